@@ -1,0 +1,3 @@
+"""A mediator for software agents: durable mailboxes behind several doors."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,164 @@
+"""The one tree of errors: each has a stable code, a message that names the field, and says whether a retry helps.
+
+Every door maps the same tree: NATS puts the message into ``error``, HTTP answers ``status``.
+``docs/errors.md`` lists it.
+"""
+
+from typing import ClassVar
+
+
+class MediatorError(Exception):
+    """Anything the mediator refuses or cannot do; the text is safe to show to the caller."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retry: ClassVar[bool] = False
+
+
+class BadRequestError(MediatorError):
+    """A field is wrong in type, range, encoding or size (N3); nothing was changed."""
+
+    code = "bad_request"
+    status = 400
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class MessageTooLargeError(BadRequestError):
+    """The message with its headers is above the limit that the text names (N7)."""
+
+    code = "message_too_large"
+    status = 413
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__("payload", f"message_too_large, {size} bytes with headers, the limit is {limit}")
+
+
+class UnknownSubjectError(MediatorError):
+    """A subject below ``$mq9.AI.`` that no edition of the protocol has (N2)."""
+
+    code = "unknown_subject"
+    status = 404
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"unknown subject {subject[:200]}")
+
+
+class NoSuchMailboxError(MediatorError):
+    """The mailbox was never created, has expired or was deleted."""
+
+    code = "mailbox_not_found"
+    status = 404
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"mailbox {address} does not exist")
+
+
+class MailboxExistsError(MediatorError):
+    """CREATE of an address that is taken (M2)."""
+
+    code = "mailbox_exists"
+    status = 409
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"mailbox {address} already exists")
+
+
+class NoSuchMessageError(MediatorError):
+    """DELETE of a message that is not there (Q2)."""
+
+    code = "message_not_found"
+    status = 404
+
+    def __init__(self) -> None:
+        super().__init__("message not found")
+
+
+class WrongTokenError(MediatorError):
+    """The token is not the one CREATE handed out (M3)."""
+
+    code = "wrong_token"
+    status = 403
+
+    def __init__(self) -> None:
+        super().__init__("token: does not match the one given at CREATE")
+
+
+class TooManyGroupsError(MediatorError):
+    """The mailbox has as many consumer groups as it may (A4)."""
+
+    code = "too_many_groups"
+    status = 429
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"group_name: too_many_groups, a mailbox has at most {limit}")
+
+
+class QuotaExceededError(MediatorError):
+    """A bound of the mailbox or the tenant is reached; the text names limit and use (S7)."""
+
+    code = "quota_exceeded"
+    status = 429
+    retry = True
+
+    def __init__(self, what: str, limit: int, use: int) -> None:
+        super().__init__(f"quota_exceeded: {what}, limit {limit}, in use {use}")
+
+
+class ArchiveBacklogFullError(MediatorError):
+    """The outbox of messages that wait for the archive is full (S6)."""
+
+    code = "archive_backlog_full"
+    status = 503
+    retry = True
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"archive_backlog_full: {limit} messages wait for the archive")
+
+
+class TenantRefusedError(MediatorError):
+    """The caller belongs to no tenant, and there is more than one (A6)."""
+
+    code = "tenant_refused"
+    status = 403
+
+    def __init__(self) -> None:
+        super().__init__("no tenant: this account is not mapped to one")
+
+
+class UnavailableError(MediatorError):
+    """The store cannot be written or read now; nothing was changed (A9)."""
+
+    code = "unavailable"
+    status = 503
+    retry = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"unavailable: {why}")
+
+
+class BusyError(UnavailableError):
+    """More requests wait than the bound allows; try again later."""
+
+    code = "busy"
+
+
+class StoreHeldError(MediatorError):
+    """Another process owns the SQLite file; the text says which."""
+
+    code = "store_held"
+    status = 503
+
+
+class SchemaError(MediatorError):
+    """The database was written by a newer program than this one, or a migration failed."""
+
+    code = "schema"
+
+
+class SetupError(MediatorError):
+    """The service cannot start as configured; the text says what to change."""
+
+    code = "setup"

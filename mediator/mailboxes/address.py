@@ -1,0 +1,39 @@
+"""Mail addresses: what is one, how a new one is made, and how one is shown where it must stay secret (A1, A7)."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+
+from mediator.errors import BadRequestError
+
+MAX_ADDRESS = 128
+RESERVED = frozenset({"public"})
+
+_ADDRESS = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
+
+
+def parse_address(text: str, field: str = "mail_address") -> str:
+    """Return ``text`` if it is an address (A1), else raise :class:`BadRequestError` naming ``field``."""
+    if not 1 <= len(text) <= MAX_ADDRESS:
+        raise BadRequestError(field, f"expected 1 to {MAX_ADDRESS} characters, got {len(text)}")
+    if not _ADDRESS.fullmatch(text):
+        raise BadRequestError(field, "expected lowercase letters and digits, in parts joined by single dots")
+    return text
+
+
+def writable_address(text: str, field: str = "mail_address") -> str:
+    """Return ``text`` if clients may create it and write to it: an address that is not reserved (A1)."""
+    if text in RESERVED:
+        raise BadRequestError(field, f"{text} is reserved")
+    return parse_address(text, field)
+
+
+def new_address(random: Callable[[int], bytes]) -> str:
+    """Make an address that cannot be guessed: 130 random bits as 26 letters and digits (A1, A7)."""
+    return base64.b32encode(random(17)).decode("ascii").lower()[:26]
+
+
+def redact(address: str) -> str:
+    """Show an address where the reader may not learn it: four characters and a hash (A7)."""
+    return f"{address[:4]}…{hashlib.sha256(address.encode()).hexdigest()[:8]}"

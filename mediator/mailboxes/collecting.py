@@ -1,0 +1,80 @@
+"""The clean-up: collects what is unreachable already, in slices as small as the caller asks for (M1, A8)."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from mediator.mailboxes import creating
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.message import Handle
+from mediator.mailboxes.ports import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one slice removed; nothing at all: there is no more to do now."""
+
+    messages: int = 0
+    mailboxes: int = 0
+    groups: int = 0
+    dedup_ids: int = 0
+    delayed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Everything together."""
+        return self.messages + self.mailboxes + self.groups + self.dedup_ids + self.delayed
+
+
+def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
+    """Remove messages whose TTL is over, oldest expiry first (S5)."""
+    per_mailbox: defaultdict[int, list[Handle]] = defaultdict(list)
+    expired = tx.messages.expired(now, limit)
+    for item in expired:
+        per_mailbox[item.mailbox_no].append(item.handle)
+    mailboxes = tx.mailboxes.by_no(per_mailbox)
+    for no, handles in per_mailbox.items():
+        mailbox = mailboxes[no]
+        tx.messages.remove(mailbox, handles)
+        tx.events.extend(
+            Event(What.EXPIRED, now, mailbox.tenant, no, handle.lane, handle.msg_id, handle.size, handle.created_at)
+            for handle in handles
+        )
+    return Collected(messages=len(expired))
+
+
+def expired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
+    """Free the addresses of mailboxes whose TTL is over (M1)."""
+    expired = tx.mailboxes.expired(now, limit)
+    for mailbox in expired:
+        creating.expire(tx, mailbox, now)
+    return Collected(mailboxes=len(expired))
+
+
+def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
+    """Remove what is left of retired mailboxes: messages, delayed mail, dedup ids, groups, then themselves."""
+    messages = delayed = seen_ids = groups = dropped = 0
+    for mailbox in tx.mailboxes.retired(limit):
+        room = limit - messages - delayed - seen_ids - groups
+        if room <= 0:
+            break
+        handles = tx.messages.first(mailbox, room)
+        if handles:
+            tx.messages.remove(mailbox, handles)
+            messages += len(handles)
+        waiting = tx.delays.of(mailbox, room)
+        if waiting:
+            tx.delays.remove(waiting)
+            delayed += len(waiting)
+        seen = tx.dedup_ids.clear(mailbox, room)
+        gone = tx.groups.clear(mailbox, room)
+        seen_ids += seen
+        groups += gone
+        if len(handles) + len(waiting) + seen + gone == 0:
+            tx.mailboxes.drop(mailbox)
+            dropped += 1
+    return Collected(messages, dropped, groups, seen_ids, delayed)
+
+
+def dedup_ids(tx: Transaction, now: int, limit: int) -> Collected:
+    """Remove dedup ids whose time is over (S3)."""
+    return Collected(dedup_ids=tx.dedup_ids.collect(now, limit))

@@ -1,0 +1,135 @@
+"""MAILBOX.CREATE and MAILBOX.UPDATE, and the end of a mailbox (M1–M4)."""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenError
+from mediator.mailboxes.address import new_address, writable_address
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
+from mediator.mailboxes.ports import Transaction
+
+TOKEN_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A request for a mailbox. Spans are milliseconds; None: as configured."""
+
+    tenant: str
+    name: str | None = None
+    ttl: int | None = None
+    desc: str = ""
+    tags: tuple[str, ...] = ()
+    public: bool | None = None
+    """Second edition: given at all, a taken address is a success that changes nothing (M2)."""
+    kind: Kind = Kind.STANDARD
+    retention: Retention = Retention.KEEP
+    archive: bool = False
+    ack_wait: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The mailbox, and the token if this call made it (M3)."""
+
+    mailbox: Mailbox
+    token: str | None
+
+
+def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], request: Create, now: int) -> Created:
+    """Make a mailbox; :class:`MailboxExistsError` when the address is taken (M1, M2)."""
+    address = new_address(random) if request.name is None else writable_address(request.name, "name")
+    holder = tx.mailboxes.find(request.tenant, address)
+    if holder is not None and holder.lives(now):
+        return _taken(holder, request)
+    if holder is not None:
+        expire(tx, holder, now)
+    ttl = bounds.default_ttl if request.ttl is None else request.ttl
+    token = random(TOKEN_BYTES).hex()
+    mailbox = tx.mailboxes.add(
+        NewMailbox(
+            tenant=request.tenant,
+            address=address,
+            created_at=now,
+            expire_at=now + ttl if ttl else None,
+            desc=request.desc,
+            tags=request.tags,
+            public=bool(request.public),
+            kind=request.kind,
+            retention=request.retention,
+            archive=request.archive,
+            ack_wait=request.ack_wait,
+            token_hash=_hash(token),
+        )
+    )
+    if mailbox is None:
+        raise MailboxExistsError(address)
+    tx.events.append(Event(What.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
+    return Created(mailbox, token)
+
+
+def _taken(holder: Mailbox, request: Create) -> Created:
+    if request.public is None:
+        raise MailboxExistsError(holder.address)
+    return Created(holder, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New words for a mailbox; what is None stays (M4)."""
+
+    tenant: str
+    address: str
+    token: str
+    desc: str | None = None
+    tags: tuple[str, ...] | None = None
+
+
+def update(tx: Transaction, request: Update, now: int) -> Mailbox:
+    """Change what describes a mailbox; the token of its CREATE is asked for (M3, M4)."""
+    mailbox = living(tx, request.tenant, request.address, now)
+    if not hmac.compare_digest(_hash(request.token), mailbox.token_hash):
+        raise WrongTokenError
+    desc = mailbox.desc if request.desc is None else request.desc
+    tags = mailbox.tags if request.tags is None else request.tags
+    tx.mailboxes.describe(mailbox, desc, tags, mailbox.ack_wait)
+    return mailbox
+
+
+def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | None, now: int) -> Mailbox:
+    """Give a mailbox its own lease for groups that name none; None: as configured (F8). For operators."""
+    mailbox = living(tx, tenant, address, now)
+    tx.mailboxes.describe(mailbox, mailbox.desc, mailbox.tags, ack_wait)
+    return mailbox
+
+
+def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
+    """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
+    mailbox = living(tx, tenant, address, now)
+    tx.mailboxes.retire(mailbox)
+    tx.woken.add(mailbox.no)
+    tx.events.append(Event(What.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
+    return mailbox
+
+
+def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
+    """Free the address of a mailbox whose TTL is over (M1)."""
+    tx.mailboxes.retire(mailbox)
+    tx.woken.add(mailbox.no)
+    tx.events.append(Event(What.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
+
+
+def living(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
+    """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`."""
+    mailbox = tx.mailboxes.find(tenant, address)
+    if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
+        raise NoSuchMailboxError(address)
+    return mailbox
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

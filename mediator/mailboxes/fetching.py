@@ -1,0 +1,266 @@
+"""MSG.FETCH: where a group starts, what it is given, and what of that is leased (F1–F8)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mediator.errors import TooManyGroupsError
+from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
+from mediator.mailboxes.creating import living
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.group import LOOSE, MAX_GROUPS, MAX_LEASED, Group, Lease
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import Transaction
+
+ITEM_COST = 256
+"""Bytes that one item of a reply may cost beside its size."""
+SKIP_FROM = 1000
+"""A lane that holds nothing is skipped for good once that many ids have gone by."""
+
+
+class Deliver(StrEnum):
+    """Where a FETCH starts that has no position yet (F1)."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+    FROM_TIME = "from_time"
+    FROM_ID = "from_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A request for messages. Spans and times are milliseconds."""
+
+    tenant: str
+    address: str
+    group: str | None = None
+    """None: stateless, nothing is remembered."""
+    deliver: Deliver = Deliver.LATEST
+    from_time: int = 0
+    from_id: int = 0
+    force_deliver: bool = False
+    num_msgs: int = DEFAULT_FETCH
+    max_wait: int = DEFAULT_WAIT
+    ack_wait: int | None = None
+    """Lease; None: as the mailbox says, 0: none (F6, F8)."""
+    max_deliver: int | None = None
+    budget: int = 1 << 20
+    """Bytes a reply may hold; one message is given whatever its size (N7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a FETCH found. With no messages the caller waits and asks :func:`again`."""
+
+    mailbox_no: int
+    messages: list[Message]
+    start: int = 0
+    """Where a stateless FETCH stands, fixed by its first look (F1)."""
+    retry_at: int | None = None
+    """When a running lease of the group ends, in milliseconds since the epoch."""
+
+
+def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
+    """Return what is there for the request; the group's position is kept from its first FETCH on (F1, F4)."""
+    mailbox = living(tx, request.tenant, request.address, now)
+    if request.group is None:
+        return _look(tx, mailbox, request, _start(tx, mailbox, request), now)
+    group = tx.groups.find(mailbox, request.group)
+    if group is None:
+        if tx.groups.count(mailbox) >= MAX_GROUPS:
+            raise TooManyGroupsError(MAX_GROUPS)
+        group = tx.groups.add(mailbox, request.group)
+        group.start_at(_start(tx, mailbox, request))
+        tx.groups.save(group)
+    elif request.force_deliver:
+        tx.leases.clear(group)
+        group.start_at(_start(tx, mailbox, request))
+        tx.groups.save(group)
+    return _serve(tx, bounds, mailbox, group, request, now)
+
+
+def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
+    """Look once more for a FETCH that found nothing; the same mailbox must still be there (F2, F5)."""
+    mailbox = living(tx, request.tenant, request.address, now, before.mailbox_no)
+    if request.group is None:
+        return _look(tx, mailbox, request, before.start, now)
+    group = tx.groups.find(mailbox, request.group)
+    if group is None:
+        return Fetched(mailbox.no, [])
+    return _serve(tx, bounds, mailbox, group, request, now)
+
+
+def _start(tx: Transaction, mailbox: Mailbox, request: Fetch) -> int:
+    match request.deliver:
+        case Deliver.LATEST:
+            return mailbox.next_id
+        case Deliver.EARLIEST:
+            return 0
+        case Deliver.FROM_TIME:
+            return tx.messages.first_since(mailbox, request.from_time)
+        case Deliver.FROM_ID:
+            return request.from_id
+
+
+def _look(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: int) -> Fetched:
+    taken = _Basket(request.num_msgs, request.budget)
+    for lane in LANES:
+        if taken.full:
+            break
+        taken.add(tx.messages.lane(mailbox, lane, start - 1, taken.room, taken.budget, now))
+    return Fetched(mailbox.no, taken.messages, start)
+
+
+def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, request: Fetch, now: int) -> Fetched:
+    ack_wait = _ack_wait(bounds, mailbox, request)
+    changed = _name_max_deliver(group, request)
+    open_leases = tx.leases.count(group)
+    due: list[Lease] = []
+    if open_leases:
+        due = _due(tx, mailbox, group, now)
+    # What is due again already counts as leased; only new messages need room.
+    fresh_room = max(0, MAX_LEASED - open_leases) if ack_wait else request.num_msgs
+    taken = _Basket(request.num_msgs, request.budget)
+    fresh: list[Message] = []
+    for lane in LANES:
+        if taken.full:
+            break
+        repeated = [lease for lease in due if lease.lane is lane]
+        if repeated:
+            taken.add(_repeat(tx, mailbox, group, repeated, taken, now))
+        if taken.full or fresh_room <= len(fresh):
+            continue
+        limit = min(taken.room, fresh_room - len(fresh))
+        new = tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now)
+        fresh += taken.add(new)
+        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM:
+            changed |= group.skip_empty(lane, mailbox.next_id - 1)
+    if not taken.messages:
+        if changed:
+            tx.groups.save(group)
+        return Fetched(mailbox.no, [], retry_at=tx.leases.next_end(group, now) if open_leases else None)
+    counts = {lease.msg_id: lease.deliveries for lease in due}
+    if ack_wait:
+        _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)
+        changed = True
+    else:
+        given = {message.msg_id for message in taken.messages}
+        loosened = [
+            Lease(lease.msg_id, lease.lane, LOOSE, lease.deliveries)
+            for lease in due
+            if lease.until != LOOSE and lease.msg_id in given
+        ]
+        if loosened:
+            tx.leases.put(group, loosened)
+        changed |= group.hand_out((message.lane, message.msg_id) for message in taken.messages)
+    if changed:
+        tx.groups.save(group)
+    tx.events.extend(
+        Event(
+            What.DELIVERED,
+            now,
+            mailbox.tenant,
+            mailbox.no,
+            message.lane,
+            message.msg_id,
+            message.size,
+            message.created_at,
+            group.no,
+        )
+        for message in taken.messages
+    )
+    return Fetched(mailbox.no, taken.messages)
+
+
+def _ack_wait(bounds: Bounds, mailbox: Mailbox, request: Fetch) -> int:
+    for ack_wait in (request.ack_wait, mailbox.ack_wait):
+        if ack_wait is not None:
+            return ack_wait
+    return bounds.default_ack_wait
+
+
+def _name_max_deliver(group: Group, request: Fetch) -> bool:
+    """The first FETCH that names a bound fixes it (F7)."""
+    if group.max_deliver is not None or request.max_deliver is None:
+        return False
+    group.max_deliver = request.max_deliver
+    return True
+
+
+def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> list[Lease]:
+    """Return what may be given again, after declaring dead what was leased out often enough (F7)."""
+    while True:
+        due = tx.leases.due(group, now, MAX_FETCH)
+        dead = [lease for lease in due if spent(group, lease)]
+        if not dead:
+            return due
+        bury(tx, mailbox, group, dead, now)
+
+
+def spent(group: Group, lease: Lease) -> bool:
+    """Whether an ended lease was the last one its message gets (F7)."""
+    return group.max_deliver is not None and lease.deliveries >= group.max_deliver and lease.until != LOOSE
+
+
+def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], now: int) -> None:
+    """Make messages dead for a group (F7)."""
+    for lease in leases:
+        lease.dead = True
+        tx.events.append(Event(What.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no))
+    tx.leases.put(group, leases)
+
+
+def _repeat(
+    tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], taken: "_Basket", now: int
+) -> list[Message]:
+    """Return the messages of ended leases, and end the leases of those that are gone."""
+    wanted = [lease.msg_id for lease in leases[: taken.room]]
+    found = tx.messages.pick(mailbox, wanted, taken.budget, now)
+    if len(found) < len(wanted):
+        there = tx.messages.handles(mailbox, wanted, now)
+        gone = [msg_id for msg_id in wanted if msg_id not in there]
+        if gone:
+            tx.leases.remove(group, gone)
+    return found
+
+
+def _lease(
+    tx: Transaction,
+    group: Group,
+    messages: Sequence[Message],
+    fresh: Sequence[Message],
+    counts: dict[int, int],
+    until: int,
+) -> None:
+    for message in messages:
+        message.deliveries = counts.get(message.msg_id, 0) + 1
+    tx.leases.put(group, [Lease(m.msg_id, m.lane, until, m.deliveries) for m in messages])
+    for message in fresh:
+        group.lease_out(message.lane, message.msg_id)
+
+
+class _Basket:
+    """Collects messages until the number or the byte budget of one reply is reached (F2, N7)."""
+
+    def __init__(self, room: int, budget: int) -> None:
+        self.messages: list[Message] = []
+        self.room = room
+        self.budget = budget
+
+    @property
+    def full(self) -> bool:
+        return self.room <= 0 or (self.budget <= 0 and bool(self.messages))
+
+    def add(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Take and return what fits; one message is taken whatever its size."""
+        for number, message in enumerate(messages):
+            cost = message.size + ITEM_COST
+            if self.room <= 0 or (self.messages and cost > self.budget):
+                self.budget = 0
+                return messages[:number]
+            self.messages.append(message)
+            self.room -= 1
+            self.budget -= cost
+        return messages

@@ -1,0 +1,118 @@
+"""A consumer group's place in its mailbox: what it has settled, what it has been given, what an ACK covers (F, K).
+
+Per lane there are two marks. Everything up to ``settled`` needs no more delivery, but for the messages that are leased
+one by one. Everything up to ``delivered`` was handed out at least once. A FETCH without lease starts behind ``settled``
+and moves ``delivered``; an ACK moves ``settled``, never past ``delivered``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mediator.mailboxes.lanes import LANES, Lane
+
+REMEMBERED_REPLIES = 32
+MAX_GROUPS = 10_000
+MAX_LEASED = 10_000
+
+Span = tuple[int, int]
+"""First and last msg_id of a lane in one reply."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """Which messages one FETCH handed out together, per lane (K2)."""
+
+    spans: dict[Lane, Span]
+
+    def holds(self, lane: Lane, msg_id: int) -> bool:
+        """Whether the message was in the reply; lanes are FIFO, so a span says it."""
+        first, last = self.spans.get(lane, (0, -1))
+        return first <= msg_id <= last
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group (A4). ``no`` is given by the store."""
+
+    no: int
+    mailbox_no: int
+    name: str
+    settled: list[int]
+    delivered: list[int]
+    replies: list[Reply] = field(default_factory=list)
+    max_deliver: int | None = None
+
+    def start_at(self, msg_id: int) -> None:
+        """Stand before ``msg_id`` in every lane, with nothing delivered (F1, F4)."""
+        self.settled = [msg_id - 1] * len(LANES)
+        self.delivered = [msg_id - 1] * len(LANES)
+        self.replies = []
+
+    def hand_out(self, items: Iterable[tuple[Lane, int]]) -> bool:
+        """Note a reply without leases; True when the group changed and must be saved."""
+        spans: dict[Lane, Span] = {}
+        for lane, msg_id in items:
+            first, last = spans.get(lane, (msg_id, msg_id))
+            spans[lane] = (min(first, msg_id), max(last, msg_id))
+        changed = False
+        for lane, (_, last) in spans.items():
+            if last > self.delivered[lane]:
+                self.delivered[lane] = last
+                changed = True
+        # One lane alone is covered by its own order; only a mixed reply tells an ACK more.
+        reply = Reply(spans)
+        if len(spans) > 1 and (not self.replies or self.replies[-1] != reply):
+            self.replies = [*self.replies, reply][-REMEMBERED_REPLIES:]
+            changed = True
+        return changed
+
+    def lease_out(self, lane: Lane, last: int) -> None:
+        """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6)."""
+        self.settled[lane] = max(self.settled[lane], last)
+        self.delivered[lane] = max(self.delivered[lane], last)
+
+    def was_delivered(self, lane: Lane, msg_id: int) -> bool:
+        """Whether the group was ever given the message (K4)."""
+        return msg_id <= self.delivered[lane]
+
+    def covered_by(self, lane: Lane, msg_id: int) -> list[int]:
+        """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2)."""
+        marks = [-1] * len(LANES)
+        for higher in LANES[: lane + 1]:
+            marks[higher] = min(msg_id, self.delivered[higher])
+        for reply in self.replies:
+            if reply.holds(lane, msg_id):
+                for higher in LANES[:lane]:
+                    _, last = reply.spans.get(higher, (0, -1))
+                    marks[higher] = max(marks[higher], last)
+        return marks
+
+    def settle(self, marks: Sequence[int]) -> None:
+        """Move up to ``marks`` and forget the replies that can cover nothing more."""
+        self.settled = [max(old, new) for old, new in zip(self.settled, marks, strict=True)]
+        self.replies = [
+            reply for reply in self.replies if any(last > self.settled[lane] for lane, (_, last) in reply.spans.items())
+        ]
+
+    def skip_empty(self, lane: Lane, last: int) -> bool:
+        """Move past ids that hold nothing for this lane, when nothing delivered is open; True when it moved."""
+        if self.settled[lane] != self.delivered[lane] or self.settled[lane] >= last:
+            return False
+        self.settled[lane] = self.delivered[lane] = last
+        return True
+
+
+@dataclass(slots=True)
+class Lease:
+    """One message handed to one worker. It is due again at ``until``; dead when delivered too often (F6, F7)."""
+
+    msg_id: int
+    lane: Lane
+    until: int
+    """Milliseconds since the epoch; LOOSE when it was last delivered without a lease."""
+    deliveries: int
+    dead: bool = False
+
+
+LOOSE = 0
+"""``until`` of a message whose lease ended and that was then delivered without one: an ACK may cover it (K2)."""

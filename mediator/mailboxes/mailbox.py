@@ -1,0 +1,66 @@
+"""A mailbox and what was fixed when it was created (A1, A5, M1)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Retention(StrEnum):
+    """When a message leaves: by TTL, key or DELETE only, or with the first ACK (A5)."""
+
+    KEEP = "keep"
+    UNTIL_ACK = "until_ack"
+
+
+class Kind(StrEnum):
+    """First-edition type: ``latest`` keeps one message (M1)."""
+
+    STANDARD = "standard"
+    LATEST = "latest"
+
+
+@dataclass(slots=True)
+class NewMailbox:
+    """A mailbox to be created. Times are milliseconds since the epoch, spans milliseconds."""
+
+    tenant: str
+    address: str
+    created_at: int
+    expire_at: int | None = None
+    desc: str = ""
+    tags: tuple[str, ...] = ()
+    public: bool = False
+    kind: Kind = Kind.STANDARD
+    retention: Retention = Retention.KEEP
+    archive: bool = False
+    ack_wait: int | None = None
+    """Lease for every group that does not say otherwise; None: the configured default (F8)."""
+    token_hash: bytes = b""
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """A mailbox that exists, with its counters. ``no`` is never used again, so it names one generation (A3)."""
+
+    no: int
+    tenant: str
+    address: str
+    """Empty once retired: the address is free again, what is inside waits to be collected."""
+    created_at: int
+    expire_at: int | None
+    desc: str
+    tags: tuple[str, ...]
+    public: bool
+    kind: Kind
+    retention: Retention
+    archive: bool
+    ack_wait: int | None
+    token_hash: bytes
+    next_id: int = 0
+    messages: int = 0
+    bytes: int = 0
+    last_at: int = 0
+    """create_time of the newest message; never goes back, whatever the clock does (N5)."""
+
+    def lives(self, now: int) -> bool:
+        """Whether it can be reached: expiry counts from its moment, not from the collection (M1)."""
+        return self.address != "" and (self.expire_at is None or self.expire_at > now)

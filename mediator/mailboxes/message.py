@@ -1,0 +1,93 @@
+"""What is sent and what is kept: drafts, messages, and the handle of a message without its payload."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mediator.mailboxes.lanes import Lane
+
+HIDDEN_ID = -1
+"""The msg_id that SEND answers while a message is delayed (S4)."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message as its sender gave it. Times are milliseconds since the epoch, spans milliseconds."""
+
+    payload: bytes
+    lane: Lane = Lane.NORMAL
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The sender's own headers."""
+    ttl: int | None = None
+    """Lifetime from SEND; None or 0: none (S5)."""
+    expire_at: int | None = None
+    delay: int | None = None
+    send_at: int | None = None
+    dedup_id: str | None = None
+    reply_to: str | None = None
+    archive: bool = False
+    recipient: str | None = None
+    """The key a DIDComm message was forwarded to; counted on its own."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against limits and quotas: the payload and all that travels with it (N7)."""
+        return (
+            len(self.payload)
+            + len(self.key or "")
+            + len(self.dedup_id or "")
+            + len(self.reply_to or "")
+            + sum(len(tag) + 1 for tag in self.tags)
+            + sum(len(name) + len(value) + 4 for name, value in self.headers.items())
+        )
+
+
+@dataclass(slots=True)
+class Handle:
+    """Enough of a stored message to remove it and to count it."""
+
+    msg_id: int
+    lane: Lane
+    size: int
+    created_at: int
+    recipient: str | None = None
+    dedup_id: str | None = None
+
+
+@dataclass(slots=True)
+class Message:
+    """A stored message. Times are milliseconds since the epoch."""
+
+    msg_id: int
+    lane: Lane
+    payload: bytes
+    size: int
+    created_at: int
+    """The moment it became visible (N5)."""
+    sent_at: int
+    expire_at: int | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    dedup_id: str | None = None
+    reply_to: str | None = None
+    recipient: str | None = None
+    deliveries: int = 0
+    """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
+
+    @property
+    def handle(self) -> Handle:
+        """The message without what only a reader needs."""
+        return Handle(self.msg_id, self.lane, self.size, self.created_at, self.recipient, self.dedup_id)
+
+
+@dataclass(slots=True)
+class Delayed:
+    """A message on disk that nobody sees before ``due_at`` (S4); its msg_id is given when it is released."""
+
+    seq: int
+    mailbox_no: int
+    due_at: int
+    archive: bool
+    message: Message

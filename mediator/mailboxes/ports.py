@@ -1,0 +1,250 @@
+"""What the domain needs kept, declared as small interfaces; ``mediator.store`` implements them.
+
+A verb runs inside one :class:`Transaction`. Verbs check first and change afterwards, so one that raises has changed
+nothing, and a store may commit many verbs together. All reads see the transaction's own writes. Times are
+milliseconds since the epoch. What a table raises is a fault of the store, never the caller's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mediator.mailboxes.events import Event
+from mediator.mailboxes.group import Group, Lease
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.message import Delayed, Handle, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages QUERY wants; all that is given must hold (Q1)."""
+
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    since: int | None = None
+    """Inclusive, compares ``created_at``."""
+    before_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much something holds."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A message whose time is over, and the mailbox it is in."""
+
+    mailbox_no: int
+    handle: Handle
+
+
+class Mailboxes(Protocol):
+    """The mailboxes themselves."""
+
+    def find(self, tenant: str, address: str) -> Mailbox | None:
+        """Return the mailbox that holds the address, expired or not, locked until the transaction ends."""
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+        """Return the mailboxes that are there, retired ones too, locked in order of their numbers."""
+
+    def add(self, new: NewMailbox) -> Mailbox | None:
+        """Keep a new mailbox; None when its address was taken in the meantime."""
+
+    def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
+        """Change what describes a mailbox."""
+
+    def retire(self, mailbox: Mailbox) -> None:
+        """Free the address at once; what is inside is collected later (M1, M4)."""
+
+    def expired(self, now: int, limit: int) -> list[Mailbox]:
+        """Return mailboxes whose TTL is over and whose address is not yet freed, oldest expiry first."""
+
+    def retired(self, limit: int) -> list[Mailbox]:
+        """Return mailboxes that wait to be collected."""
+
+    def drop(self, mailbox: Mailbox) -> None:
+        """Forget a retired mailbox; its messages are gone already."""
+
+    def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
+        """Return living mailboxes of a tenant in order of address, those behind ``after``."""
+
+    def usage(self, tenant: str) -> Usage:
+        """Return what all mailboxes of a tenant hold; may read every one of them."""
+
+
+class Messages(Protocol):
+    """Visible messages. Expired ones count as gone wherever ``now`` is given."""
+
+    def append(self, mailbox: Mailbox, message: Message) -> None:
+        """Keep a message and count it; ``message.msg_id`` is ``mailbox.next_id``, which moves up by one."""
+
+    def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
+        """Return the handles of these messages, those that are there."""
+
+    def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
+        """Return the message that has the key, expired or not (S2)."""
+
+    def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
+        """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size."""
+
+    def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+        """Return these messages in order of msg_id, those that are there; stops behind ``budget`` bytes of size."""
+
+    def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+        """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
+
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+        """Return a lane's messages behind ``after`` up to and with ``last``, expired or not."""
+
+    def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+        """Return the oldest messages of a mailbox, expired or not."""
+
+    def first_since(self, mailbox: Mailbox, at: int) -> int:
+        """Return the lowest msg_id whose ``created_at`` is ``at`` or later, else ``mailbox.next_id`` (F1, N5)."""
+
+    def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
+        """Remove messages and take them from the counters."""
+
+    def expired(self, now: int, limit: int) -> list[Expired]:
+        """Return messages whose TTL is over, oldest expiry first."""
+
+    def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+        """Return what is kept for one recipient key, without a scan (D1)."""
+
+
+class Delays(Protocol):
+    """Messages that are not yet visible (S4)."""
+
+    def add(self, delayed: Delayed) -> None:
+        """Keep a delayed message; the store gives it its ``seq``."""
+
+    def due(self, now: int, limit: int) -> list[Delayed]:
+        """Return what is due, by time and then in order of arrival."""
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
+        """Return what waits for one mailbox."""
+
+    def usage(self, mailbox: Mailbox) -> Usage:
+        """Return how much waits for one mailbox."""
+
+    def remove(self, delayed: Sequence[Delayed]) -> None:
+        """Forget delayed messages: released, or gone with their mailbox."""
+
+    def next_due(self) -> int | None:
+        """Return when the next message falls due."""
+
+
+class DedupIds(Protocol):
+    """Which dedup ids a mailbox has seen (S3)."""
+
+    def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
+        """Return the msg_id that was answered for it, None when it is new or its time is over."""
+
+    def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
+        """Keep an id; beyond the bound of a mailbox the oldest are forgotten."""
+
+    def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
+        """Set the msg_id of a delayed message that became visible."""
+
+    def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
+        """End an id with its message."""
+
+    def collect(self, now: int, limit: int) -> int:
+        """Remove ids whose time is over; return how many."""
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove ids of a retired mailbox; return how many."""
+
+
+class Groups(Protocol):
+    """Consumer groups (A4)."""
+
+    def find(self, mailbox: Mailbox, name: str) -> Group | None:
+        """Return a copy of the group."""
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
+        """Return the groups of a mailbox in order of their names."""
+
+    def count(self, mailbox: Mailbox) -> int:
+        """Return how many groups the mailbox has."""
+
+    def add(self, mailbox: Mailbox, name: str) -> Group:
+        """Keep a new group that stands before the first message."""
+
+    def save(self, group: Group) -> None:
+        """Keep the group as it is now."""
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove groups of a retired mailbox with their leases; return how many rows went."""
+
+
+class Leases(Protocol):
+    """Messages handed to one worker of a group each (F6, F7)."""
+
+    def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        """Return the leases of these messages, dead ones too."""
+
+    def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        """Keep leases, new or changed."""
+
+    def remove(self, group: Group, ids: Sequence[int]) -> None:
+        """End leases."""
+
+    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
+        """Return living leases that ended, by lane and msg_id."""
+
+    def loose(self, group: Group, lane: Lane, last: int) -> list[int]:
+        """Return ids up to ``last`` whose last delivery was without a lease."""
+
+    def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
+        """Return dead messages behind msg_id ``after``."""
+
+    def count(self, group: Group) -> int:
+        """Return how many leases the group has that are not dead."""
+
+    def next_end(self, group: Group, now: int) -> int | None:
+        """Return when the next running lease ends."""
+
+    def clear(self, group: Group) -> None:
+        """End all leases of a group (F4)."""
+
+
+class Outbox(Protocol):
+    """Copies that wait for the archive (S6)."""
+
+    def backlog(self) -> int:
+        """Return how many copies wait, delayed messages that will need one included."""
+
+    def add(self, mailbox: Mailbox, message: Message) -> None:
+        """Copy a message."""
+
+
+class Transaction(Protocol):
+    """Everything one verb may touch, and what it tells afterwards."""
+
+    @property
+    def mailboxes(self) -> Mailboxes: ...  # noqa: D102
+    @property
+    def messages(self) -> Messages: ...  # noqa: D102
+    @property
+    def delays(self) -> Delays: ...  # noqa: D102
+    @property
+    def dedup_ids(self) -> DedupIds: ...  # noqa: D102
+    @property
+    def groups(self) -> Groups: ...  # noqa: D102
+    @property
+    def leases(self) -> Leases: ...  # noqa: D102
+    @property
+    def outbox(self) -> Outbox: ...  # noqa: D102
+
+    events: list[Event]
+    """What happened, for observers, after the commit."""
+    woken: set[int]
+    """Numbers of the mailboxes in which something became visible, for long polls, after the commit."""
+    due: int | None
+    """The earliest due time of what was delayed, for the scheduler, after the commit."""

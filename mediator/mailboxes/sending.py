@@ -1,0 +1,153 @@
+"""MSG.SEND, and the release of what was delayed (S1–S7)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
+from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
+from mediator.mailboxes.creating import living
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.mailbox import Kind, Mailbox
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Handle, Message
+from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.quotas import Quotas
+
+KEEP_ONE_SLICE = 1000
+
+
+@dataclass(slots=True)
+class Send:
+    """A draft and where it goes."""
+
+    tenant: str
+    address: str
+    draft: Draft
+
+
+def send(tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: int) -> int:
+    """Keep a message and return its msg_id, ``HIDDEN_ID`` while it is delayed (S1–S7)."""
+    draft = request.draft
+    size = draft.size
+    if size > bounds.max_message:
+        raise MessageTooLargeError(size, bounds.max_message)
+    due_at = _due_at(draft, now)
+    expire_at = _expire_at(draft, now)
+    mailbox = living(tx, request.tenant, request.address, now)
+    if draft.dedup_id is not None:
+        answered = tx.dedup_ids.find(mailbox, draft.dedup_id, now)
+        if answered is not None:
+            return answered
+    quotas.admit(tx, mailbox, size, now)
+    archive = draft.archive or mailbox.archive
+    if archive and tx.outbox.backlog() >= bounds.archive_limit:
+        raise ArchiveBacklogFullError(bounds.archive_limit)
+    message = Message(
+        msg_id=HIDDEN_ID,
+        lane=draft.lane,
+        payload=draft.payload,
+        size=size,
+        created_at=now,
+        sent_at=now,
+        expire_at=expire_at,
+        key=draft.key,
+        tags=draft.tags,
+        headers=draft.headers,
+        dedup_id=draft.dedup_id,
+        reply_to=draft.reply_to,
+        recipient=draft.recipient,
+    )
+    if due_at is None:
+        _show(tx, mailbox, message, archive, now, What.STORED)
+    else:
+        tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
+        tx.due = due_at if tx.due is None else min(tx.due, due_at)
+        tx.events.append(Event(What.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
+    if draft.dedup_id is not None:
+        until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
+        tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
+    return message.msg_id
+
+
+def _due_at(draft: Draft, now: int) -> int | None:
+    if draft.delay is not None and draft.send_at is not None:
+        raise BadRequestError("mq9-send-at", "expected either mq9-delay or mq9-send-at, got both")
+    due_at = now + draft.delay if draft.delay is not None else draft.send_at
+    return due_at if due_at is not None and due_at > now else None
+
+
+def _expire_at(draft: Draft, now: int) -> int | None:
+    if draft.expire_at is not None and draft.expire_at <= now:
+        raise BadRequestError("mq9-expire-at", "expected a time to come, got one that is past")
+    if not draft.ttl:
+        return draft.expire_at
+    by_ttl = now + draft.ttl
+    return by_ttl if draft.expire_at is None else min(by_ttl, draft.expire_at)
+
+
+def _show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: What) -> None:
+    """Make a message visible: it gets its msg_id, and takes the place of what it replaces (A3, S2)."""
+    if mailbox.kind is Kind.LATEST:
+        while older := tx.messages.first(mailbox, KEEP_ONE_SLICE):
+            _compact(tx, mailbox, older, now)
+    elif message.key is not None:
+        replaced = tx.messages.keyed(mailbox, message.key)
+        if replaced is not None:
+            _compact(tx, mailbox, [replaced], now)
+    message.msg_id = mailbox.next_id
+    message.created_at = max(now, mailbox.last_at)
+    tx.messages.append(mailbox, message)
+    if archive:
+        tx.outbox.add(mailbox, message)
+    tx.woken.add(mailbox.no)
+    tx.events.append(
+        Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
+    )
+
+
+def _compact(tx: Transaction, mailbox: Mailbox, replaced: Sequence[Handle], now: int) -> None:
+    tx.messages.remove(mailbox, replaced)
+    tx.events.extend(
+        Event(
+            What.COMPACTED, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at
+        )
+        for handle in replaced
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a slice of releasing did."""
+
+    count: int
+    latest: int
+    """How late the latest of them was, in milliseconds."""
+
+
+def release(tx: Transaction, now: int, limit: int) -> Released:
+    """Make visible what is due, at most ``limit`` of it, in due order (S4)."""
+    due = tx.delays.due(now, limit)
+    mailboxes = tx.mailboxes.by_no({delayed.mailbox_no for delayed in due})
+    tx.delays.remove(due)
+    for delayed in due:
+        mailbox = mailboxes.get(delayed.mailbox_no)
+        if mailbox is None or not mailbox.lives(now):
+            continue
+        message = delayed.message
+        if message.expire_at is not None and message.expire_at <= now:
+            tx.events.append(
+                Event(
+                    What.EXPIRED,
+                    now,
+                    mailbox.tenant,
+                    mailbox.no,
+                    message.lane,
+                    HIDDEN_ID,
+                    message.size,
+                    message.sent_at,
+                )
+            )
+            continue
+        _show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
+        if message.dedup_id is not None:
+            tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)
+    return Released(len(due), max((now - delayed.due_at for delayed in due), default=0))

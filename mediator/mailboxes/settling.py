@@ -1,0 +1,187 @@
+"""MSG.ACK, NACK and EXTEND: how a group says what it is done with (K1–K4, F6, F7)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.creating import living
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.group import LOOSE, Group, Lease
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.mailbox import Mailbox, Retention
+from mediator.mailboxes.message import Handle
+from mediator.mailboxes.ports import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Messages a group is done with."""
+
+    tenant: str
+    address: str
+    group: str
+    ids: Sequence[int]
+
+
+def ack(tx: Transaction, request: Ack, now: int) -> None:
+    """Settle messages for a group; what it does not know or was never given changes nothing (K2–K4)."""
+    mailbox = living(tx, request.tenant, request.address, now)
+    group = tx.groups.find(mailbox, request.group)
+    if group is None:
+        return
+    leases = {lease.msg_id: lease for lease in tx.leases.get(group, request.ids)}
+    marks = [-1] * len(LANES)
+    done: list[Handle] = []
+    ended: list[int] = []
+    there = tx.messages.handles(mailbox, request.ids, now)
+    for msg_id in dict.fromkeys(request.ids):
+        lease, handle = leases.get(msg_id), there.get(msg_id)
+        if lease is not None and (lease.dead or lease.until != LOOSE):
+            ended.append(msg_id)
+            if handle is not None:
+                done.append(handle)
+        elif handle is not None and group.was_delivered(handle.lane, msg_id):
+            covered = group.covered_by(handle.lane, msg_id)
+            marks = [max(pair) for pair in zip(marks, covered, strict=True)]
+    done += _cover(tx, mailbox, group, marks, ended)
+    if ended:
+        tx.leases.remove(group, ended)
+    if mailbox.retention is Retention.UNTIL_ACK and done:
+        tx.messages.remove(mailbox, done)
+    tx.events.extend(
+        Event(
+            What.ACKNOWLEDGED,
+            now,
+            mailbox.tenant,
+            mailbox.no,
+            handle.lane,
+            handle.msg_id,
+            handle.size,
+            handle.created_at,
+            group.no,
+        )
+        for handle in done
+    )
+
+
+def _cover(tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int], ended: list[int]) -> list[Handle]:
+    """Settle every lane up to its mark; return the messages, and add to ``ended`` the leases that go with them."""
+    done: list[Handle] = []
+    for lane in LANES:
+        mark = marks[lane]
+        if mark < 0:
+            continue
+        settled = group.settled[lane]
+        loose = tx.leases.loose(group, lane, mark)
+        if mark <= settled and not loose:
+            continue
+        ended += loose
+        after = min([settled, *[msg_id - 1 for msg_id in loose]])
+        alone = set(loose)
+        done += [
+            handle
+            for handle in tx.messages.between(mailbox, lane, after, mark)
+            if handle.msg_id > settled or handle.msg_id in alone
+        ]
+    if any(mark > settled for mark, settled in zip(marks, group.settled, strict=True)):
+        group.settle(marks)
+        tx.groups.save(group)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Leased messages a worker gives back; ``delay`` is milliseconds until they come again."""
+
+    tenant: str
+    address: str
+    group: str
+    ids: Sequence[int]
+    delay: int = 0
+
+
+def nack(tx: Transaction, request: Nack, now: int) -> int:
+    """Give leased messages back; return how many were leased (F6)."""
+    mailbox, group, leases = _held(tx, request.tenant, request.address, request.group, request.ids, now)
+    if group is None or not leases:
+        return 0
+    for lease in leases:
+        lease.until = now + request.delay
+    tx.leases.put(group, leases)
+    if request.delay == 0:
+        tx.woken.add(mailbox.no)
+    return len(leases)
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Leased messages a worker needs longer for; ``ack_wait`` is milliseconds from now."""
+
+    tenant: str
+    address: str
+    group: str
+    ids: Sequence[int]
+    ack_wait: int
+
+
+def extend(tx: Transaction, request: Extend, now: int) -> int:
+    """Lengthen running leases; return how many still ran (F6). A lease is never made shorter."""
+    _, group, leases = _held(tx, request.tenant, request.address, request.group, request.ids, now)
+    if group is None or not leases:
+        return 0
+    for lease in leases:
+        lease.until = max(lease.until, now + request.ack_wait)
+    tx.leases.put(group, leases)
+    return len(leases)
+
+
+def _held(
+    tx: Transaction, tenant: str, address: str, name: str, ids: Sequence[int], now: int
+) -> tuple[Mailbox, Group | None, list[Lease]]:
+    """Return those of the messages whose lease runs."""
+    mailbox = living(tx, tenant, address, now)
+    group = tx.groups.find(mailbox, name)
+    if group is None:
+        return mailbox, None, []
+    return mailbox, group, [x for x in tx.leases.get(group, ids) if not x.dead and x.until > now]
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Dead messages of a group, all of them or those that are named (F7)."""
+
+    tenant: str
+    address: str
+    group: str
+    ids: Sequence[int] | None = None
+
+
+def redrive(tx: Transaction, request: Dead, now: int) -> int:
+    """Let dead messages be delivered again, with their count from zero; return how many (F7). For operators."""
+    mailbox, group, leases = _dead(tx, request, now)
+    if leases:
+        for lease in leases:
+            lease.dead, lease.deliveries, lease.until = False, 0, now
+        tx.leases.put(group, leases)
+        tx.woken.add(mailbox.no)
+    return len(leases)
+
+
+def drop(tx: Transaction, request: Dead, now: int) -> int:
+    """Acknowledge dead messages; return how many (F7). For operators."""
+    _, _, leases = _dead(tx, request, now)
+    ack(tx, Ack(request.tenant, request.address, request.group, [lease.msg_id for lease in leases]), now)
+    return len(leases)
+
+
+DEAD_SLICE = 10_000
+
+
+def _dead(tx: Transaction, request: Dead, now: int) -> tuple[Mailbox, Group, list[Lease]]:
+    mailbox = living(tx, request.tenant, request.address, now)
+    group = tx.groups.find(mailbox, request.group)
+    if group is None:
+        raise BadRequestError("group_name", "the mailbox has no such group")
+    if request.ids is None:
+        return mailbox, group, tx.leases.dead(group, -1, DEAD_SLICE)
+    return mailbox, group, [lease for lease in tx.leases.get(group, request.ids) if lease.dead]

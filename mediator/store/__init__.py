@@ -1,0 +1,1 @@
+"""How mailboxes are kept: in memory, in SQLite, in PostgreSQL."""

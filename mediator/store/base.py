@@ -1,0 +1,30 @@
+"""What every store offers to the service: transactions to write in, snapshots to read in, and upkeep."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from mediator.mailboxes.ports import Transaction
+
+Place = tuple[str, str]
+"""Tenant and address of a mailbox."""
+
+
+class Store(Protocol):
+    """One database. Not safe for several threads, but for ``reading``, which is."""
+
+    def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
+        """Open a transaction; leaving it commits to disk, an exception takes everything back.
+
+        ``places`` are the mailboxes that will be asked for, so that a store can lock them in one go and in order.
+        Raises :class:`UnavailableError` when the database cannot be written (A9).
+        """
+
+    def reading(self) -> AbstractContextManager[Transaction]:
+        """Open a snapshot of what is committed; nothing may be changed in it."""
+
+    def upkeep(self, busy: bool) -> None:
+        """Do one short step of the database's own housekeeping: checkpoint, vacuum."""
+
+    def close(self) -> None:
+        """Let go of the database."""

@@ -1,0 +1,453 @@
+"""The in-memory twin: the same promises without a disk, for tests and for learning the rules."""
+
+import bisect
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar, cast
+
+from mediator.mailboxes.bounds import MAX_DEDUP_IDS
+from mediator.mailboxes.events import Event
+from mediator.mailboxes.group import LOOSE, Group, Lease
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.message import Delayed, Handle, Message
+from mediator.mailboxes.ports import Expired, Filter, Transaction, Usage
+from mediator.store.base import Place
+
+K = TypeVar("K")
+V = TypeVar("V")
+Undo = list[Callable[[], object]]
+_ABSENT = object()
+
+
+@dataclass
+class _Box:
+    """Everything one mailbox holds."""
+
+    mailbox: Mailbox
+    messages: dict[int, Message] = field(default_factory=dict)
+    """In ascending msg_id, since ids only grow."""
+    dedup_ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    held: dict[str, Usage] = field(default_factory=dict)
+
+
+@dataclass
+class _Data:
+    boxes: dict[int, _Box] = field(default_factory=dict)
+    addresses: dict[Place, int] = field(default_factory=dict)
+    delayed: list[tuple[int, int, Delayed]] = field(default_factory=list)
+    leases: dict[int, dict[int, Lease]] = field(default_factory=dict)
+    outbox: list[tuple[Mailbox, Message]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+
+class MemoryStore:
+    """A store that forgets when the process ends."""
+
+    def __init__(self) -> None:
+        self._data = _Data()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+        """Open a transaction; see :class:`mediator.store.base.Store`."""
+        del places
+        undo: Undo = []
+        with self._lock:
+            try:
+                yield MemoryTransaction(self._data, undo)
+            except BaseException:
+                for step in reversed(undo):
+                    step()
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """Open a snapshot; see :class:`mediator.store.base.Store`."""
+        with self._lock:
+            yield MemoryTransaction(self._data, [])
+
+    def upkeep(self, busy: bool) -> None:
+        """Memory needs none."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def archived(self) -> list[Message]:
+        """Return what the outbox holds, for tests."""
+        with self._lock:
+            return [message for _, message in self._data.outbox]
+
+
+class MemoryTransaction:
+    """All tables over one set of dictionaries."""
+
+    def __init__(self, data: _Data, undo: Undo) -> None:
+        self.mailboxes = _Mailboxes(data, undo)
+        self.messages = _Messages(data, undo)
+        self.delays = _Delays(data, undo)
+        self.dedup_ids = _DedupIds(data, undo)
+        self.groups = _Groups(data, undo)
+        self.leases = _Leases(data, undo)
+        self.outbox = _Outbox(data, undo)
+        self.events: list[Event] = []
+        self.woken: set[int] = set()
+        self.due: int | None = None
+
+
+class _Table:
+    def __init__(self, data: _Data, undo: Undo) -> None:
+        self._data = data
+        self._undo = undo
+
+    def _box(self, mailbox: Mailbox) -> _Box:
+        return self._data.boxes[mailbox.no]
+
+    def _set(self, table: dict[K, V], key: K, value: V) -> None:
+        self._undo.append(partial(_restore, table, key, table.get(key, _ABSENT)))
+        table[key] = value
+
+    def _pop(self, table: dict[K, V], key: K) -> None:
+        # Order matters to those who read it, so what is taken back is the whole table.
+        self._undo.append(partial(_restore_all, table, dict(table)))
+        del table[key]
+
+    def _change(self, mailbox: Mailbox, **fields: object) -> None:
+        kept = self._box(mailbox).mailbox
+        for name, value in fields.items():
+            self._undo.append(partial(setattr, kept, name, getattr(kept, name)))
+            setattr(kept, name, value)
+
+
+def _restore(table: dict[K, V], key: K, value: V | object) -> None:
+    if value is _ABSENT:
+        table.pop(key, None)
+    else:
+        table[key] = cast(V, value)
+
+
+def _restore_all(table: dict[K, V], before: dict[K, V]) -> None:
+    table.clear()
+    table.update(before)
+
+
+class _Mailboxes(_Table):
+    def find(self, tenant: str, address: str) -> Mailbox | None:
+        no = self._data.addresses.get((tenant, address))
+        return None if no is None else self._data.boxes[no].mailbox
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+        return {no: self._data.boxes[no].mailbox for no in sorted(numbers) if no in self._data.boxes}
+
+    def add(self, new: NewMailbox) -> Mailbox | None:
+        if (new.tenant, new.address) in self._data.addresses:
+            return None
+        mailbox = Mailbox(
+            no=next(self._data.numbers),
+            tenant=new.tenant,
+            address=new.address,
+            created_at=new.created_at,
+            expire_at=new.expire_at,
+            desc=new.desc,
+            tags=new.tags,
+            public=new.public,
+            kind=new.kind,
+            retention=new.retention,
+            archive=new.archive,
+            ack_wait=new.ack_wait,
+            token_hash=new.token_hash,
+        )
+        self._set(self._data.boxes, mailbox.no, _Box(mailbox))
+        self._set(self._data.addresses, (new.tenant, new.address), mailbox.no)
+        return mailbox
+
+    def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
+        self._change(mailbox, desc=desc, tags=tags, ack_wait=ack_wait)
+
+    def retire(self, mailbox: Mailbox) -> None:
+        self._pop(self._data.addresses, (mailbox.tenant, mailbox.address))
+        self._change(mailbox, address="")
+
+    def expired(self, now: int, limit: int) -> list[Mailbox]:
+        gone = [box.mailbox for box in self._data.boxes.values() if box.mailbox.address and not box.mailbox.lives(now)]
+        return sorted(gone, key=lambda mailbox: mailbox.expire_at or 0)[:limit]
+
+    def retired(self, limit: int) -> list[Mailbox]:
+        return [box.mailbox for box in self._data.boxes.values() if not box.mailbox.address][:limit]
+
+    def drop(self, mailbox: Mailbox) -> None:
+        self._pop(self._data.boxes, mailbox.no)
+
+    def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
+        found = [
+            box.mailbox
+            for box in self._data.boxes.values()
+            if box.mailbox.tenant == tenant and box.mailbox.lives(now) and box.mailbox.address > after
+        ]
+        return sorted(found, key=lambda mailbox: mailbox.address)[:limit]
+
+    def usage(self, tenant: str) -> Usage:
+        boxes = [box.mailbox for box in self._data.boxes.values() if box.mailbox.tenant == tenant]
+        return Usage(sum(box.messages for box in boxes), sum(box.bytes for box in boxes))
+
+
+class _Messages(_Table):
+    def append(self, mailbox: Mailbox, message: Message) -> None:
+        box = self._box(mailbox)
+        self._set(box.messages, message.msg_id, replace(message))
+        self._change(
+            mailbox,
+            next_id=message.msg_id + 1,
+            messages=mailbox.messages + 1,
+            bytes=mailbox.bytes + message.size,
+            last_at=message.created_at,
+        )
+        self._hold(box, message.recipient, 1, message.size)
+
+    def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
+        messages = self._box(mailbox).messages
+        return {i: messages[i].handle for i in ids if i in messages and _lives(messages[i], now)}
+
+    def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
+        found = [message for message in self._box(mailbox).messages.values() if message.key == key]
+        return found[-1].handle if found else None
+
+    def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
+        messages = self._box(mailbox).messages
+        wanted = (m for i, m in messages.items() if i > after and m.lane == lane and _lives(m, now))
+        return _within(wanted, limit, budget)
+
+    def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+        messages = self._box(mailbox).messages
+        wanted = (messages[i] for i in sorted(ids) if i in messages and _lives(messages[i], now))
+        return _within(wanted, len(ids), budget)
+
+    def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+        found = (
+            message
+            for message in reversed(self._box(mailbox).messages.values())
+            if _lives(message, now)
+            and (wanted.key is None or message.key == wanted.key)
+            and set(wanted.tags) <= set(message.tags)
+            and (wanted.since is None or message.created_at >= wanted.since)
+            and (wanted.before_id is None or message.msg_id < wanted.before_id)
+        )
+        return _within(found, limit, budget)[::-1]
+
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+        messages = self._box(mailbox).messages
+        return [m.handle for i, m in messages.items() if after < i <= last and m.lane == lane]
+
+    def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+        return [message.handle for message in itertools.islice(self._box(mailbox).messages.values(), limit)]
+
+    def first_since(self, mailbox: Mailbox, at: int) -> int:
+        found = (i for i, message in self._box(mailbox).messages.items() if message.created_at >= at)
+        return next(found, mailbox.next_id)
+
+    def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
+        box = self._box(mailbox)
+        for handle in handles:
+            self._pop(box.messages, handle.msg_id)
+            self._change(mailbox, messages=mailbox.messages - 1, bytes=mailbox.bytes - handle.size)
+            self._hold(box, handle.recipient, -1, -handle.size)
+
+    def expired(self, now: int, limit: int) -> list[Expired]:
+        gone = [
+            (message.expire_at, no, message.handle)
+            for no, box in self._data.boxes.items()
+            for message in box.messages.values()
+            if message.expire_at is not None and message.expire_at <= now
+        ]
+        gone.sort(key=lambda item: (item[0], item[1], item[2].msg_id))
+        return [Expired(no, handle) for _, no, handle in gone[:limit]]
+
+    def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+        return self._box(mailbox).held.get(recipient, Usage(0, 0))
+
+    def _hold(self, box: _Box, recipient: str | None, messages: int, size: int) -> None:
+        if recipient is not None:
+            held = box.held.get(recipient, Usage(0, 0))
+            self._set(box.held, recipient, Usage(held.messages + messages, held.bytes + size))
+
+
+class _Delays(_Table):
+    def add(self, delayed: Delayed) -> None:
+        seq = next(self._data.numbers)
+        kept = replace(delayed, seq=seq, message=replace(delayed.message))
+        entry = (kept.due_at, seq, kept)
+        bisect.insort(self._data.delayed, entry)
+        self._undo.append(lambda: self._data.delayed.remove(entry))
+
+    def due(self, now: int, limit: int) -> list[Delayed]:
+        ready = itertools.takewhile(lambda entry: entry[0] <= now, self._data.delayed)
+        return [_copy(entry[2]) for entry in itertools.islice(ready, limit)]
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
+        found = (entry[2] for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no)
+        return [_copy(delayed) for delayed in itertools.islice(found, limit)]
+
+    def usage(self, mailbox: Mailbox) -> Usage:
+        found = [entry[2].message.size for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no]
+        return Usage(len(found), sum(found))
+
+    def remove(self, delayed: Sequence[Delayed]) -> None:
+        gone = {item.seq for item in delayed}
+        before = self._data.delayed
+        self._undo.append(lambda: setattr(self._data, "delayed", before))
+        self._data.delayed = [entry for entry in before if entry[1] not in gone]
+
+    def next_due(self) -> int | None:
+        return self._data.delayed[0][0] if self._data.delayed else None
+
+
+class _DedupIds(_Table):
+    def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
+        msg_id, expire_at = self._box(mailbox).dedup_ids.get(dedup_id, (0, 0))
+        return msg_id if expire_at > now else None
+
+    def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
+        seen = self._box(mailbox).dedup_ids
+        if dedup_id in seen:
+            self._pop(seen, dedup_id)
+        self._set(seen, dedup_id, (msg_id, expire_at))
+        if len(seen) > MAX_DEDUP_IDS:
+            self._pop(seen, next(iter(seen)))
+
+    def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
+        seen = self._box(mailbox).dedup_ids
+        if dedup_id in seen:
+            self._set(seen, dedup_id, (msg_id, seen[dedup_id][1]))
+
+    def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
+        if dedup_id in self._box(mailbox).dedup_ids:
+            self._pop(self._box(mailbox).dedup_ids, dedup_id)
+
+    def collect(self, now: int, limit: int) -> int:
+        gone = [
+            (box.dedup_ids, dedup_id)
+            for box in self._data.boxes.values()
+            for dedup_id, (_, expire_at) in box.dedup_ids.items()
+            if expire_at <= now
+        ][:limit]
+        for seen, dedup_id in gone:
+            self._pop(seen, dedup_id)
+        return len(gone)
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        seen = self._box(mailbox).dedup_ids
+        gone = list(itertools.islice(seen, limit))
+        for dedup_id in gone:
+            self._pop(seen, dedup_id)
+        return len(gone)
+
+
+class _Groups(_Table):
+    def find(self, mailbox: Mailbox, name: str) -> Group | None:
+        return deepcopy(self._box(mailbox).groups.get(name))
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
+        groups = self._box(mailbox).groups
+        return [deepcopy(groups[name]) for name in sorted(groups)[:limit]]
+
+    def count(self, mailbox: Mailbox) -> int:
+        return len(self._box(mailbox).groups)
+
+    def add(self, mailbox: Mailbox, name: str) -> Group:
+        start = [-1] * len(LANES)
+        group = Group(next(self._data.numbers), mailbox.no, name, start, list(start))
+        self._set(self._box(mailbox).groups, name, deepcopy(group))
+        return group
+
+    def save(self, group: Group) -> None:
+        self._set(self._data.boxes[group.mailbox_no].groups, group.name, deepcopy(group))
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        groups = self._box(mailbox).groups
+        gone = list(itertools.islice(groups.values(), limit))
+        for group in gone:
+            self._pop(groups, group.name)
+            if group.no in self._data.leases:
+                self._pop(self._data.leases, group.no)
+        return len(gone)
+
+
+class _Leases(_Table):
+    def _of(self, group: Group) -> dict[int, Lease]:
+        return self._data.leases.get(group.no, {})
+
+    def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        leases = self._of(group)
+        return [replace(leases[msg_id]) for msg_id in dict.fromkeys(ids) if msg_id in leases]
+
+    def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        if group.no not in self._data.leases:
+            self._set(self._data.leases, group.no, {})
+        for lease in leases:
+            self._set(self._data.leases[group.no], lease.msg_id, replace(lease))
+
+    def remove(self, group: Group, ids: Sequence[int]) -> None:
+        leases = self._of(group)
+        for msg_id in set(ids):
+            if msg_id in leases:
+                self._pop(leases, msg_id)
+
+    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
+        found = [lease for lease in self._of(group).values() if not lease.dead and lease.until <= now]
+        return [replace(lease) for lease in sorted(found, key=lambda lease: (lease.lane, lease.msg_id))[:limit]]
+
+    def loose(self, group: Group, lane: Lane, last: int) -> list[int]:
+        return sorted(
+            lease.msg_id
+            for lease in self._of(group).values()
+            if lease.lane == lane and lease.msg_id <= last and lease.until == LOOSE and not lease.dead
+        )
+
+    def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
+        found = [lease for lease in self._of(group).values() if lease.dead and lease.msg_id > after]
+        return [replace(lease) for lease in sorted(found, key=lambda lease: lease.msg_id)[:limit]]
+
+    def count(self, group: Group) -> int:
+        return sum(1 for lease in self._of(group).values() if not lease.dead)
+
+    def next_end(self, group: Group, now: int) -> int | None:
+        ends = [lease.until for lease in self._of(group).values() if not lease.dead and lease.until > now]
+        return min(ends, default=None)
+
+    def clear(self, group: Group) -> None:
+        if group.no in self._data.leases:
+            self._pop(self._data.leases, group.no)
+
+
+class _Outbox(_Table):
+    def backlog(self) -> int:
+        return len(self._data.outbox) + sum(1 for entry in self._data.delayed if entry[2].archive)
+
+    def add(self, mailbox: Mailbox, message: Message) -> None:
+        self._data.outbox.append((replace(mailbox), replace(message)))
+        self._undo.append(self._data.outbox.pop)
+
+
+def _lives(message: Message, now: int) -> bool:
+    return message.expire_at is None or message.expire_at > now
+
+
+def _copy(delayed: Delayed) -> Delayed:
+    return replace(delayed, message=replace(delayed.message))
+
+
+def _within(messages: Iterable[Message], limit: int, budget: int) -> list[Message]:
+    """Take copies in order until the number or the bytes are reached; one is taken whatever its size."""
+    taken: list[Message] = []
+    for message in itertools.islice(messages, limit):
+        if taken and budget <= 0:
+            break
+        taken.append(replace(message))
+        budget -= message.size
+    return taken

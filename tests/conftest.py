@@ -1,0 +1,1 @@
+"""What every layer of tests shares."""
