@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from mediator.mailboxes import creating
 from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.fetching import bury, spent
 from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.ports import LeasePlace, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,12 @@ class Collected:
     groups: int = 0
     dedup_ids: int = 0
     delayed: int = 0
+    leases: int = 0
 
     @property
     def total(self) -> int:
         """Everything together."""
-        return self.messages + self.mailboxes + self.groups + self.dedup_ids + self.delayed
+        return self.messages + self.mailboxes + self.groups + self.dedup_ids + self.delayed + self.leases
 
 
 def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
@@ -73,6 +75,37 @@ def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
             tx.mailboxes.drop(mailbox)
             dropped += 1
     return Collected(messages, dropped, groups, seen_ids, delayed)
+
+
+def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tuple[Collected, LeasePlace | None]:
+    """Look once at each lease that ended: forget it if its message is gone, declare it dead if it was the last (F7).
+
+    Returns where the next slice goes on, None when all that ended were seen.
+    """
+    ended = tx.leases.ended(after, now, limit)
+    per_group: defaultdict[int, list[int]] = defaultdict(list)
+    for place in ended:
+        per_group[place.group_no].append(place.msg_id)
+    groups = tx.groups.by_no(per_group)
+    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
+    removed = 0
+    for no, group in groups.items():
+        mailbox = mailboxes.get(group.mailbox_no)
+        if mailbox is None or not mailbox.lives(now):
+            continue
+        there = tx.messages.handles(mailbox, per_group[no], now)
+        gone = [msg_id for msg_id in per_group[no] if msg_id not in there]
+        if gone:
+            tx.leases.remove(group, gone)
+            removed += len(gone)
+        dead = [
+            lease
+            for lease in tx.leases.get(group, list(there))
+            if not lease.dead and lease.until <= now and spent(group, lease)
+        ]
+        if dead:
+            bury(tx, mailbox, group, dead, now)
+    return Collected(leases=removed), ended[-1] if len(ended) == limit else None
 
 
 def dedup_ids(tx: Transaction, now: int, limit: int) -> Collected:

@@ -7,7 +7,7 @@ milliseconds since the epoch. What a table raises is a fault of the store, never
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import Group, Lease
@@ -41,6 +41,14 @@ class Expired:
 
     mailbox_no: int
     handle: Handle
+
+
+class LeasePlace(NamedTuple):
+    """Where a lease stands in the order in which all leases end."""
+
+    until: int
+    group_no: int
+    msg_id: int
 
 
 class Mailboxes(Protocol):
@@ -170,6 +178,9 @@ class Groups(Protocol):
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         """Return the groups of a mailbox in order of their names."""
 
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+        """Return copies of the groups that are there."""
+
     def count(self, mailbox: Mailbox) -> int:
         """Return how many groups the mailbox has."""
 
@@ -206,6 +217,9 @@ class Leases(Protocol):
 
     def count(self, group: Group) -> int:
         """Return how many leases the group has that are not dead."""
+
+    def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+        """Return where living leases of all groups ended behind ``after`` and up to ``now``, in that order."""
 
     def next_end(self, group: Group, now: int) -> int | None:
         """Return when the next running lease ends."""

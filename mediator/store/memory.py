@@ -16,7 +16,7 @@ from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, Transaction, Usage
+from mediator.mailboxes.ports import Expired, Filter, LeasePlace, Transaction, Usage
 from mediator.store.base import Place
 
 K = TypeVar("K")
@@ -356,6 +356,11 @@ class _Groups(_Table):
         groups = self._box(mailbox).groups
         return [deepcopy(groups[name]) for name in sorted(groups)[:limit]]
 
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+        wanted = set(numbers)
+        groups = (group for box in self._data.boxes.values() for group in box.groups.values())
+        return {group.no: deepcopy(group) for group in groups if group.no in wanted}
+
     def count(self, mailbox: Mailbox) -> int:
         return len(self._box(mailbox).groups)
 
@@ -415,6 +420,15 @@ class _Leases(_Table):
 
     def count(self, group: Group) -> int:
         return sum(1 for lease in self._of(group).values() if not lease.dead)
+
+    def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+        ended = [
+            LeasePlace(lease.until, no, lease.msg_id)
+            for no, leases in self._data.leases.items()
+            for lease in leases.values()
+            if not lease.dead and lease.until <= now
+        ]
+        return sorted(place for place in ended if place > after)[:limit]
 
     def next_end(self, group: Group, now: int) -> int | None:
         ends = [lease.until for lease in self._of(group).values() if not lease.dead and lease.until > now]

@@ -1,0 +1,138 @@
+"""How the domain's objects look as rows: columns, and the small JSON that holds what is rarely set."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from mediator.mailboxes.group import Group, Reply
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Handle, Message
+
+Row = Sequence[Any]
+
+MAILBOX = (
+    "no, tenant, address, created_at, expire_at, description, tags, public, kind, retention, archive, ack_wait,"
+    " token_hash, next_id, messages, bytes, last_at, dedup_ids"
+)
+HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
+BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
+MESSAGE = f"msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, {BODY}"
+DELAYED = "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload"
+
+
+@dataclass(slots=True)
+class KeptMailbox(Mailbox):
+    """A mailbox as a SQL store holds it while it works on it."""
+
+    dedup_ids: int = 0
+    stored_id: int = 0
+    """``next_id`` as it stands in the row; counters there are of that moment."""
+    dirty: bool = False
+    """Whether the row must be written at the commit, whatever it costs."""
+
+
+def mailbox(row: Row) -> KeptMailbox:
+    """Read a row of ``MAILBOX`` columns."""
+    return KeptMailbox(
+        no=row[0],
+        tenant=row[1],
+        address=row[2] or "",
+        created_at=row[3],
+        expire_at=row[4],
+        desc=row[5],
+        tags=split_tags(row[6]),
+        public=bool(row[7]),
+        kind=Kind(row[8]),
+        retention=Retention(row[9]),
+        archive=bool(row[10]),
+        ack_wait=row[11],
+        token_hash=row[12],
+        next_id=row[13],
+        messages=row[14],
+        bytes=row[15],
+        last_at=row[16],
+        dedup_ids=row[17],
+        stored_id=row[13],
+    )
+
+
+def handle(row: Row) -> Handle:
+    """Read a row of ``HANDLE`` columns."""
+    extra = row[5]
+    return Handle(row[0], _LANES[row[1]], row[2], row[3], row[4], orjson.loads(extra).get("d") if extra else None)
+
+
+def message(row: Row, deliveries: int = 0) -> Message:
+    """Read a row of ``MESSAGE`` columns."""
+    extra: Mapping[str, Any] = orjson.loads(row[8]) if row[8] else _NOTHING
+    return Message(
+        msg_id=row[0],
+        lane=_LANES[row[1]],
+        payload=row[9],
+        size=row[2],
+        created_at=row[3],
+        sent_at=extra.get("s", row[3]),
+        expire_at=row[4],
+        key=row[5],
+        tags=split_tags(row[6]),
+        headers=extra.get("h", _NOTHING),
+        dedup_id=extra.get("d"),
+        reply_to=extra.get("r"),
+        recipient=row[7],
+        deliveries=deliveries,
+    )
+
+
+def delayed(row: Row) -> Delayed:
+    """Read a row of ``DELAYED`` columns."""
+    kept = message((HIDDEN_ID, row[4], row[5], row[6], *row[7:12], row[12]))
+    return Delayed(row[0], row[1], row[2], bool(row[3]), kept)
+
+
+def extra(sent: Message) -> bytes | None:
+    """Write what few messages have; most have nothing of it."""
+    if not sent.headers and sent.reply_to is None and sent.dedup_id is None and sent.sent_at == sent.created_at:
+        return None
+    rare: dict[str, Any] = {}
+    if sent.headers:
+        rare["h"] = dict(sent.headers)
+    if sent.reply_to is not None:
+        rare["r"] = sent.reply_to
+    if sent.dedup_id is not None:
+        rare["d"] = sent.dedup_id
+    if sent.sent_at != sent.created_at:
+        rare["s"] = sent.sent_at
+    return orjson.dumps(rare)
+
+
+def join_tags(tags: Sequence[str]) -> str | None:
+    """Write tags; no tag holds a comma (S1)."""
+    return ",".join(tags) if tags else None
+
+
+def split_tags(text: str | None) -> tuple[str, ...]:
+    """Read tags."""
+    return tuple(text.split(",")) if text else ()
+
+
+def group_state(group: Group) -> bytes:
+    """Write a group's position."""
+    replies = [[list(reply.spans.get(lane, (0, -1))) for lane in LANES] for reply in group.replies]
+    return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver])
+
+
+def group(no: int, mailbox_no: int, name: str, state: bytes) -> Group:
+    """Read a group."""
+    settled, delivered, replies, max_deliver = orjson.loads(state)
+    remembered = [
+        Reply({lane: (first, last) for lane, (first, last) in zip(LANES, spans, strict=True) if first <= last})
+        for spans in replies
+    ]
+    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver)
+
+
+_LANES: tuple[Lane, ...] = LANES
+_NOTHING: Mapping[str, Any] = {}

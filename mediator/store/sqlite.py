@@ -1,0 +1,296 @@
+"""The SQLite store: one file, one owner, one writer; readers beside it."""
+
+import fcntl
+import json
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peewee import SqliteDatabase
+
+from mediator.errors import StoreHeldError, UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.ports import Transaction
+from mediator.store.base import Place
+from mediator.store.migrate import migrate
+from mediator.store.rows import KeptMailbox, Row
+from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
+
+KNOWN_MAILBOXES = 50_000
+STORE_EVERY = 1000
+"""Sends to a mailbox after which its counters are written; a restart counts at most that many messages anew."""
+READERS = 4
+READ_SECONDS = 4.0
+"""A SELECT beside the writer is ended after this long, so that it can neither pin the WAL nor outlive its asker."""
+WAL_PAGES = 16_384
+"""Pages (of 4 kB) in the WAL above which even a busy store is checkpointed."""
+VACUUM_PAGES = 64
+
+_LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
+_ROWS = (64, 16, 4, 1)
+_INSERT = {
+    count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 12)})"] * count)
+    for count in _ROWS
+}
+
+
+class SqliteStore:
+    """Mailboxes in a file. Opening it migrates the schema and takes the file for this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create ``path``; :class:`StoreHeldError` when another process owns it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._held = hold(path)
+        try:
+            self._database = SqliteDatabase(
+                str(path),
+                pragmas={
+                    "auto_vacuum": "incremental",  # before the first table, or not at all
+                    "journal_mode": "wal",
+                    "synchronous": "full",
+                    "wal_autocheckpoint": 0,  # upkeep does it beside the senders
+                    "cache_size": -65_536,
+                    "temp_store": "memory",
+                },
+                check_same_thread=False,
+                thread_safe=False,
+                timeout=5,
+                cached_statements=512,
+            )
+            self._database.connect()
+            migrate(self._database)
+        except sqlite3.Error as error:
+            self._held.close()
+            raise UnavailableError(f"cannot open {path.name}: {error}") from error
+        except BaseException:
+            self._held.close()
+            raise
+        self._writer = SqliteDialect(self._database.connection())
+        self._known = Known(KNOWN_MAILBOXES)
+        self._backlog = Backlog()
+        self._readers = _Readers(path)
+
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+        """Open a transaction; see :class:`mediator.store.base.Store`."""
+        del places
+        connection = self._writer.connection
+        tx = SqlTransaction(self._writer, self._known, self._backlog)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield tx
+            tx.finish()
+            connection.execute("COMMIT")
+        except BaseException as error:
+            # What was cached of the mailboxes is of a transaction that did not happen.
+            for mailbox in tx.touched.values():
+                self._known.forget(mailbox)
+            self._backlog.doubt()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise UnavailableError(str(error)) from error
+            raise
+        for mailbox in tx.touched.values():
+            mailbox.dirty = False
+        self._known.trim()
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """Open a snapshot; see :class:`mediator.store.base.Store`."""
+        with self._readers.take() as connection:
+            try:
+                connection.execute("BEGIN")
+                yield SqlTransaction(SqliteDialect(connection), Known(READERS), Backlog())
+            except sqlite3.OperationalError as error:
+                if "interrupted" in str(error):
+                    raise UnavailableError("the question took too long; narrow it by since or before_id") from error
+                raise UnavailableError(str(error)) from error
+            finally:
+                connection.execute("ROLLBACK")
+
+    def upkeep(self, busy: bool) -> None:
+        """Checkpoint, and give free pages back when there is time."""
+        connection = self._writer.connection
+        try:
+            if busy:
+                if self._wal_pages() > WAL_PAGES:
+                    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                return
+            if self._wal_pages():
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            # executescript steps through to the end; execute would free one page only.
+            connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        except sqlite3.Error as error:
+            raise UnavailableError(str(error)) from error
+
+    def _wal_pages(self) -> int:
+        try:
+            return os.stat(f"{self._path}-wal").st_size // 4096
+        except FileNotFoundError:
+            return 0
+
+    def close(self) -> None:
+        """Write what the WAL holds into the file and let go of it."""
+        self._readers.close()
+        self._database.close()
+        self._held.close()
+
+
+class SqliteDialect:
+    """One connection to SQLite."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        return self.connection.execute(sql, parameters).fetchall()
+
+    def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of parameters."""
+        self.connection.executemany(sql, parameters)
+
+    def insert_messages(self, values: Sequence[Row]) -> None:
+        """Insert many rows with few statements: each step of a statement gives the GIL away and takes it back."""
+        start = 0
+        for count in _ROWS:
+            while len(values) - start >= count:
+                flat = [value for row in values[start : start + count] for value in row]
+                self.connection.execute(_INSERT[count], flat)
+                start += count
+
+    def lane_source(self, lane: Lane) -> str:
+        """Name the partial index: the planner does not find it by itself."""
+        return f"message INDEXED BY {_LANES[lane]}"
+
+    def budgeted(self, sql: str, parameters: Sequence[Any], budget: int) -> Iterator[Row]:
+        """Step through a SELECT; a row is read when it is asked for."""
+        del budget
+        cursor = self.connection.execute(sql, parameters)
+        try:
+            yield from cursor
+        finally:
+            cursor.close()
+
+    def any_of(self, column: str, count: int) -> str:
+        """Return a list of places."""
+        return f"{column} IN ({', '.join('?' * count)})"
+
+    def has_tag(self) -> str:
+        """Look for the tag between commas."""
+        return "instr(',' || tags || ',', ',' || ? || ',') > 0"
+
+    def lock(self) -> str:
+        """One writer needs no row locks."""
+        return ""
+
+    def settle_counters(self, mailbox: KeptMailbox) -> None:
+        """Count what came after the counters were last written."""
+        count, size, last_id, last_at = self.execute(
+            "SELECT count(*), coalesce(sum(size), 0), max(msg_id), max(created_at) FROM message"
+            " WHERE mailbox_no = ? AND msg_id >= ?",
+            (mailbox.no, mailbox.stored_id),
+        )[0]
+        if count:
+            mailbox.messages += count
+            mailbox.bytes += size
+            mailbox.next_id = last_id + 1
+            mailbox.last_at = max(mailbox.last_at, last_at)
+
+    def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
+        """Write counters after anything was taken away, else only now and then: it doubles what a send writes."""
+        due = [m for m in mailboxes if m.dirty or m.next_id - m.stored_id >= STORE_EVERY]
+        if due:
+            self.connection.executemany(
+                "UPDATE mailbox SET next_id = ?, messages = ?, bytes = ?, last_at = ?, dedup_ids = ? WHERE no = ?",
+                [(m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids, m.no) for m in due],
+            )
+        for mailbox in due:
+            mailbox.stored_id = mailbox.next_id
+
+    def usage(self, tenant: str) -> Row:
+        """Add to the rows what came after each of them was last written."""
+        return self.execute(
+            "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM ("
+            "SELECT messages, bytes FROM mailbox WHERE tenant = ? UNION ALL"
+            " SELECT 1, size FROM mailbox JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE tenant = ?)",
+            (tenant, tenant),
+        )[0]
+
+
+def hold(path: Path) -> "Hold":
+    """Take the database for this process; :class:`StoreHeldError` says who has it."""
+    return Hold(path.with_name(f"{path.name}.lock"))
+
+
+class Hold:
+    """A lock file that names its owner; the lock goes with the process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = self._file.read(4096)
+            self._file.close()
+            raise StoreHeldError(_describe(path, owner)) from error
+        self._file.seek(0)
+        self._file.truncate()
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+        json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%Y-%m-%d %H:%M:%S")}, self._file)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Give the database back."""
+        self._file.close()
+
+
+def _describe(path: Path, owner: str) -> str:
+    database = path.name.removesuffix(".lock")
+    try:
+        held = json.loads(owner)
+        return f"{database} is held by process {held['pid']} ({held['command']}) since {held['since']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{database} is held by another process"
+
+
+class _Readers:
+    """A few read-only connections that threads share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._free: list[sqlite3.Connection] = []
+        self._slots = threading.BoundedSemaphore(READERS)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def take(self) -> Iterator[sqlite3.Connection]:
+        """Borrow a connection; its statements end when their time is over."""
+        with self._slots:
+            with self._lock:
+                connection = self._free.pop() if self._free else None
+            if connection is None:
+                connection = sqlite3.connect(
+                    f"{self._path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+                )
+            end = time.monotonic() + READ_SECONDS
+            connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+            try:
+                yield connection
+            finally:
+                with self._lock:
+                    self._free.append(connection)
+
+    def close(self) -> None:
+        """Close all; none is in use any more."""
+        with self._lock:
+            while self._free:
+                self._free.pop().close()
