@@ -1,0 +1,90 @@
+"""The HTTP application: health and metrics, and how every error becomes an answer; other doors add their routes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from mediator.errors import MediatorError
+from mediator.http.health import Health
+
+MAX_BODY = 256 * 1024
+"""Bytes of a request's body."""
+REQUEST_SECONDS = 10.0
+"""Time for reading a request's body and answering it."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_HEALTH = web.AppKey("health", Health)
+_REGISTRY = web.AppKey("registry", CollectorRegistry)
+_SECONDS = web.AppKey("seconds", float)
+# Probes and scrapers must not get yesterday's answer from a proxy.
+_FRESH = {"Cache-Control": "no-store"}
+
+_log = structlog.get_logger(__name__)
+
+
+def build_app(health: Health, registry: CollectorRegistry, request_seconds: float = REQUEST_SECONDS) -> web.Application:
+    """Make the application with /livez, /readyz and /metrics; ``health`` joins ``registry``."""
+    app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY)
+    app[_HEALTH], app[_REGISTRY], app[_SECONDS] = health, registry, request_seconds
+    registry.register(health)
+    app.router.add_get("/livez", _livez)
+    app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/metrics", _metrics)
+    return app
+
+
+async def _livez(_request: web.Request) -> web.Response:
+    return web.Response(text="ok", headers=_FRESH)
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    report = await request.app[_HEALTH].report()
+    body = {"ready": report.ready, "checks": report.checks}
+    return web.json_response(body, status=200 if report.ready else 503, headers=_FRESH)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    # A scrape asks the checks, so that an alert needs no second probe.
+    await request.app[_HEALTH].report()
+    body = generate_latest(request.app[_REGISTRY])
+    return web.Response(body=body, headers={**_FRESH, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    seconds = request.app[_SECONDS]
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await handler(request)
+    except MediatorError as error:
+        return _error(error.status, str(error), error.code)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        reason = error.reason.lower()
+        answer = _error(error.status, reason, reason.replace(" ", "_"))
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except TimeoutError:
+        if limit.expired():
+            return _error(504, f"no answer within {seconds:g} s", "timeout")
+        return _unexpected(request)
+    except Exception:
+        return _unexpected(request)
+
+
+def _error(status: int, text: str, code: str) -> web.Response:
+    return web.json_response({"error": text, "code": code}, status=status)
+
+
+def _unexpected(request: web.Request) -> web.Response:
+    """Answer for an error nobody foresaw; its text goes to the log, where a path would name an address."""
+    resource = request.match_info.route.resource
+    _log.error("request failed", method=request.method, route=resource and resource.canonical, exc_info=True)
+    return _error(500, "internal error", MediatorError.code)

@@ -1,0 +1,131 @@
+"""The series the service tells Prometheus: few labels with few values, cheap to update on the hot path.
+
+Nothing a client chooses (addresses, tenants, groups, keys) ever becomes a label.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.lanes import LANES
+
+OK = "ok"
+"""The outcome of a request that succeeded; a failed one has the code of its error."""
+
+_MESSAGE_EVENTS = {
+    What.STORED: "stored",
+    What.DELAYED: "delayed",
+    What.RELEASED: "released",
+    What.DELIVERED: "delivered",
+    What.ACKNOWLEDGED: "acknowledged",
+    What.EXPIRED: "expired",
+    What.COMPACTED: "compacted",
+    What.DELETED: "deleted",
+    What.DEAD: "dead",
+}
+# An event without a lane carries -1, which finds the last.
+_LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
+_REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_LATE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300)
+
+
+class Metrics:
+    """All series, on a registry of their own; durations are seconds.
+
+    The gauges are public: set them, or give them a function that is called when Prometheus asks.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._requests = Counter(
+            "mediator_requests",
+            "Requests by verb and outcome (ok, or the error's code).",
+            ["verb", "outcome"],
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "mediator_request_seconds",
+            "Time from a request's arrival to its answer; a FETCH that waits for mail is in it.",
+            ["verb"],
+            buckets=_REQUEST_SECONDS,
+            registry=registry,
+        )
+        self._bound_requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        messages = Counter(
+            "mediator_messages", "What happened to messages, by lane.", ["event", "lane"], registry=registry
+        )
+        self._messages = {
+            what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in _MESSAGE_EVENTS.items()
+        }
+        self._batch_size = Histogram(
+            "mediator_store_batch_size", "Changes in one commit.", buckets=_BATCH_SIZES, registry=registry
+        )
+        self._commit_seconds = Histogram(
+            "mediator_store_commit_seconds", "Time one commit took.", buckets=_COMMIT_SECONDS, registry=registry
+        )
+        self._late_seconds = Histogram(
+            "mediator_delayed_late_seconds",
+            "Time between a delayed message's due time and its release.",
+            buckets=_LATE_SECONDS,
+            registry=registry,
+        )
+        self._removed = Counter(
+            "mediator_cleanup_removed", "What the clean-up removed, by kind.", ["kind"], registry=registry
+        )
+        self._journal_bytes = Counter("mediator_journal_bytes", "Bytes written to the journal.", registry=registry)
+        self._journal_dropped = Counter(
+            "mediator_journal_dropped_segments",
+            "Journal files dropped for space before they were read.",
+            registry=registry,
+        )
+        self.pending = Gauge("mediator_pending_requests", "Requests waiting inside the service.", registry=registry)
+        self.waiting = Gauge("mediator_waiting_fetches", "FETCH requests waiting for mail.", registry=registry)
+        self.mailboxes = Gauge("mediator_mailboxes", "Mailboxes that exist.", registry=registry)
+        self.expiry_paused = Gauge(
+            "mediator_expiry_paused",
+            "1 while expiry waits for somebody to confirm a jump of the clock.",
+            registry=registry,
+        )
+        self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
+
+    def request(self, verb: str, outcome: str, seconds: float) -> None:
+        """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
+        bound = self._bound_requests.get((verb, outcome))
+        if bound is None:
+            bound = self._requests.labels(verb, outcome), self._request_seconds.labels(verb)
+            self._bound_requests[verb, outcome] = bound
+        bound[0].inc()
+        bound[1].observe(seconds)
+
+    def events(self, batch: Iterable[Event]) -> None:
+        """Count what a commit did to messages; events of mailboxes are passed over."""
+        for (what, lane), count in Tally((event.what, event.lane) for event in batch).items():
+            if lanes := self._messages.get(what):
+                lanes[lane].inc(count)
+
+    def committed(self, changes: int, seconds: float) -> None:
+        """Count one commit of the store."""
+        self._batch_size.observe(changes)
+        self._commit_seconds.observe(seconds)
+
+    def released(self, late: float) -> None:
+        """Count one delayed message that was released ``late`` seconds after its due time."""
+        self._late_seconds.observe(late)
+
+    def removed(self, kind: str, count: int) -> None:
+        """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
+        self._removed.labels(kind).inc(count)
+
+    def journal_written(self, size: int) -> None:
+        """Count bytes written to the journal."""
+        self._journal_bytes.inc(size)
+
+    def journal_dropped(self, segments: int = 1) -> None:
+        """Count journal files dropped for space before they were read."""
+        self._journal_dropped.inc(segments)

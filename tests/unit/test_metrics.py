@@ -1,0 +1,151 @@
+"""The series: what each update adds, that labels stay few, and that the shipped alert rules name what exists."""
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from mediator.errors import NoSuchMailboxError, UnavailableError
+from mediator.http.health import Health
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.lanes import Lane
+from mediator.metrics import OK, Metrics
+
+RULES = Path(__file__).parents[2] / "docs" / "alerts.rules.yml"
+ALERTS = {
+    "MediatorNotReady",
+    "MediatorStoreErrors",
+    "MediatorLateReleases",
+    "MediatorJournalDropped",
+    "MediatorExpiryPaused",
+    "MediatorNatsDown",
+}
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    from prometheus_client import generate_latest
+
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics.registry)[name, frozenset(labels.items())]
+
+
+def event(what: What, lane: int) -> Event:
+    return Event(what, at=1, tenant="default", mailbox_no=1, lane=lane)
+
+
+def exercised() -> Metrics:
+    metrics = Metrics()
+    metrics.request("send", OK, 0.001)
+    metrics.request("send", UnavailableError.code, 0.001)
+    metrics.committed(3, 0.002)
+    metrics.released(0.05)
+    metrics.removed("messages", 7)
+    metrics.journal_written(100)
+    metrics.journal_dropped()
+    metrics.events([event(What.STORED, Lane.URGENT)])
+    return metrics
+
+
+def test_a_request_is_counted_by_verb_and_outcome_and_timed_by_verb() -> None:
+    metrics = Metrics()
+    metrics.request("send", OK, 0.001)
+    metrics.request("send", OK, 0.003)
+    metrics.request("send", NoSuchMailboxError.code, 0.2)
+    assert value(metrics, "mediator_requests_total", verb="send", outcome="ok") == 2
+    assert value(metrics, "mediator_requests_total", verb="send", outcome="mailbox_not_found") == 1
+    assert value(metrics, "mediator_request_seconds_count", verb="send") == 3
+    assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.001") == 1
+    assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.25") == 3
+
+
+def test_events_are_counted_by_lane_and_those_of_mailboxes_passed_over() -> None:
+    metrics = Metrics()
+    metrics.events(
+        [
+            event(What.STORED, Lane.CRITICAL),
+            event(What.STORED, Lane.CRITICAL),
+            event(What.STORED, Lane.LOW),
+            event(What.EXPIRED, -1),
+            event(What.MAILBOX_CREATED, -1),
+        ]
+    )
+    assert value(metrics, "mediator_messages_total", event="stored", lane="critical") == 2
+    assert value(metrics, "mediator_messages_total", event="stored", lane="low") == 1
+    assert value(metrics, "mediator_messages_total", event="expired", lane="none") == 1
+    counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_messages_total"]
+    assert sum(counted) == 4
+
+
+def test_every_event_of_a_message_has_a_series() -> None:
+    metrics = Metrics()
+    of_messages = [what for what in What if not what.name.startswith("MAILBOX_")]
+    metrics.events(event(what, Lane.NORMAL) for what in of_messages)
+    counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_messages_total" and n]
+    assert counted == [1] * len(of_messages)
+
+
+def test_the_other_series_take_what_they_are_told() -> None:
+    metrics = exercised()
+    assert value(metrics, "mediator_store_batch_size_sum") == 3
+    assert value(metrics, "mediator_store_commit_seconds_sum") == 0.002
+    assert value(metrics, "mediator_delayed_late_seconds_bucket", le="0.05") == 1
+    assert value(metrics, "mediator_cleanup_removed_total", kind="messages") == 7
+    assert value(metrics, "mediator_journal_bytes_total") == 100
+    assert value(metrics, "mediator_journal_dropped_segments_total") == 1
+    waiting = [1, 2, 3]
+    metrics.waiting.set_function(lambda: len(waiting))
+    metrics.pending.set(4)
+    metrics.mailboxes.set(5)
+    metrics.expiry_paused.set(1)
+    metrics.nats_up.set(1)
+    found = samples(metrics.registry)
+    assert [found[name, frozenset()] for name in ("mediator_waiting_fetches", "mediator_pending_requests")] == [3, 4]
+    assert [found[name, frozenset()] for name in ("mediator_mailboxes", "mediator_expiry_paused")] == [5, 1]
+    assert found["mediator_nats_up", frozenset()] == 1
+
+
+def test_no_series_tells_when_it_was_created() -> None:
+    assert not [name for name, _ in samples(exercised().registry) if name.endswith("_created")]
+
+
+def test_two_sets_of_series_are_apart() -> None:
+    one, two = Metrics(), Metrics()
+    one.journal_written(1)
+    assert value(two, "mediator_journal_bytes_total") == 0
+
+
+def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
+    metrics = exercised()
+    metrics.registry.register(Health())
+    found = samples(metrics.registry)
+    names = {name for name, _ in found}
+    text = RULES.read_text(encoding="utf-8")
+    expressions = re.findall(r"^        expr: (.+)$", text, flags=re.MULTILINE)
+    alerts = re.findall(r"^      - alert: (\w+)$", text, flags=re.MULTILINE)
+    assert set(alerts) == ALERTS
+    assert len(expressions) == len(alerts)
+    for expression in expressions:
+        used = re.findall(r"\b(mediator_\w+)(?:\{(\w+)=\"([^\"]+)\"\})?", expression)
+        assert used, expression
+        for name, label, wanted in used:
+            assert name in names, expression
+            if label:
+                assert any((label, wanted) in labels for other, labels in found if other == name), expression
+
+
+def test_series_and_options_named_in_the_rules_texts_exist() -> None:
+    metrics = exercised()
+    metrics.registry.register(Health())
+    from prometheus_client import generate_latest
+
+    families = set(re.findall(r"^# TYPE (\w+) ", generate_latest(metrics.registry).decode(), flags=re.MULTILINE))
+    for text in re.findall(r"description: \"(.+)\"", RULES.read_text(encoding="utf-8")):
+        assert set(re.findall(r"\bmediator_\w+", text)) <= families
