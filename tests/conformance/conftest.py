@@ -1,0 +1,90 @@
+"""The stores every conformance test runs on: memory, SQLite, PostgreSQL."""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mediator.store.base import Store
+from mediator.store.memory import MemoryStore
+from tests.postgres import Server, postgres
+
+__all__ = ["postgres"]
+
+KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+class Opened:
+    """A store, and the way to open it again on the same data."""
+
+    def __init__(self, open_store: Callable[[], Store], durable: bool) -> None:
+        self._open = open_store
+        self.durable = durable
+        self.store = open_store()
+
+    def reopen(self) -> Store:
+        """Close the store, as a restart would, and open its successor."""
+        self.store.close()
+        self.store = self._open()
+        return self.store
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which store the test runs on."""
+    kind: str = request.param
+    if kind != "memory" and importlib.util.find_spec(f"mediator.store.{kind}") is None:
+        pytest.skip(f"mediator.store.{kind} is not written")
+    return kind
+
+
+@pytest.fixture
+def new_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], Opened]]:
+    """Make as many empty stores as a test wants, each with data of its own."""
+    with contextlib.ExitStack() as stack:
+        number = 0
+
+        def make() -> Opened:
+            nonlocal number
+            number += 1
+            opened = Opened(_opener(kind, tmp_path / f"{number}.db", request, stack), durable=kind != "memory")
+            stack.callback(lambda: opened.store.close())
+            return opened
+
+        yield make
+
+
+def _opener(kind: str, path: Path, request: pytest.FixtureRequest, stack: contextlib.ExitStack) -> Callable[[], Store]:
+    if kind == "memory":
+        return MemoryStore
+    if kind == "sqlite":
+        from mediator.store.sqlite import SqliteStore
+
+        return lambda: SqliteStore(path)
+    from mediator.store.postgres import PostgresStore
+
+    server: Server = request.getfixturevalue("postgres")
+    url = stack.enter_context(server.database())
+    return lambda: PostgresStore(url)
+
+
+@pytest.fixture
+def opened(new_store: Callable[[], Opened]) -> Opened:
+    """An empty store that a test may reopen in its midst."""
+    return new_store()
+
+
+@pytest.fixture
+def store(opened: Opened) -> Store:
+    """An empty store."""
+    return opened.store
+
+
+@pytest.fixture
+def reopen(opened: Opened) -> Callable[[], Store]:
+    """Close the store and open it again on the same data; what is left must be what was committed."""
+    if not opened.durable:
+        pytest.skip("memory forgets at a restart")
+    return opened.reopen
