@@ -15,6 +15,13 @@ class MediatorError(Exception):
     retry: ClassVar[bool] = False
 
 
+class InternalError(MediatorError):
+    """Something is wrong in the mediator itself; its log says what."""
+
+    def __init__(self) -> None:
+        super().__init__("internal error")
+
+
 class BadRequestError(MediatorError):
     """A field is wrong in type, range, encoding or size (N3); nothing was changed."""
 

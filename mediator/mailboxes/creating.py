@@ -110,16 +110,16 @@ def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | Non
 def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
     mailbox = living(tx, tenant, address, now)
+    tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
-    tx.woken.add(mailbox.no)
     tx.events.append(Event(What.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
     return mailbox
 
 
 def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
     """Free the address of a mailbox whose TTL is over (M1)."""
+    tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
-    tx.woken.add(mailbox.no)
     tx.events.append(Event(What.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
 
 

@@ -59,7 +59,7 @@ class Fetched:
     start: int = 0
     """Where a stateless FETCH stands, fixed by its first look (F1)."""
     retry_at: int | None = None
-    """When a running lease of the group ends, in milliseconds since the epoch."""
+    """When to look again though nothing came: a lease or the mailbox ends; milliseconds since the epoch."""
 
 
 def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
@@ -110,7 +110,7 @@ def _look(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: in
         if taken.full:
             break
         taken.add(tx.messages.lane(mailbox, lane, start - 1, taken.room, taken.budget, now))
-    return Fetched(mailbox.no, taken.messages, start)
+    return Fetched(mailbox.no, taken.messages, start, mailbox.expire_at)
 
 
 def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, request: Fetch, now: int) -> Fetched:
@@ -140,7 +140,8 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
     if not taken.messages:
         if changed:
             tx.groups.save(group)
-        return Fetched(mailbox.no, [], retry_at=tx.leases.next_end(group, now) if open_leases else None)
+        ends = [tx.leases.next_end(group, now) if open_leases else None, mailbox.expire_at]
+        return Fetched(mailbox.no, [], retry_at=min((end for end in ends if end is not None), default=None))
     counts = {lease.msg_id: lease.deliveries for lease in due}
     if ack_wait:
         _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)

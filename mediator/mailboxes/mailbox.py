@@ -61,6 +61,11 @@ class Mailbox:
     last_at: int = 0
     """create_time of the newest message; never goes back, whatever the clock does (N5)."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it is found: tenant and address."""
+        return self.tenant, self.address
+
     def lives(self, now: int) -> bool:
         """Whether it can be reached: expiry counts from its moment, not from the collection (M1)."""
         return self.address != "" and (self.expire_at is None or self.expire_at > now)

@@ -258,7 +258,7 @@ class Transaction(Protocol):
 
     events: list[Event]
     """What happened, for observers, after the commit."""
-    woken: set[int]
-    """Numbers of the mailboxes in which something became visible, for long polls, after the commit."""
+    woken: set[tuple[str, str]]
+    """Tenant and address of the mailboxes whose long polls must look again, after the commit."""
     due: int | None
     """The earliest due time of what was delayed, for the scheduler, after the commit."""

@@ -54,7 +54,8 @@ def delete(tx: Transaction, tenant: str, address: str, msg_id: int, now: int) ->
     if handle is None:
         raise NoSuchMessageError
     tx.messages.remove(mailbox, [handle])
-    if handle.dedup_id is not None:
+    # An id that had its time before may name a newer message by now.
+    if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == msg_id:
         tx.dedup_ids.forget(mailbox, handle.dedup_id)
     tx.events.append(
         Event(What.DELETED, now, mailbox.tenant, mailbox.no, handle.lane, msg_id, handle.size, handle.created_at)

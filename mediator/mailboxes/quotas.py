@@ -47,8 +47,13 @@ class Quotas:
             _hold("messages in the mailbox", quota.messages, mailbox.messages + waiting.messages, 1)
             _hold("bytes in the mailbox", quota.bytes, mailbox.bytes + waiting.bytes, size)
         use = self._use(tx, mailbox.tenant, size, now)
-        self._rate("messages a second to the mailbox", quota.rate, mailbox.no, now)
-        self._rate("messages a second in the tenant", self._tenant.rate, mailbox.tenant, now)
+        rates = [
+            self._rate("messages a second to the mailbox", quota.rate, mailbox.no, now),
+            self._rate("messages a second in the tenant", self._tenant.rate, mailbox.tenant, now),
+        ]
+        for bucket in rates:
+            if bucket is not None:
+                bucket.tokens -= 1000
         if use is not None:
             use.messages += 1
             use.bytes += size
@@ -71,9 +76,9 @@ class Quotas:
         _hold("bytes in the tenant", quota.bytes, use.bytes, size)
         return use
 
-    def _rate(self, what: str, limit: int, who: int | str, now: int) -> None:
+    def _rate(self, what: str, limit: int, who: int | str, now: int) -> _Bucket | None:
         if not limit:
-            return
+            return None
         bucket = self._buckets.get(who)
         if bucket is None:
             bucket = self._buckets[who] = _Bucket(limit * 1000, now)
@@ -84,7 +89,7 @@ class Quotas:
         bucket.at = now
         if bucket.tokens < 1000:
             raise QuotaExceededError(what, limit, limit)
-        bucket.tokens -= 1000
+        return bucket
 
 
 def _hold(what: str, limit: int, use: int, more: int) -> None:

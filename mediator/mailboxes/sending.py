@@ -37,10 +37,11 @@ def send(tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: in
         answered = tx.dedup_ids.find(mailbox, draft.dedup_id, now)
         if answered is not None:
             return answered
-    quotas.admit(tx, mailbox, size, now)
     archive = draft.archive or mailbox.archive
     if archive and tx.outbox.backlog() >= bounds.archive_limit:
         raise ArchiveBacklogFullError(bounds.archive_limit)
+    # Last of the checks, since it counts the message in.
+    quotas.admit(tx, mailbox, size, now)
     message = Message(
         msg_id=HIDDEN_ID,
         lane=draft.lane,
@@ -98,7 +99,7 @@ def _show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, no
     tx.messages.append(mailbox, message)
     if archive:
         tx.outbox.add(mailbox, message)
-    tx.woken.add(mailbox.no)
+    tx.woken.add(mailbox.place)
     tx.events.append(
         Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
     )
@@ -148,6 +149,7 @@ def release(tx: Transaction, now: int, limit: int) -> Released:
             )
             continue
         _show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
-        if message.dedup_id is not None:
+        # An id that had its time before may name a newer message by now.
+        if message.dedup_id is not None and now < message.sent_at + DEDUP_SPAN:
             tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)
     return Released(len(due), max((now - delayed.due_at for delayed in due), default=0))

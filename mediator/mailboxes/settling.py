@@ -109,7 +109,7 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
         lease.until = now + request.delay
     tx.leases.put(group, leases)
     if request.delay == 0:
-        tx.woken.add(mailbox.no)
+        tx.woken.add(mailbox.place)
     return len(leases)
 
 
@@ -163,7 +163,7 @@ def redrive(tx: Transaction, request: Dead, now: int) -> int:
         for lease in leases:
             lease.dead, lease.deliveries, lease.until = False, 0, now
         tx.leases.put(group, leases)
-        tx.woken.add(mailbox.no)
+        tx.woken.add(mailbox.place)
     return len(leases)
 
 

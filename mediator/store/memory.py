@@ -97,7 +97,7 @@ class MemoryTransaction:
         self.leases = _Leases(data, undo)
         self.outbox = _Outbox(data, undo)
         self.events: list[Event] = []
-        self.woken: set[int] = set()
+        self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
 
 

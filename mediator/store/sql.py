@@ -134,7 +134,7 @@ class SqlTransaction:
         self.leases = _Leases(self)
         self.outbox = _Outbox(self, backlog)
         self.events: list[Event] = []
-        self.woken: set[int] = set()
+        self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
 
     def touch(self, mailbox: Mailbox) -> KeptMailbox:

@@ -1,0 +1,240 @@
+"""The broker: the verbs of the mailboxes, awaited. Below it the group commit, above it every door.
+
+Changes go through the writer and are answered after the commit; looks go to reader threads; a FETCH that finds
+nothing waits here until something becomes visible.
+"""
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from mediator.errors import BusyError
+from mediator.mailboxes import creating, fetching, querying, sending, settling
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.fetching import Fetch, Fetched
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.quotas import Quotas
+from mediator.store.base import Place, Store
+from mediator.store.writer import Committed, Done, Observer, Work, Writer
+
+T = TypeVar("T")
+READER_THREADS = 4
+
+
+def wall_clock() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """Every verb of every door. Made on the event loop it serves."""
+
+    def __init__(
+        self,
+        store: Store,
+        bounds: Bounds,
+        *,
+        clock: Callable[[], int] = wall_clock,
+        max_pending: int = 10_000,
+        max_waiting: int = 10_000,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.bounds = bounds
+        self.clock = clock
+        self._store = store
+        self._quotas = Quotas(bounds.mailbox, bounds.tenant)
+        self._told: list[Callable[[Committed], None]] = [self._committed]
+        self._writer = Writer(store, clock, max_pending, self._tell, observers)
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
+        self._reading = 0
+        self._max_pending = max_pending
+        self._max_waiting = max_waiting
+        self._waiters: defaultdict[Place, set[asyncio.Event]] = defaultdict(set)
+        self._waiting = 0
+        self._stopping = False
+
+    def listen(self, told: Callable[[Committed], None]) -> None:
+        """Be told of every commit, on the event loop, before its requests are answered."""
+        self._told.append(told)
+
+    @property
+    def pending(self) -> int:
+        """How many requests wait for a commit or a reader."""
+        return self._writer.pending + self._reading
+
+    @property
+    def waiting(self) -> int:
+        """How many FETCHes wait for mail."""
+        return self._waiting
+
+    # What clients ask for.
+
+    async def create(self, request: creating.Create) -> creating.Created:
+        """Make a mailbox (M1, M2)."""
+        place = None if request.name is None else (request.tenant, request.name)
+        return await self._writer.write(
+            place, lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now)
+        )
+
+    async def update(self, request: creating.Update) -> Mailbox:
+        """Change the words of a mailbox (M4)."""
+        return await self._change(request, creating.update)
+
+    def send_soon(self, request: sending.Send, done: Done) -> None:
+        """Keep a message; ``done`` gets its msg_id or the error after the commit. For doors that send in bulk."""
+        self._writer.submit((request.tenant, request.address), partial(self._send, request), done)
+
+    async def send(self, request: sending.Send) -> int:
+        """Keep a message and return its msg_id (S1–S7)."""
+        return await self._writer.write((request.tenant, request.address), partial(self._send, request))
+
+    def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
+        return sending.send(tx, self.bounds, self._quotas, request, now)
+
+    async def fetch(self, request: Fetch) -> list[Message]:
+        """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
+        if request.max_wait == 0:
+            return (await self._look(request, None)).messages
+        if self._waiting >= self._max_waiting:
+            raise BusyError(f"{self._max_waiting} requests wait for mail already")
+        place = (request.tenant, request.address)
+        end = time.monotonic() + request.max_wait / 1000
+        woken = asyncio.Event()
+        # Listening begins before the first look, so that nothing falls between look and wait.
+        self._waiters[place].add(woken)
+        self._waiting += 1
+        try:
+            found = await self._look(request, None)
+            while not found.messages and not self._stopping:
+                rest = end - time.monotonic()
+                if rest <= 0:
+                    break
+                if found.retry_at is not None:
+                    rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
+                # When time is up it looks once more: the mailbox may be gone, or another instance have sent (F5).
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), rest)
+                woken.clear()
+                found = await self._look(request, found)
+            return found.messages
+        finally:
+            self._waiting -= 1
+            self._waiters[place].discard(woken)
+            if not self._waiters[place]:
+                del self._waiters[place]
+
+    async def _look(self, request: Fetch, before: Fetched | None) -> Fetched:
+        def look(tx: Transaction, now: int) -> Fetched:
+            if before is None:
+                return fetching.fetch(tx, self.bounds, request, now)
+            return fetching.again(tx, self.bounds, request, before, now)
+
+        if request.group is None:
+            return await self.read(look)
+        return await self._writer.write((request.tenant, request.address), look)
+
+    async def ack(self, request: settling.Ack) -> None:
+        """Settle messages (K1–K4)."""
+        await self._change(request, settling.ack)
+
+    async def nack(self, request: settling.Nack) -> int:
+        """Give leased messages back (F6)."""
+        return await self._change(request, settling.nack)
+
+    async def extend(self, request: settling.Extend) -> int:
+        """Lengthen leases (F6)."""
+        return await self._change(request, settling.extend)
+
+    async def query(self, request: querying.Query) -> list[Message]:
+        """Look at messages without moving any group (Q1)."""
+        return await self.read(lambda tx, now: querying.query(tx, request, now))
+
+    async def delete(self, tenant: str, address: str, msg_id: int) -> None:
+        """Remove one message (Q2)."""
+        await self._writer.write((tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now))
+
+    # What operators ask for.
+
+    async def redrive(self, request: settling.Dead) -> int:
+        """Let dead messages be delivered again (F7)."""
+        return await self._change(request, settling.redrive)
+
+    async def drop(self, request: settling.Dead) -> int:
+        """Acknowledge dead messages (F7)."""
+        return await self._change(request, settling.drop)
+
+    async def delete_mailbox(self, tenant: str, address: str) -> Mailbox:
+        """End a mailbox (M4)."""
+        return await self._writer.write((tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now))
+
+    async def set_ack_wait(self, tenant: str, address: str, ack_wait: int | None) -> Mailbox:
+        """Give a mailbox its own lease (F8)."""
+        return await self._writer.write(
+            (tenant, address), lambda tx, now: creating.set_ack_wait(tx, tenant, address, ack_wait, now)
+        )
+
+    # What the rest of the service needs.
+
+    async def read(self, look: Work[T]) -> T:
+        """Run a look at what is committed, on a reader thread."""
+        if self._reading >= self._max_pending:
+            raise BusyError(f"{self._max_pending} requests wait already")
+        self._reading += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, look)
+        finally:
+            self._reading -= 1
+
+    def _read(self, look: Work[T]) -> T:
+        with self._store.reading() as tx:
+            return look(tx, self.clock())
+
+    async def chore(self, work: Work[T]) -> T:
+        """Run housekeeping while requests leave time for it."""
+        return await self._writer.chore(work)
+
+    async def upkeep(self) -> None:
+        """Let the store keep its own house."""
+        await self._writer.upkeep()
+
+    async def write(self, work: Work[T]) -> T:
+        """Run a change that is no verb, with the next commit."""
+        return await self._writer.write(None, work)
+
+    def wake(self, places: Iterable[Place]) -> None:
+        """Let the FETCHes that wait at these mailboxes look again."""
+        for place in places:
+            for woken in self._waiters.get(place, ()):
+                woken.set()
+
+    def stop_waiting(self) -> None:
+        """Answer every FETCH that waits, and let none wait any more."""
+        self._stopping = True
+        self.wake(list(self._waiters))
+
+    async def close(self) -> None:
+        """Commit and answer what was accepted."""
+        self.stop_waiting()
+        await self._writer.close()
+        self._readers.shutdown(wait=True)
+
+    async def _change(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]") -> T:
+        return await self._writer.write((request.tenant, request.address), lambda tx, now: verb(tx, request, now))
+
+    def _tell(self, committed: Committed) -> None:
+        for told in self._told:
+            told(committed)
+
+    def _committed(self, committed: Committed) -> None:
+        self.wake(committed.woken)
+
+
+_R = TypeVar("_R", creating.Update, settling.Ack, settling.Nack, settling.Extend, settling.Dead)

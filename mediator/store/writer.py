@@ -1,0 +1,216 @@
+"""Group commit: one thread runs what waits in one transaction, commits, and only then answers (A8)."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from mediator.errors import BusyError, InternalError, MediatorError, UnavailableError
+from mediator.mailboxes.events import Event
+from mediator.mailboxes.ports import Transaction
+from mediator.store.base import Place, Store
+
+T = TypeVar("T")
+Work = Callable[[Transaction, int], T]
+"""Runs inside a transaction, at a time in milliseconds; may run again when the commit fails."""
+Done = Callable[[Any], None]
+"""Gets the result or the error, on the event loop, after the commit."""
+Observer = Callable[[Transaction, int], None]
+"""Looks at what a transaction did, inside it and right before the commit."""
+
+MAX_BATCH = 1000
+BATCH_SECONDS = 0.010
+"""A batch takes no new work after this long, so that one that reads much keeps nobody waiting."""
+CHORE_REST = 3.0
+"""While requests come without a pause, a chore waits this many times as long as the last one took."""
+
+log = structlog.get_logger("store")
+
+
+@dataclass(slots=True)
+class Committed:
+    """What one commit did, for those who are told afterwards."""
+
+    size: int
+    seconds: float
+    events: list[Event] = field(default_factory=list)
+    woken: set[Place] = field(default_factory=set)
+    due: int | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    place: Place | None
+    work: Work[Any]
+    done: Done
+
+
+class Writer:
+    """The one that changes the store. Made and used on the event loop; the work runs on its own thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], int],
+        max_pending: int,
+        told: Callable[[Committed], None],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """``told`` is called on the event loop after each commit, before its requests are answered."""
+        self._store = store
+        self._clock = clock
+        self._max_pending = max_pending
+        self._told = told
+        self._observers = observers
+        self._loop = asyncio.get_running_loop()
+        self._jobs: deque[_Job] = deque()
+        self._chores: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """How many requests wait for a commit."""
+        return len(self._jobs)
+
+    def submit(self, place: Place | None, work: Work[Any], done: Done) -> None:
+        """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
+        if self._closing:
+            raise UnavailableError("the service is stopping")
+        if len(self._jobs) >= self._max_pending:
+            raise BusyError(f"{self._max_pending} requests wait already")
+        with self._wake:
+            self._jobs.append(_Job(place, work, done))
+            self._wake.notify()
+
+    async def write(self, place: Place | None, work: Work[T]) -> T:
+        """Queue a request and wait until it is committed."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self.submit(place, work, partial(_settle, answer))
+        return await answer
+
+    async def chore(self, work: Work[T]) -> T:
+        """Run a piece of housekeeping in a transaction of its own, while requests leave time for it."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+        if self._closing:
+            raise UnavailableError("the service is stopping")
+        with self._wake:
+            self._chores.append(_Job(None, work, partial(_settle, answer)))
+            self._wake.notify()
+        return await answer
+
+    async def upkeep(self) -> None:
+        """Let the store do a step of its own housekeeping, while requests leave time for it."""
+        answer: asyncio.Future[None] = self._loop.create_future()
+        with self._wake:
+            self._chores.append(_Job(None, _own_upkeep, partial(_settle, answer)))
+            self._wake.notify()
+        await answer
+
+    async def close(self) -> None:
+        """Commit and answer all that waits, then end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        rest_until = 0.0
+        while True:
+            with self._wake:
+                while not (self._jobs or self._chores or self._closing):
+                    self._wake.wait()
+                if not (self._jobs or self._chores):
+                    return
+            if self._jobs:
+                self._answer(self._jobs, self._batch())
+            if self._chores and (not self._jobs or time.monotonic() >= rest_until):
+                started = time.monotonic()
+                chore = self._chores.popleft()
+                if chore.work is _own_upkeep:
+                    self._upkeep(chore)
+                else:
+                    self._answer(deque(), deque([chore]))
+                rest_until = time.monotonic() + CHORE_REST * (time.monotonic() - started)
+
+    def _batch(self) -> deque[_Job]:
+        """Take what waits now, up to the cap."""
+        count = min(len(self._jobs), MAX_BATCH)
+        return deque(self._jobs.popleft() for _ in range(count))
+
+    def _answer(self, queue: deque[_Job], batch: deque[_Job]) -> None:
+        """Run a batch, commit it and answer it, whatever happens."""
+        try:
+            try:
+                outcomes, committed = self._commit(queue, batch)
+            except UnavailableError:
+                # A deadlock or a lost connection may be over by now; a full disk is not.
+                outcomes, committed = self._commit(queue, batch)
+        except UnavailableError as error:
+            outcomes, committed = [(job, error) for job in batch], None
+            log.error("store unavailable", why=str(error), requests=len(outcomes))
+        except Exception:
+            if len(batch) > 1:
+                # One of them is poison: alone, it can only fail itself.
+                for job in batch:
+                    self._answer(deque(), deque([job]))
+                return
+            log.exception("a request failed")
+            outcomes, committed = [(job, InternalError()) for job in batch], None
+        self._loop.call_soon_threadsafe(self._tell, outcomes, committed)
+
+    def _commit(self, queue: deque[_Job], batch: deque[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
+        started = time.perf_counter()
+        now = self._clock()
+        outcomes: list[tuple[_Job, Any]] = []
+        with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
+            for job in batch:
+                try:
+                    outcomes.append((job, job.work(tx, now)))
+                except UnavailableError:
+                    raise
+                except MediatorError as error:
+                    outcomes.append((job, error))
+                if time.perf_counter() - started > BATCH_SECONDS:
+                    break
+            for observe in self._observers:
+                observe(tx, now)
+        # What there was no time for goes first in the next batch.
+        while len(batch) > len(outcomes):
+            queue.appendleft(batch.pop())
+        return outcomes, Committed(len(outcomes), time.perf_counter() - started, tx.events, tx.woken, tx.due)
+
+    def _upkeep(self, chore: _Job) -> None:
+        outcome: MediatorError | None = None
+        try:
+            self._store.upkeep(bool(self._jobs))
+        except MediatorError as error:
+            outcome = error
+        self._loop.call_soon_threadsafe(chore.done, outcome)
+
+    def _tell(self, outcomes: list[tuple[_Job, Any]], committed: Committed | None) -> None:
+        if committed is not None:
+            self._told(committed)
+        for job, outcome in outcomes:
+            job.done(outcome)
+
+
+def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, MediatorError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
+
+
+def _own_upkeep(tx: Transaction, now: int) -> None:
+    """Mark a chore that is the store's own; it runs outside any transaction."""
