@@ -24,6 +24,10 @@ class Opened:
         self.durable = durable
         self.store = open_store()
 
+    def close(self) -> None:
+        """Close whichever store is open now."""
+        self.store.close()
+
     def reopen(self) -> Store:
         """Close the store, as a restart would, and open its successor."""
         self.store.close()
@@ -50,7 +54,7 @@ def new_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
             nonlocal number
             number += 1
             opened = Opened(_opener(kind, tmp_path / f"{number}.db", request, stack), durable=kind != "memory")
-            stack.callback(lambda: opened.store.close())
+            stack.callback(opened.close)
             return opened
 
         yield make

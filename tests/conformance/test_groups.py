@@ -1,0 +1,279 @@
+"""The tables of groups and their leases."""
+
+import pytest
+
+from mediator.mailboxes.group import LOOSE, Lease, Reply
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.ports import LeasePlace
+from tests.conformance.samples import ALL, T0, add, get, ids, leases
+
+BEGIN = LeasePlace(-1, -1, -1)
+
+
+@pytest.mark.rule("A4")
+def test_a_new_group_stands_before_the_first_message(store):
+    with store.transaction() as tx:
+        mailbox, other = add(tx), add(tx, "other")
+        assert tx.groups.find(mailbox, "g") is None
+        added = tx.groups.add(mailbox, "g")
+        assert (added.mailbox_no, added.name) == (mailbox.no, "g")
+        assert added.settled == added.delivered == [-1, -1, -1, -1]
+        assert added.replies == []
+        assert added.max_deliver is None
+        assert tx.groups.find(mailbox, "g") == added
+        assert tx.groups.find(other, "g") is None
+        assert tx.groups.add(other, "g").no != added.no
+    with store.reading() as tx:
+        assert tx.groups.find(get(tx), "g") == added
+        assert tx.groups.find(get(tx), "G") is None
+
+
+@pytest.mark.rule("A4", "K2")
+def test_a_group_changes_only_when_it_is_saved(store):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        group = tx.groups.add(mailbox, "g")
+        group.start_at(5)
+        group.max_deliver = 3
+        assert tx.groups.find(mailbox, "g").settled == [-1] * 4
+        tx.groups.save(group)
+        assert tx.groups.find(mailbox, "g") == group
+        group.settled[0] = 99
+        assert tx.groups.find(mailbox, "g").settled == [4] * 4
+    with store.transaction() as tx:
+        group = tx.groups.find(get(tx), "g")
+        assert (group.settled, group.delivered, group.max_deliver) == ([4] * 4, [4] * 4, 3)
+        for number in range(40):
+            group.hand_out([(Lane.CRITICAL, 10 + 3 * number), (Lane.NORMAL, 11 + 3 * number), (Lane.LOW, 12)])
+        group.settle([9, 8, 11, 6])
+        tx.groups.save(group)
+        assert tx.groups.find(get(tx), "g") == group
+    with store.transaction() as tx:
+        found = tx.groups.find(get(tx), "g")
+        assert found == group
+        assert len(found.replies) == 32
+        assert found.replies[-1] == Reply({Lane.CRITICAL: (127, 127), Lane.NORMAL: (128, 128), Lane.LOW: (12, 12)})
+        assert found.covered_by(Lane.LOW, 12) == group.covered_by(Lane.LOW, 12)
+
+
+@pytest.mark.rule("A4", "A8")
+def test_a_position_outlives_a_restart(reopen, store):
+    with store.transaction() as tx:
+        group = tx.groups.add(add(tx), "g")
+        group.start_at(2**40)
+        group.hand_out([(Lane.CRITICAL, 2**40), (Lane.LOW, 2**40 + 1)])
+        group.settle([2**40, -1, -1, -1])
+        group.max_deliver = 1_000_000
+        tx.groups.save(group)
+    with reopen().reading() as tx:
+        found = tx.groups.find(get(tx), "g")
+        assert found.no == group.no
+        assert found.settled == [2**40, 2**40 - 1, 2**40 - 1, 2**40 - 1]
+        assert found.delivered == [2**40, 2**40 - 1, 2**40 - 1, 2**40 + 1]
+        assert found.max_deliver == 1_000_000
+
+
+NAMES = ["B", "a", "a%", "a'b", "ab", 'q"', "ä", "\uffff", "😀", "x" * 256]
+
+
+@pytest.mark.rule("A4")
+def test_groups_are_listed_by_name_and_counted(store):
+    with store.transaction() as tx:
+        mailbox, other = add(tx), add(tx, "other")
+        tx.groups.add(other, "z")
+        numbers = {tx.groups.add(mailbox, name).no: name for name in reversed(NAMES)}
+        assert tx.groups.count(mailbox) == len(NAMES)
+    with store.reading() as tx:
+        mailbox = get(tx)
+        assert [group.name for group in tx.groups.of(mailbox, ALL)] == sorted(NAMES)
+        assert [group.name for group in tx.groups.of(mailbox, 2)] == sorted(NAMES)[:2]
+        assert tx.groups.count(mailbox) == len(NAMES)
+        assert tx.groups.count(get(tx, "other")) == 1
+        for name in NAMES:
+            assert tx.groups.find(mailbox, name).name == name
+        found = tx.groups.by_no([*numbers, max(numbers) + 1000])
+        assert {no: group.name for no, group in found.items()} == numbers
+        assert tx.groups.by_no([]) == {}
+        assert next(iter(found.values())) == tx.groups.find(mailbox, next(iter(found.values())).name)
+
+
+def test_groups_by_number_are_copies(store):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        no = tx.groups.add(mailbox, "g").no
+        tx.groups.by_no({no})[no].settled[0] = 5
+        assert tx.groups.find(mailbox, "g").settled == [-1] * 4
+
+
+def test_clear_takes_groups_and_their_leases_in_slices(store):
+    with store.transaction() as tx:
+        mailbox, other = add(tx), add(tx, "other")
+        groups = [tx.groups.add(mailbox, f"g{number}") for number in range(4)]
+        kept = tx.groups.add(other, "kept")
+        for group in [*groups, kept]:
+            tx.leases.put(group, [Lease(number, Lane.NORMAL, T0, 1) for number in range(3)])
+        tx.mailboxes.retire(mailbox)
+    slices = 0
+    while True:
+        with store.transaction() as tx:
+            [mailbox] = tx.mailboxes.retired(ALL)
+            gone = tx.groups.clear(mailbox, 2)
+            if not gone:
+                break
+            slices += 1
+    # Whether a lease counts as a row of its own is the store's to say.
+    assert 2 <= slices <= 8
+    with store.reading() as tx:
+        [mailbox] = tx.mailboxes.retired(ALL)
+        assert tx.groups.count(mailbox) == 0
+        assert all(leases(tx, group, 0, 1, 2) == {} for group in groups)
+        assert len(leases(tx, kept, 0, 1, 2)) == 3
+        assert tx.groups.count(get(tx, "other")) == 1
+
+
+@pytest.fixture
+def leased(store):
+    """A group with a lease of each sort, and a neighbour that has the same ids."""
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        group, other = tx.groups.add(mailbox, "g"), tx.groups.add(mailbox, "other")
+        tx.leases.put(other, [Lease(number, Lane.NORMAL, T0 + 1, 1) for number in range(10)])
+        tx.leases.put(
+            group,
+            [
+                Lease(0, Lane.LOW, T0 + 10, 1),
+                Lease(1, Lane.CRITICAL, T0 + 20, 2),
+                Lease(2, Lane.LOW, T0 + 5, 3),
+                Lease(3, Lane.URGENT, LOOSE, 4),
+                Lease(4, Lane.CRITICAL, T0 + 10, 5),
+                Lease(5, Lane.NORMAL, T0 + 3, 6, dead=True),
+                Lease(6, Lane.URGENT, LOOSE, 7),
+                Lease(8, Lane.NORMAL, T0 + 30, 8, dead=True),
+            ],
+        )
+    return group
+
+
+@pytest.mark.rule("F6")
+def test_leases_are_found_as_they_were_put(opened, leased):
+    store = opened.reopen() if opened.durable else opened.store
+    with store.transaction() as tx:
+        found = tx.leases.get(leased, [5, 0, 3, 77, 0, 7])
+        assert sorted(ids(found)) == [0, 3, 5]
+        assert leases(tx, leased, *range(10))[0] == Lease(0, Lane.LOW, T0 + 10, 1)
+        assert leases(tx, leased, 5)[5] == Lease(5, Lane.NORMAL, T0 + 3, 6, dead=True)
+        assert all(any(lease.lane is lane for lane in LANES) for lease in found)
+        assert all(isinstance(lease.dead, bool) for lease in found)
+        assert tx.leases.get(leased, []) == []
+        assert sorted(ids(tx.leases.get(leased, range(10_000)))) == [0, 1, 2, 3, 4, 5, 6, 8]
+
+
+@pytest.mark.rule("F6")
+def test_leases_are_changed_and_ended(store, leased):
+    with store.transaction() as tx:
+        lease = leases(tx, leased, 2)[2]
+        lease.until, lease.deliveries = T0 + 99, 4
+        assert leases(tx, leased, 2)[2].until == T0 + 5
+        tx.leases.put(leased, [lease, Lease(9, Lane.LOW, T0 + 1, 1)])
+        tx.leases.put(leased, [])
+        tx.leases.remove(leased, [0, 0, 5, 1000])
+        tx.leases.remove(leased, [])
+        assert sorted(leases(tx, leased, *range(10))) == [1, 2, 3, 4, 6, 8, 9]
+    with store.reading() as tx:
+        found = leases(tx, leased, *range(10))
+        assert sorted(found) == [1, 2, 3, 4, 6, 8, 9]
+        assert found[2] == Lease(2, Lane.LOW, T0 + 99, 4)
+        other = tx.groups.find(get(tx), "other")
+        assert sorted(leases(tx, other, *range(10))) == list(range(10))
+
+
+@pytest.mark.rule("F6", "F7")
+def test_due_leases_come_by_lane_and_id_without_the_dead(store, leased):
+    with store.reading() as tx:
+        assert ids(tx.leases.due(leased, T0 + 10, ALL)) == [4, 3, 6, 0, 2]
+        assert ids(tx.leases.due(leased, T0 + 10, 3)) == [4, 3, 6]
+        assert ids(tx.leases.due(leased, T0 + 9, ALL)) == [3, 6, 2]
+        assert ids(tx.leases.due(leased, T0 + 20, ALL)) == [1, 4, 3, 6, 0, 2]
+        assert ids(tx.leases.due(leased, T0, ALL)) == [3, 6]
+
+
+@pytest.mark.rule("K2")
+def test_loose_leases_are_those_that_were_given_without_one(store, leased):
+    with store.transaction() as tx:
+        assert sorted(tx.leases.loose(leased, Lane.URGENT, 6)) == [3, 6]
+        assert tx.leases.loose(leased, Lane.URGENT, 5) == [3]
+        assert tx.leases.loose(leased, Lane.URGENT, 2) == []
+        assert tx.leases.loose(leased, Lane.LOW, 10) == []
+        tx.leases.put(leased, [Lease(3, Lane.URGENT, LOOSE, 4, dead=True)])
+        assert tx.leases.loose(leased, Lane.URGENT, 6) == [6]
+
+
+@pytest.mark.rule("F7")
+def test_dead_leases_come_in_order_of_id(store, leased):
+    with store.transaction() as tx:
+        assert ids(tx.leases.dead(leased, -1, ALL)) == [5, 8]
+        assert ids(tx.leases.dead(leased, 5, ALL)) == [8]
+        assert ids(tx.leases.dead(leased, -1, 1)) == [5]
+        assert tx.leases.dead(leased, 8, ALL) == []
+        tx.leases.put(leased, [Lease(5, Lane.NORMAL, T0, 0, dead=False), Lease(0, Lane.LOW, T0, 1, dead=True)])
+        assert ids(tx.leases.dead(leased, -1, ALL)) == [0, 8]
+
+
+@pytest.mark.rule("F6")
+def test_living_leases_are_counted(store, leased):
+    with store.transaction() as tx:
+        assert tx.leases.count(leased) == 6
+        tx.leases.put(leased, [Lease(0, Lane.LOW, T0 + 10, 1, dead=True)])
+        tx.leases.remove(leased, [1, 5])
+        assert tx.leases.count(leased) == 4
+
+
+@pytest.mark.rule("F2", "F6")
+def test_the_next_end_is_that_of_a_running_lease(store, leased):
+    with store.transaction() as tx:
+        for now, end in ((T0, 5), (T0 + 4, 5), (T0 + 5, 10), (T0 + 10, 20), (T0 + 19, 20)):
+            assert tx.leases.next_end(leased, now) == T0 + end
+        assert tx.leases.next_end(leased, T0 + 20) is None
+
+
+@pytest.mark.rule("F7")
+def test_ended_leases_of_all_groups_come_in_the_order_in_which_they_ended(store, leased):
+    with store.transaction() as tx:
+        other = tx.groups.find(get(tx), "other")
+        tx.leases.remove(other, range(2, 10))
+        first, second = sorted([leased.no, other.no])
+        tx.leases.put(other, [Lease(0, Lane.NORMAL, T0 + 10, 1), Lease(1, Lane.NORMAL, T0 + 11, 1)])
+        wanted = [LeasePlace(LOOSE, leased.no, 3), LeasePlace(LOOSE, leased.no, 6), LeasePlace(T0 + 5, leased.no, 2)]
+        by_group = {leased.no: [0, 4], other.no: [0]}
+        wanted += [LeasePlace(T0 + 10, no, msg_id) for no in (first, second) for msg_id in by_group[no]]
+        assert tx.leases.ended(BEGIN, T0 + 10, ALL) == wanted
+        assert tx.leases.ended(BEGIN, T0 + 10, 2) == wanted[:2]
+        for number, place in enumerate(wanted):
+            assert tx.leases.ended(place, T0 + 10, ALL) == wanted[number + 1 :]
+        assert tx.leases.ended(wanted[1], T0 + 4, ALL) == []
+
+
+@pytest.mark.rule("F4")
+def test_clear_ends_all_leases_of_one_group(store, leased):
+    with store.transaction() as tx:
+        tx.leases.clear(leased)
+        tx.leases.clear(leased)
+        assert tx.leases.get(leased, range(10)) == []
+        assert tx.leases.count(leased) == 0
+        assert tx.leases.dead(leased, -1, ALL) == []
+    with store.reading() as tx:
+        assert tx.leases.count(leased) == 0
+        assert tx.leases.count(tx.groups.find(get(tx), "other")) == 10
+        assert tx.groups.find(get(tx), "g") is not None
+
+
+@pytest.mark.rule("F6")
+def test_as_many_leases_as_a_group_may_have_are_kept_at_once(store):
+    with store.transaction() as tx:
+        group = tx.groups.add(add(tx), "g")
+        tx.leases.put(group, [Lease(number, Lane.NORMAL, T0, 1) for number in range(10_000)])
+        assert tx.leases.count(group) == 10_000
+    with store.transaction() as tx:
+        assert len(tx.leases.get(group, range(10_000))) == 10_000
+        tx.leases.remove(group, range(9_999))
+        assert ids(tx.leases.due(group, T0, ALL)) == [9_999]
