@@ -53,7 +53,6 @@ def test_a_group_changes_only_when_it_is_saved(store):
         assert found == group
         assert len(found.replies) == 32
         assert found.replies[-1] == Reply({Lane.CRITICAL: (127, 127), Lane.NORMAL: (128, 128), Lane.LOW: (12, 12)})
-        assert found.covered_by(Lane.LOW, 12) == group.covered_by(Lane.LOW, 12)
 
 
 @pytest.mark.rule("A4", "A8")
