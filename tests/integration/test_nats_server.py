@@ -132,6 +132,7 @@ async def test_the_config_is_for_our_eyes_only(tmp_path):
         assert server.service_password in config.read_text()
 
 
+@pytest.mark.rule("A6")
 async def test_the_tenant_is_in_the_subject_and_headers_arrive(tmp_path):
     tenants = (Tenant("default"), Tenant("acme-2", (User("alice", "pw"),)))
     async with (
@@ -154,6 +155,7 @@ async def test_no_service_is_said_at_once(tmp_path):
             await anonymous.request("$mq9.AI.MSG.SEND.x", b"", timeout=5)
 
 
+@pytest.mark.rule("A6")
 async def test_a_tenant_cannot_reach_or_forge_another(tmp_path):
     tenants = (Tenant("default"), Tenant("acme", (User("alice", "pw"),)))
     async with (
@@ -220,6 +222,7 @@ async def test_clients_of_one_account_cannot_read_or_push_to_each_other(tmp_path
         assert pushes.pending_msgs == 0
 
 
+@pytest.mark.rule("A6")
 async def test_anonymous_clients_land_in_default_and_only_while_it_has_no_users(tmp_path):
     async with running(tmp_path, tenants=(Tenant("default", (User("alice", "pw"),)), Tenant("acme"))) as server:
         for login in ((), ("alice", "wrong"), ("anon", "anon"), ("mediator", "mediator"), ("sys", "sys")):

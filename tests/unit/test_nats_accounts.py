@@ -46,6 +46,7 @@ def test_the_service_account_exports_requests_and_pushes_by_account_token():
     assert '{user: "mediator", password: "service-pw"}' in lines
 
 
+@pytest.mark.rule("A6")
 def test_a_tenant_imports_its_own_subjects_only():
     text = rendered(Tenant("default"), Tenant("acme-2", (User("a", "pw"),)))
     lines = account(text, "ACME-2")
@@ -80,6 +81,7 @@ def test_an_empty_list_of_subjects_allows_nothing():
     assert 'publish: { deny: [">"] }' in rendered(Tenant("acme", (User("a", "pw", publish=()),)))
 
 
+@pytest.mark.rule("A6")
 @pytest.mark.parametrize(
     ("tenants", "anonymous"),
     [
@@ -115,11 +117,13 @@ def test_the_services_own_accounts_are_no_tenants(name):
         Tenant(name)
 
 
+@pytest.mark.rule("A6")
 @given(st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True))
 def test_account_and_tenant_lead_to_each_other(name):
     assert tenant_of(account_of(name)) == name
 
 
+@pytest.mark.rule("A6")
 @pytest.mark.parametrize("account", ["Acme", "acme", "", "-A", "A.B", "$G", "A" * 65, "İ"])
 def test_an_account_that_no_tenant_leads_to_is_refused(account):
     with pytest.raises(TenantRefusedError):
