@@ -55,25 +55,31 @@ def expired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
 def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
     """Remove what is left of retired mailboxes: messages, delayed mail, dedup ids, groups, then themselves."""
     messages = delayed = seen_ids = groups = dropped = 0
+    room = limit
     for mailbox in tx.mailboxes.retired(limit):
-        room = limit - messages - delayed - seen_ids - groups
-        if room <= 0:
-            break
+        before = room
         handles = tx.messages.first(mailbox, room)
         if handles:
             tx.messages.remove(mailbox, handles)
             messages += len(handles)
-        waiting = tx.delays.of(mailbox, room)
+            room -= len(handles)
+        waiting = tx.delays.of(mailbox, room) if room else []
         if waiting:
             tx.delays.remove(waiting)
             delayed += len(waiting)
-        seen = tx.dedup_ids.clear(mailbox, room)
-        gone = tx.groups.clear(mailbox, room)
+            room -= len(waiting)
+        seen = tx.dedup_ids.clear(mailbox, room) if room else 0
         seen_ids += seen
+        room -= seen
+        gone = tx.groups.clear(mailbox, room) if room > 0 else 0
         groups += gone
-        if len(handles) + len(waiting) + seen + gone == 0:
+        room -= gone
+        if room == before:
             tx.mailboxes.drop(mailbox)
             dropped += 1
+            room -= 1
+        if room <= 0:
+            break
     return Collected(messages, dropped, groups, seen_ids, delayed)
 
 

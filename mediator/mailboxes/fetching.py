@@ -127,9 +127,9 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
     for lane in LANES:
         if taken.full:
             break
-        repeated = [lease for lease in due if lease.lane is lane]
+        repeated = [lease.msg_id for lease in due if lease.lane is lane]
         if repeated:
-            taken.add(_repeat(tx, mailbox, group, repeated, taken, now))
+            taken.add(tx.messages.pick(mailbox, repeated[: taken.room], taken.budget, now))
         if taken.full or fresh_room <= len(fresh):
             continue
         limit = min(taken.room, fresh_room - len(fresh))
@@ -191,13 +191,18 @@ def _name_max_deliver(group: Group, request: Fetch) -> bool:
 
 
 def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> list[Lease]:
-    """Return what may be given again, after declaring dead what was leased out often enough (F7)."""
-    while True:
-        due = tx.leases.due(group, now, MAX_FETCH)
-        dead = [lease for lease in due if spent(group, lease)]
-        if not dead:
-            return due
-        bury(tx, mailbox, group, dead, now)
+    """Return what may be given again, after ending the leases of messages that are gone and of dead ones (F7)."""
+    while due := tx.leases.due(group, now, MAX_FETCH):
+        there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
+        gone = [lease.msg_id for lease in due if lease.msg_id not in there]
+        dead = [lease for lease in due if lease.msg_id in there and spent(group, lease)]
+        if not gone and not dead:
+            break
+        if gone:
+            tx.leases.remove(group, gone)
+        if dead:
+            bury(tx, mailbox, group, dead, now)
+    return due
 
 
 def spent(group: Group, lease: Lease) -> bool:
@@ -211,20 +216,6 @@ def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease
         lease.dead = True
         tx.events.append(Event(What.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no))
     tx.leases.put(group, leases)
-
-
-def _repeat(
-    tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], taken: "_Basket", now: int
-) -> list[Message]:
-    """Return the messages of ended leases, and end the leases of those that are gone."""
-    wanted = [lease.msg_id for lease in leases[: taken.room]]
-    found = tx.messages.pick(mailbox, wanted, taken.budget, now)
-    if len(found) < len(wanted):
-        there = tx.messages.handles(mailbox, wanted, now)
-        gone = [msg_id for msg_id in wanted if msg_id not in there]
-        if gone:
-            tx.leases.remove(group, gone)
-    return found
 
 
 def _lease(

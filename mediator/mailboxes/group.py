@@ -29,6 +29,12 @@ class Reply:
         first, last = self.spans.get(lane, (0, -1))
         return first <= msg_id <= last
 
+    def beyond(self, lane: Lane, msg_id: int) -> "Reply":
+        """The reply without what it holds of the lane up to ``msg_id``."""
+        first, last = self.spans.get(lane, (0, -1))
+        rest = {other: span for other, span in self.spans.items() if other is not lane}
+        return Reply(rest | {lane: (max(first, msg_id + 1), last)} if last > msg_id else rest)
+
 
 @dataclass(slots=True)
 class Group:
@@ -49,11 +55,12 @@ class Group:
         self.replies = []
 
     def hand_out(self, items: Iterable[tuple[Lane, int]]) -> bool:
-        """Note a reply without leases; True when the group changed and must be saved."""
+        """Note a reply without leases, in its order; True when the group changed and must be saved."""
         spans: dict[Lane, Span] = {}
         for lane, msg_id in items:
-            first, last = spans.get(lane, (msg_id, msg_id))
-            spans[lane] = (min(first, msg_id), max(last, msg_id))
+            first, _ = spans.get(lane, (msg_id, msg_id))
+            # New messages of a lane stand together. What comes again does not, so of that only the last one counts.
+            spans[lane] = (first if first > self.settled[lane] else msg_id, msg_id)
         changed = False
         for lane, (_, last) in spans.items():
             if last > self.delivered[lane]:
@@ -70,16 +77,23 @@ class Group:
         """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6)."""
         self.settled[lane] = max(self.settled[lane], last)
         self.delivered[lane] = max(self.delivered[lane], last)
+        # No reply may cover them any more, nor be covered through them (K3).
+        trimmed = [reply.beyond(lane, last) for reply in self.replies]
+        self.replies = [reply for reply in trimmed if len(reply.spans) > 1]
 
     def was_delivered(self, lane: Lane, msg_id: int) -> bool:
         """Whether the group was ever given the message (K4)."""
         return msg_id <= self.delivered[lane]
 
-    def covered_by(self, lane: Lane, msg_id: int) -> list[int]:
-        """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2)."""
+    def covered_by(self, lane: Lane, msg_id: int, loose: bool = False) -> list[int]:
+        """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2).
+
+        An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
+        """
         marks = [-1] * len(LANES)
-        for higher in LANES[: lane + 1]:
-            marks[higher] = min(msg_id, self.delivered[higher])
+        if loose or msg_id > self.settled[lane]:
+            for higher in LANES[: lane + 1]:
+                marks[higher] = min(msg_id, self.delivered[higher])
         for reply in self.replies:
             if reply.holds(lane, msg_id):
                 for higher in LANES[:lane]:

@@ -1,15 +1,21 @@
 """MSG.QUERY and MSG.DELETE: looking at a mailbox without moving any group, and removing one message (Q1, Q2)."""
 
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import NoSuchMessageError
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.fetching import spent
+from mediator.mailboxes.group import MAX_LEASED
+from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Filter, Transaction
 
 MAX_DEAD_LOOKED_AT = 100_000
+CHUNK = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +40,45 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     group = tx.groups.find(mailbox, request.dead_for)
     if group is None:
         return []
+    # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
+    counts = {x.msg_id: x.deliveries for x in tx.leases.due(group, now, MAX_LEASED) if spent(group, x)}
     after = -1
-    leases = {x.msg_id: x for x in tx.leases.due(group, now, 10_000) if spent(group, x)}
-    while len(leases) < MAX_DEAD_LOOKED_AT and (more := tx.leases.dead(group, after, 1000)):
-        leases |= {lease.msg_id: lease for lease in more}
+    while len(counts) < MAX_DEAD_LOOKED_AT and (more := tx.leases.dead(group, after, CHUNK)):
+        counts |= {lease.msg_id: lease.deliveries for lease in more}
         after = more[-1].msg_id
-    before = request.wanted.before_id
-    ids = [i for i in sorted(leases) if before is None or i < before][-request.limit :]
-    found = tx.messages.pick(mailbox, ids, request.budget, now)
-    for message in found:
-        message.deliveries = leases[message.msg_id].deliveries
-    return found
+    found: list[Message] = []
+    budget = request.budget
+    for message in _descending(tx, mailbox, sorted(counts, reverse=True), request, now):
+        if len(found) == request.limit or (found and budget <= 0):
+            break
+        message.deliveries = counts[message.msg_id]
+        found.append(message)
+        budget -= message.size
+    return found[::-1]
+
+
+def _descending(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], request: Query, now: int) -> Iterator[Message]:
+    """Read these messages a few at a time, newest first, and give those that fit the filter."""
+    wanted = request.wanted
+    for at in range(0, len(ids), CHUNK):
+        handles = tx.messages.handles(mailbox, ids[at : at + CHUNK], now)
+        fitting = [
+            handles[i]
+            for i in ids[at : at + CHUNK]
+            if i in handles
+            and (wanted.before_id is None or i < wanted.before_id)
+            and (wanted.since is None or handles[i].created_at >= wanted.since)
+        ]
+        while fitting:
+            ends = itertools.accumulate(handle.size for handle in fitting)
+            many = max(1, bisect.bisect_right(list(ends), request.budget))
+            part, fitting = fitting[:many], fitting[many:]
+            messages = tx.messages.pick(mailbox, [h.msg_id for h in part], sum(h.size for h in part) + 1, now)
+            yield from (
+                message
+                for message in reversed(messages)
+                if (wanted.key is None or message.key == wanted.key) and set(wanted.tags) <= set(message.tags)
+            )
 
 
 def delete(tx: Transaction, tenant: str, address: str, msg_id: int, now: int) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from mediator.errors import BadRequestError
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
-from mediator.mailboxes.group import LOOSE, Group, Lease
+from mediator.mailboxes.fetching import bury, spent
+from mediator.mailboxes.group import LOOSE, MAX_LEASED, Group, Lease
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
@@ -41,7 +42,7 @@ def ack(tx: Transaction, request: Ack, now: int) -> None:
             if handle is not None:
                 done.append(handle)
         elif handle is not None and group.was_delivered(handle.lane, msg_id):
-            covered = group.covered_by(handle.lane, msg_id)
+            covered = group.covered_by(handle.lane, msg_id, lease is not None)
             marks = [max(pair) for pair in zip(marks, covered, strict=True)]
     done += _cover(tx, mailbox, group, marks, ended)
     if ended:
@@ -108,8 +109,8 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
     for lease in leases:
         lease.until = now + request.delay
     tx.leases.put(group, leases)
-    if request.delay == 0:
-        tx.woken.add(mailbox.place)
+    # With a delay too: who waits must learn that the lease ends at another time.
+    tx.woken.add(mailbox.place)
     return len(leases)
 
 
@@ -178,10 +179,21 @@ DEAD_SLICE = 10_000
 
 
 def _dead(tx: Transaction, request: Dead, now: int) -> tuple[Mailbox, Group, list[Lease]]:
+    """Return the dead leases that are asked for, after ending those whose messages are gone."""
     mailbox = living(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         raise BadRequestError("group_name", "the mailbox has no such group")
+    # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
+    ended = [lease for lease in tx.leases.due(group, now, MAX_LEASED) if spent(group, lease)]
+    if ended:
+        bury(tx, mailbox, group, ended, now)
     if request.ids is None:
-        return mailbox, group, tx.leases.dead(group, -1, DEAD_SLICE)
-    return mailbox, group, [lease for lease in tx.leases.get(group, request.ids) if lease.dead]
+        dead = tx.leases.dead(group, -1, DEAD_SLICE)
+    else:
+        dead = [lease for lease in tx.leases.get(group, request.ids) if lease.dead]
+    there = tx.messages.handles(mailbox, [lease.msg_id for lease in dead], now)
+    gone = [lease.msg_id for lease in dead if lease.msg_id not in there]
+    if gone:
+        tx.leases.remove(group, gone)
+    return mailbox, group, [lease for lease in dead if lease.msg_id in there]
