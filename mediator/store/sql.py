@@ -36,11 +36,11 @@ class Dialect(Protocol):
     def lane_source(self, lane: Lane) -> str:
         """Return the message table as a lane is read from it, by the right index."""
 
-    def budgeted(self, sql: str, parameters: Sequence[Any], budget: int) -> Iterator[Row]:
-        """Run a SELECT of MESSAGE columns without reading payloads much beyond the byte budget."""
+    def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
+        """Read MESSAGE columns from ``source``, a table with its WHERE; no payloads much beyond the byte budget."""
 
-    def any_of(self, column: str, count: int) -> str:
-        """Return a condition that takes ``count`` parameters and holds when the column is one of them."""
+    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """Return a condition that holds when the column is one of the values, and its parameters."""
 
     def has_tag(self) -> str:
         """Return a condition with one place that holds when the column ``tags`` has the tag."""
@@ -229,11 +229,9 @@ class _Mailboxes(_Table):
             else:
                 found[no] = known
         for chunk in _chunks(missing):
-            sql = (
-                f"SELECT {rows.MAILBOX} FROM mailbox WHERE {self._tx.dialect.any_of('no', len(chunk))}"
-                f" ORDER BY no {self._tx.dialect.lock()}"
-            )
-            for row in self._tx.dialect.execute(sql, chunk):
+            wanted, parameters = self._tx.dialect.any_of("no", chunk)
+            sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE {wanted} ORDER BY no {self._tx.dialect.lock()}"
+            for row in self._tx.dialect.execute(sql, parameters):
                 mailbox = self._take(row)
                 found[mailbox.no] = mailbox
         return found
@@ -359,11 +357,12 @@ class _Messages(_Table):
         self._tx.flush()
         found: dict[int, Handle] = {}
         for chunk in _chunks(ids):
+            wanted, parameters = self._tx.dialect.any_of("msg_id", chunk)
             sql = (
-                f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ?"
-                f" AND {self._tx.dialect.any_of('msg_id', len(chunk))} AND (expire_at IS NULL OR expire_at > ?)"
+                f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {wanted}"
+                " AND (expire_at IS NULL OR expire_at > ?)"
             )
-            for row in self._tx.dialect.execute(sql, (mailbox.no, *chunk, now)):
+            for row in self._tx.dialect.execute(sql, (mailbox.no, *parameters, now)):
                 found[row[0]] = rows.handle(row)
         return found
 
@@ -375,23 +374,20 @@ class _Messages(_Table):
 
     def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
         self._tx.flush()
-        sql = (
-            f"SELECT {rows.MESSAGE} FROM {self._tx.dialect.lane_source(lane)}"
+        source = (
+            f"{self._tx.dialect.lane_source(lane)}"
             f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
-            " ORDER BY msg_id LIMIT ?"
         )
-        return self._within(sql, (mailbox.no, after, now, limit), budget)
+        return self._within(source, (mailbox.no, after, now), "msg_id", limit, budget)
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
         self._tx.flush()
         found: list[Message] = []
         for chunk in _chunks(sorted(ids)):
-            sql = (
-                f"SELECT {rows.MESSAGE} FROM message WHERE mailbox_no = ?"
-                f" AND {self._tx.dialect.any_of('msg_id', len(chunk))} AND (expire_at IS NULL OR expire_at > ?)"
-                " ORDER BY msg_id"
-            )
-            found += self._within(sql, (mailbox.no, *chunk, now), budget - sum(message.size for message in found))
+            wanted, parameters = self._tx.dialect.any_of("msg_id", chunk)
+            source = f"message WHERE mailbox_no = ? AND {wanted} AND (expire_at IS NULL OR expire_at > ?)"
+            left = budget - sum(message.size for message in found)
+            found += self._within(source, (mailbox.no, *parameters, now), "msg_id", len(chunk), left)
             if sum(message.size for message in found) >= budget:
                 break
         return found
@@ -412,12 +408,11 @@ class _Messages(_Table):
         if wanted.before_id is not None:
             where.append("msg_id < ?")
             parameters.append(wanted.before_id)
-        sql = f"SELECT {rows.MESSAGE} FROM message WHERE {' AND '.join(where)} ORDER BY msg_id DESC LIMIT ?"
-        return self._within(sql, (*parameters, limit), budget)[::-1]
+        return self._within(f"message WHERE {' AND '.join(where)}", parameters, "msg_id DESC", limit, budget)[::-1]
 
-    def _within(self, sql: str, parameters: Sequence[Any], budget: int) -> list[Message]:
+    def _within(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> list[Message]:
         taken: list[Message] = []
-        for row in self._tx.dialect.budgeted(sql, parameters, budget):
+        for row in self._tx.dialect.budgeted(source, parameters, order, limit, budget):
             taken.append(rows.message(row))
             budget -= taken[-1].size
             if budget <= 0:
@@ -463,10 +458,10 @@ class _Messages(_Table):
         kept.dirty = True
         bodies: list[int] = []
         for chunk in _chunks([handle.msg_id for handle in handles]):
+            wanted, parameters = self._tx.dialect.any_of("msg_id", chunk)
             removed = self._tx.dialect.execute(
-                f"DELETE FROM message WHERE mailbox_no = ? AND {self._tx.dialect.any_of('msg_id', len(chunk))}"
-                " RETURNING size, recipient, body_no",
-                (mailbox.no, *chunk),
+                f"DELETE FROM message WHERE mailbox_no = ? AND {wanted} RETURNING size, recipient, body_no",
+                (mailbox.no, *parameters),
             )
             for size, recipient, body_no in removed:
                 kept.messages -= 1
@@ -475,7 +470,7 @@ class _Messages(_Table):
                     self._hold(kept, recipient, -1, -size)
                 if body_no is not None:
                     bodies.append(body_no)
-        for body_no in bodies:
+        for body_no in sorted(bodies):  # in one order everywhere, so that two instances never wait for each other
             self._tx.dialect.execute("UPDATE body SET refs = refs - 1 WHERE no = ?", (body_no,))
             self._tx.dialect.execute("DELETE FROM body WHERE no = ? AND refs <= 0", (body_no,))
 
@@ -519,7 +514,11 @@ class _Delays(_Table):
         )
 
     def due(self, now: int, limit: int) -> list[Delayed]:
-        sql = f"SELECT {rows.DELAYED} FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ?"
+        # Locked, so that of two instances only one releases a message.
+        sql = (
+            f"SELECT {rows.DELAYED} FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ?"
+            f" {self._tx.dialect.lock()}"
+        )
         return [rows.delayed(row) for row in self._tx.dialect.execute(sql, (now, limit))]
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
@@ -533,7 +532,8 @@ class _Delays(_Table):
     def remove(self, delayed: Sequence[Delayed]) -> None:
         self._backlog.count -= sum(item.archive for item in delayed)
         for chunk in _chunks([item.seq for item in delayed]):
-            self._tx.dialect.execute(f"DELETE FROM delayed WHERE {self._tx.dialect.any_of('seq', len(chunk))}", chunk)
+            wanted, parameters = self._tx.dialect.any_of("seq", chunk)
+            self._tx.dialect.execute(f"DELETE FROM delayed WHERE {wanted}", parameters)
 
     def next_due(self) -> int | None:
         row = self._tx.one("SELECT min(due_at) FROM delayed")
@@ -576,9 +576,8 @@ class _DedupIds(_Table):
         ended = self._tx.dialect.execute("SELECT seq, mailbox_no FROM dedup WHERE expire_at <= ? LIMIT ?", (now, limit))
         mailboxes = self._tx.mailboxes.by_no({row[1] for row in ended})
         for chunk in _chunks([row[0] for row in ended]):
-            gone = self._tx.dialect.execute(
-                f"DELETE FROM dedup WHERE {self._tx.dialect.any_of('seq', len(chunk))} RETURNING mailbox_no", chunk
-            )
+            wanted, parameters = self._tx.dialect.any_of("seq", chunk)
+            gone = self._tx.dialect.execute(f"DELETE FROM dedup WHERE {wanted} RETURNING mailbox_no", parameters)
             for (no,) in gone:
                 if no in mailboxes:
                     kept = self._tx.touch(mailboxes[no])
@@ -607,8 +606,9 @@ class _Groups(_Table):
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         found: dict[int, Group] = {}
         for chunk in _chunks(sorted(numbers)):
-            sql = f"SELECT no, mailbox_no, name, state FROM consumer WHERE {self._tx.dialect.any_of('no', len(chunk))}"
-            found |= {row[0]: rows.group(*row) for row in self._tx.dialect.execute(sql, chunk)}
+            wanted, parameters = self._tx.dialect.any_of("no", chunk)
+            sql = f"SELECT no, mailbox_no, name, state FROM consumer WHERE {wanted}"
+            found |= {row[0]: rows.group(*row) for row in self._tx.dialect.execute(sql, parameters)}
         return found
 
     def count(self, mailbox: Mailbox) -> int:
@@ -649,8 +649,9 @@ class _Leases(_Table):
     def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
         found: list[Lease] = []
         for chunk in _chunks(ids):
-            sql = f"{_LEASE} WHERE group_no = ? AND {self._tx.dialect.any_of('msg_id', len(chunk))}"
-            found += [_lease(row) for row in self._tx.dialect.execute(sql, (group.no, *chunk))]
+            wanted, parameters = self._tx.dialect.any_of("msg_id", chunk)
+            sql = f"{_LEASE} WHERE group_no = ? AND {wanted}"
+            found += [_lease(row) for row in self._tx.dialect.execute(sql, (group.no, *parameters))]
         return found
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
@@ -663,10 +664,8 @@ class _Leases(_Table):
 
     def remove(self, group: Group, ids: Sequence[int]) -> None:
         for chunk in _chunks(ids):
-            self._tx.dialect.execute(
-                f"DELETE FROM lease WHERE group_no = ? AND {self._tx.dialect.any_of('msg_id', len(chunk))}",
-                (group.no, *chunk),
-            )
+            wanted, parameters = self._tx.dialect.any_of("msg_id", chunk)
+            self._tx.dialect.execute(f"DELETE FROM lease WHERE group_no = ? AND {wanted}", (group.no, *parameters))
 
     def due(self, group: Group, now: int, limit: int) -> list[Lease]:
         sql = f"{_LEASE} WHERE group_no = ? AND dead = 0 AND until <= ? ORDER BY lane, msg_id LIMIT ?"

@@ -19,7 +19,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place
 from mediator.store.migrate import migrate
-from mediator.store.rows import KeptMailbox, Row
+from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
 
 KNOWN_MAILBOXES = 50_000
@@ -171,18 +171,19 @@ class SqliteDialect:
         """Name the partial index: the planner does not find it by itself."""
         return f"message INDEXED BY {_LANES[lane]}"
 
-    def budgeted(self, sql: str, parameters: Sequence[Any], budget: int) -> Iterator[Row]:
+    def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
         """Step through a SELECT; a row is read when it is asked for."""
         del budget
-        cursor = self.connection.execute(sql, parameters)
+        sql = f"SELECT {MESSAGE} FROM {source} ORDER BY {order} LIMIT ?"
+        cursor = self.connection.execute(sql, (*parameters, limit))
         try:
             yield from cursor
         finally:
             cursor.close()
 
-    def any_of(self, column: str, count: int) -> str:
-        """Return a list of places."""
-        return f"{column} IN ({', '.join('?' * count)})"
+    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """List a place for each value."""
+        return f"{column} IN ({', '.join('?' * len(values))})", values
 
     def has_tag(self) -> str:
         """Look for the tag between commas."""
