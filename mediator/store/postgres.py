@@ -1,0 +1,345 @@
+"""The PostgreSQL store: several instances share the mail; the mailbox rows are the locks between them."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeAlias
+
+from peewee import PeeweeException, PostgresqlDatabase
+
+from mediator.errors import BusyError, SetupError, UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.ports import Transaction
+from mediator.store import rows
+from mediator.store.base import Place
+from mediator.store.migrate import migrate
+from mediator.store.rows import KeptMailbox, Row
+from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import TransactionStatus
+    from psycopg.types.numeric import Int8BinaryDumper
+except ImportError as error:
+    raise SetupError("PostgreSQL needs its driver: pip install 'agent-mediator[postgres]'") from error
+
+from mediator.store.arrays import BigInts, Blobs, Texts, teach
+
+READERS = 4
+READ_SECONDS = 4
+"""A SELECT beside the writer is ended after this long, so that it does not outlive its asker."""
+LOCK_SECONDS = 5
+"""How long a transaction waits for what another instance has locked."""
+STALLED_SECONDS = 30
+"""An instance that stops in the midst of a transaction loses it after this long, and with it its locks."""
+MIGRATION_SECONDS = 60
+"""How long an instance waits at its start while another one migrates the schema."""
+MIGRATION_LOCK = 0x6D65_6469_6174_6F72
+"""The advisory lock of the one who migrates."""
+
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "mediator",
+    "connect_timeout": 3,
+    # A server that went without a word is noticed while those who ask it still wait.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_PREFETCH = (
+    f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"
+    " FROM unnest(?, ?) AS place (tenant, address)"
+    " JOIN mailbox ON mailbox.tenant = place.tenant AND mailbox.address = place.address"
+    " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
+)
+_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join('?' * 12)})"
+_ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts,)
+_SAVE = (
+    "UPDATE mailbox SET next_id = new.next_id, messages = new.messages, bytes = new.bytes, last_at = new.last_at,"
+    " dedup_ids = new.dedup_ids FROM unnest(?, ?, ?, ?, ?, ?)"
+    " AS new (no, next_id, messages, bytes, last_at, dedup_ids) WHERE mailbox.no = new.no"
+)
+_INNER = rows.MESSAGE.replace(rows.BODY, f"{rows.BODY} AS payload")
+_OUTER = rows.MESSAGE.replace(rows.BODY, "payload")
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+
+
+class PostgresStore:
+    """Mailboxes in a PostgreSQL database. Opening it migrates the schema."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database at ``url``; :class:`SetupError` when that is no PostgreSQL URL.
+
+        Raises :class:`UnavailableError` when the database does not answer.
+        """
+        parameters = _parameters(url)
+        self._database = PostgresqlDatabase(
+            prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
+        )
+        self._writer = _Link(self._connect, _WRITING, "FOR UPDATE")
+        self._readers = _Readers(lambda: psycopg.connect(**parameters))
+        self._backlog = Backlog()
+        try:
+            self._migrate()
+        except (psycopg.Error, PeeweeException) as error:
+            raise UnavailableError(f"cannot open the database: {error}") from error
+        finally:
+            self._database.close()
+
+    def _connect(self) -> Connection:
+        self._database.close()
+        self._database.connect()
+        connection: Connection = self._database.connection()
+        # The operator's default must not weaken what was promised; one that is stronger stays.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') <> 'remote_apply'"
+        )
+        _limit(connection, lock_timeout=LOCK_SECONDS, idle_in_transaction_session_timeout=STALLED_SECONDS)
+        return connection
+
+    def _migrate(self) -> None:
+        connection = self._connect()
+        if connection.info.parameter_status("server_encoding") != "UTF8":
+            raise SetupError("the PostgreSQL database must have the encoding UTF8")
+        _limit(connection, lock_timeout=MIGRATION_SECONDS, idle_in_transaction_session_timeout=0)
+        connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
+        migrate(self._database)
+
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+        """Open a transaction; see :class:`mediator.store.base.Store`."""
+        known = Known(len(places))
+        with self._writer.transaction() as dialect:
+            tx = SqlTransaction(dialect, known, self._backlog)
+            try:
+                for mailbox in dialect.prefetch(places):
+                    known.add(mailbox)
+                yield tx
+                tx.finish()
+                dialect.commit()
+            except BaseException:
+                self._backlog.doubt()
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """Open a snapshot; see :class:`mediator.store.base.Store`."""
+        with self._readers.take() as link, link.transaction() as dialect:
+            yield SqlTransaction(dialect, Known(0), Backlog())
+
+    def upkeep(self, busy: bool) -> None:
+        """Autovacuum does it."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._readers.close()
+        self._writer.close()
+        self._database.close()
+
+
+class PostgresDialect:
+    """One connection to PostgreSQL, in a transaction."""
+
+    def __init__(self, connection: Connection, lock: str) -> None:
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        teach(connection.adapters)
+        self.connection = connection
+        self._cursor = connection.cursor(binary=True)
+        self._lock = lock
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        cursor = self._cursor
+        cursor.execute(_translated(sql), parameters)
+        return cursor.fetchall() if cursor.description is not None else []  # type: ignore[return-value]
+
+    def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of parameters, all in one go."""
+        self._cursor.executemany(_translated(sql), parameters)
+
+    def prefetch(self, places: Sequence[Place]) -> list[KeptMailbox]:
+        """Lock the mailboxes at these places, in the order in which everybody locks them."""
+        if not places:
+            return []
+        tenants, addresses = zip(*sorted(set(places)), strict=True)
+        return [rows.mailbox(row) for row in self.execute(_PREFETCH, (Texts(tenants), Texts(addresses)))]
+
+    def commit(self) -> None:
+        """Commit; nothing but the word of the server that it did is a success."""
+        self._cursor.execute("COMMIT")
+        if self._cursor.statusmessage != "COMMIT":
+            raise UnavailableError("the database took the transaction back")
+
+    def insert_messages(self, values: Sequence[Row]) -> None:
+        """Insert all with one statement."""
+        columns = zip(*values, strict=True)
+        self.execute(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
+
+    def lane_source(self, lane: Lane) -> str:
+        """Name the table; the planner finds the partial index by itself."""
+        del lane
+        return "message"
+
+    def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
+        """Add sizes up before large payloads are touched: these lie apart from the rows."""
+        sql = (
+            f"SELECT {_OUTER} FROM (SELECT {_INNER},"
+            f" sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - size AS before"
+            f" FROM {source} ORDER BY {order} LIMIT ?) AS weighed WHERE before < ? ORDER BY {order}"
+        )
+        yield from self.execute(sql, (*parameters, limit, max(budget, 1)))
+
+    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """Compare with one array."""
+        return f"{column} = ANY(?)", (BigInts(values),)
+
+    def has_tag(self) -> str:
+        """Look for the tag between commas."""
+        return "strpos(',' || tags || ',', ',' || ? || ',') > 0"
+
+    def lock(self) -> str:
+        """Lock rows that will be changed."""
+        return self._lock
+
+    def settle_counters(self, mailbox: KeptMailbox) -> None:
+        """Every instance needs them, so they are always written: nothing came after."""
+
+    def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
+        """Write the counters of all that changed with one statement."""
+        changed = [m for m in mailboxes if m.dirty or m.next_id != m.stored_id]
+        if not changed:
+            return
+        columns = zip(*[(m.no, m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids) for m in changed], strict=True)
+        self.execute(_SAVE, [BigInts(column) for column in columns])
+        for mailbox in changed:
+            mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
+
+    def usage(self, tenant: str) -> Row:
+        """Add the rows up."""
+        return self.execute(
+            "SELECT coalesce(sum(messages), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM mailbox WHERE tenant = ?",
+            (tenant,),
+        )[0]
+
+
+class _Link:
+    """A connection that is made when it is needed, and again when it broke."""
+
+    def __init__(self, connect: Callable[[], Connection], begin: str, lock: str) -> None:
+        self._connect = connect
+        self._begin_sql = begin
+        self._lock = lock
+        self._dialect: PostgresDialect | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresDialect]:
+        """Be in a transaction; what is not committed at its end is taken back.
+
+        Raises :class:`UnavailableError` for whatever the database cannot do.
+        """
+        try:
+            dialect = self._begin()
+            try:
+                yield dialect
+            finally:
+                self._end(dialect)
+        except (psycopg.Error, PeeweeException) as error:
+            raise UnavailableError(_reason(error)) from error
+
+    def _begin(self) -> PostgresDialect:
+        if self._dialect is not None:
+            try:
+                self._dialect.execute(self._begin_sql)
+                return self._dialect
+            except psycopg.Error:  # a server that was restarted in between: nothing is lost by asking anew
+                self.close()
+        self._dialect = PostgresDialect(self._connect(), self._lock)
+        self._dialect.execute(self._begin_sql)
+        return self._dialect
+
+    def _end(self, dialect: PostgresDialect) -> None:
+        if dialect.connection.info.transaction_status == TransactionStatus.IDLE:
+            return
+        try:
+            dialect.execute("ROLLBACK")
+        except psycopg.Error:
+            self.close()
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._dialect is not None:
+            self._dialect.connection.close()
+            self._dialect = None
+
+
+class _Readers:
+    """A few connections that threads share."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._free: list[_Link] = []
+        self._slots = threading.BoundedSemaphore(READERS)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def take(self) -> Iterator[_Link]:
+        """Borrow a connection; :class:`BusyError` when none comes free in time."""
+        if not self._slots.acquire(timeout=READ_SECONDS):
+            raise BusyError("all readers of the database are busy")
+        try:
+            with self._lock:
+                link = self._free.pop() if self._free else _Link(self._open, _READING, "")
+            try:
+                yield link
+            finally:
+                with self._lock:
+                    self._free.append(link)
+        finally:
+            self._slots.release()
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        connection.autocommit = True
+        _limit(connection, statement_timeout=READ_SECONDS, idle_in_transaction_session_timeout=STALLED_SECONDS)
+        return connection
+
+    def close(self) -> None:
+        """Close all; none is in use any more."""
+        with self._lock:
+            while self._free:
+                self._free.pop().close()
+
+
+def _parameters(url: str) -> dict[str, Any]:
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # The driver's text may quote a part of the password.
+        raise SetupError("not a URL of PostgreSQL: expected postgresql://user:password@host:port/database") from None
+    return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+
+
+def _limit(connection: Connection, **seconds: int) -> None:
+    for name, value in seconds.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{value}s"))
+
+
+@cache
+def _translated(sql: str) -> bytes:
+    """Write places as the driver wants them; statements are few, since lists are arrays."""
+    return sql.replace("%", "%%").replace("?", "%b").encode()
+
+
+def _reason(error: Exception) -> str:
+    """Say what happened without the server's words, which may quote what is stored."""
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return "the question took too long; narrow it by since or before_id"
+    if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+        return f"the database answered {type(error).__name__} ({error.sqlstate})"
+    return "the database does not answer"
