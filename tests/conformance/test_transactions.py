@@ -61,7 +61,7 @@ def upset(tx):
     tx.mailboxes.retire(get(tx, "c", "other"))
     tx.mailboxes.retire(add(tx, "d"))
     tx.events.append(Event(What.STORED, T0, TENANT, mailbox.no))
-    tx.woken.add(mailbox.no)
+    tx.woken.add((TENANT, "a"))
     tx.due = T0
 
 
@@ -182,10 +182,10 @@ def test_what_a_transaction_tells_afterwards_starts_empty(store):
         with store.transaction() as tx:
             assert (tx.events, tx.woken, tx.due) == ([], set(), None)
             tx.events.append(Event(What.STORED, T0, TENANT, 1))
-            tx.woken.add(1)
+            tx.woken.add((TENANT, "a"))
             tx.due = T0
         assert tx.events == [Event(What.STORED, T0, TENANT, 1)]
-        assert tx.woken == {1}
+        assert tx.woken == {(TENANT, "a")}
         assert tx.due == T0
         with store.reading() as tx:
             assert (tx.events, tx.woken, tx.due) == ([], set(), None)
