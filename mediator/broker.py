@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from typing import TypeVar
 
-from mediator.errors import BusyError
+from mediator.errors import BusyError, MediatorError
 from mediator.mailboxes import creating, fetching, querying, sending, settling
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
@@ -27,6 +28,7 @@ from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
 T = TypeVar("T")
 READER_THREADS = 4
+WAKE_KEY_BYTES = 16
 
 
 def wall_clock() -> int:
@@ -46,7 +48,9 @@ class Broker:
         max_pending: int = 10_000,
         max_waiting: int = 10_000,
         observers: Sequence[Observer] = (),
+        wake_secret: bytes = b"",
     ) -> None:
+        """``wake_secret`` keys the names under which mailboxes are woken; instances that share mail share it."""
         self.bounds = bounds
         self.clock = clock
         self._store = store
@@ -57,7 +61,8 @@ class Broker:
         self._reading = 0
         self._max_pending = max_pending
         self._max_waiting = max_waiting
-        self._waiters: defaultdict[Place, set[asyncio.Event]] = defaultdict(set)
+        self._wake_secret = wake_secret
+        self._waiters: defaultdict[bytes, set[asyncio.Event]] = defaultdict(set)
         self._waiting = 0
         self._stopping = False
 
@@ -105,11 +110,11 @@ class Broker:
             return (await self._look(request, None)).messages
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._max_waiting} requests wait for mail already")
-        place = (request.tenant, request.address)
+        key = self.wake_key((request.tenant, request.address))
         end = time.monotonic() + request.max_wait / 1000
         woken = asyncio.Event()
         # Listening begins before the first look, so that nothing falls between look and wait.
-        self._waiters[place].add(woken)
+        self._waiters[key].add(woken)
         self._waiting += 1
         try:
             found = await self._look(request, None)
@@ -127,9 +132,9 @@ class Broker:
             return found.messages
         finally:
             self._waiting -= 1
-            self._waiters[place].discard(woken)
-            if not self._waiters[place]:
-                del self._waiters[place]
+            self._waiters[key].discard(woken)
+            if not self._waiters[key]:
+                del self._waiters[key]
 
     async def _look(self, request: Fetch, before: Fetched | None) -> Fetched:
         def look(tx: Transaction, now: int) -> Fetched:
@@ -209,10 +214,22 @@ class Broker:
         """Run a change that is no verb, with the next commit."""
         return await self._writer.write(None, work)
 
-    def wake(self, places: Iterable[Place]) -> None:
+    async def check(self) -> str | None:
+        """Say why the store cannot be written, if it cannot (A9)."""
+        try:
+            await self.write(lambda tx, now: tx.beat(now))
+        except MediatorError as error:
+            return str(error)
+        return None
+
+    def wake_key(self, place: Place) -> bytes:
+        """Name a mailbox for :meth:`wake`: a hash, since other instances are told, and an address is a secret (A7)."""
+        return blake2b("/".join(place).encode(), digest_size=WAKE_KEY_BYTES, key=self._wake_secret).digest()
+
+    def wake(self, keys: Iterable[bytes]) -> None:
         """Let the FETCHes that wait at these mailboxes look again."""
-        for place in places:
-            for woken in self._waiters.get(place, ()):
+        for key in keys:
+            for woken in self._waiters.get(key, ()):
                 woken.set()
 
     def stop_waiting(self) -> None:
@@ -234,7 +251,8 @@ class Broker:
             told(committed)
 
     def _committed(self, committed: Committed) -> None:
-        self.wake(committed.woken)
+        if self._waiters:
+            self.wake(map(self.wake_key, committed.woken))
 
 
 _R = TypeVar("_R", creating.Update, settling.Ack, settling.Nack, settling.Extend, settling.Dead)

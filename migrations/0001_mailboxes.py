@@ -132,6 +132,7 @@ def up(migrator, db):
         payload {blob} NOT NULL
     );
 
+    CREATE TABLE heartbeat (no BIGINT PRIMARY KEY, at BIGINT NOT NULL);
     CREATE TABLE journal_tail (
         seq {number},
         instance TEXT NOT NULL,
@@ -146,6 +147,7 @@ def up(migrator, db):
 
 def down(migrator, db):
     for table in (
+        "heartbeat",
         "journal_tail",
         "outbox",
         "lease",

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from mediator.mailboxes.lanes import Lane
 
+ITEM_COST = 384
+"""Bytes of names and numbers around one message in a reply, at most."""
 HIDDEN_ID = -1
 """The msg_id that SEND answers while a message is delayed (S4)."""
 
@@ -33,14 +35,19 @@ class Draft:
     @property
     def size(self) -> int:
         """Bytes that count against limits and quotas: the payload and all that travels with it (N7)."""
-        return (
-            len(self.payload)
-            + len(self.key or "")
-            + len(self.dedup_id or "")
-            + len(self.reply_to or "")
-            + sum(len(tag) + 1 for tag in self.tags)
-            + sum(len(name) + len(value) + 4 for name, value in self.headers.items())
-        )
+        size = len(self.payload)
+        for text in (self.key, self.dedup_id, self.reply_to):
+            if text is not None:
+                size += _bytes(text)
+        for tag in self.tags:
+            size += _bytes(tag) + 1
+        for name, value in self.headers.items():
+            size += _bytes(name) + _bytes(value) + 4
+        return size
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 @dataclass(slots=True)
@@ -75,6 +82,12 @@ class Message:
     recipient: str | None = None
     deliveries: int = 0
     """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
+
+    @property
+    def shown_size(self) -> int:
+        """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
+        payload = len(self.payload)
+        return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
 
     @property
     def handle(self) -> Handle:

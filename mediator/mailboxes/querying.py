@@ -27,7 +27,7 @@ class Query:
     wanted: Filter = Filter()
     limit: int = 100
     budget: int = 1 << 20
-    """Bytes a reply may hold; one message is given whatever its size (N7)."""
+    """Bytes that the messages of a reply may take when shown; one is given whatever its size (N7)."""
     dead_for: str | None = None
     """A group: only messages that are dead for it (F7)."""
 
@@ -36,7 +36,7 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     """Return the newest messages that fit, in ascending msg_id (Q1)."""
     mailbox = living(tx, request.tenant, request.address, now)
     if request.dead_for is None:
-        return tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now)
+        return _fit(tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now), request.budget)
     group = tx.groups.find(mailbox, request.dead_for)
     if group is None:
         return []
@@ -53,8 +53,17 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
             break
         message.deliveries = counts[message.msg_id]
         found.append(message)
-        budget -= message.size
-    return found[::-1]
+        budget -= message.shown_size
+    return _fit(found[::-1], request.budget)
+
+
+def _fit(found: list[Message], budget: int) -> list[Message]:
+    """Leave out the oldest when the reply would be too large (N7, Q1)."""
+    for number, message in enumerate(reversed(found)):
+        budget -= message.shown_size
+        if budget < 0 and number > 0:
+            return found[len(found) - number :]
+    return found
 
 
 def _descending(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], request: Query, now: int) -> Iterator[Message]:

@@ -20,7 +20,7 @@ ANONYMOUS_USER: Final = "anon"
 
 _SERVICE_ACCOUNT: Final = "MQ9"
 _SYSTEM_ACCOUNT: Final = "SYS"
-_TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NKEY: Final = re.compile(r"U[A-Z2-7]{55}")
 _MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
 

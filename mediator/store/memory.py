@@ -100,6 +100,9 @@ class MemoryTransaction:
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
 
+    def beat(self, now: int) -> None:
+        """Memory always takes what is written."""
+
 
 class _Table:
     def __init__(self, data: _Data, undo: Undo) -> None:

@@ -1,0 +1,135 @@
+"""Our connection to NATS: kept for ever, rebuilt when it breaks, and known to be alive."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from mediator.errors import SetupError
+
+CONNECT_SECONDS = 10
+PENDING_BYTES = 64 * 1024 * 1024
+"""Replies held while the connection is being rebuilt; their askers may still be there."""
+
+log = structlog.get_logger("nats")
+
+Received = Callable[[Msg], Awaitable[None]]
+
+
+class _Client(Client):
+    """A client that no malformed subject of somebody else can disconnect."""
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Msg:
+        return self.msg_class(
+            subject=subject.decode("utf-8", "replace"),
+            reply=reply.decode("utf-8", "replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+
+async def connect(
+    urls: Sequence[str], name: str, *, user: str | None = None, password: str | None = None
+) -> "Connection":
+    """Connect to one of ``urls``; raises :class:`SetupError` when none answers."""
+    connection = Connection()
+    await connection.open(urls, name, user, password)
+    return connection
+
+
+class Connection:
+    """One connection to NATS, for the life of the service."""
+
+    def __init__(self) -> None:
+        self._client = _Client()
+
+    async def open(self, urls: Sequence[str], name: str, user: str | None, password: str | None) -> None:
+        """Connect for the first time."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._client.connect(
+                    list(urls),
+                    name=name,
+                    user=user,
+                    password=password,
+                    connect_timeout=3,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=1,
+                    ping_interval=10,
+                    max_outstanding_pings=2,
+                    pending_size=PENDING_BYTES,
+                    error_cb=self._failed,
+                    disconnected_cb=self._disconnected,
+                    reconnected_cb=self._reconnected,
+                )
+        except (NatsError, OSError, TimeoutError) as error:
+            raise SetupError(f"cannot connect to NATS: {error or type(error).__name__}") from error
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands right now."""
+        return bool(self._client.is_connected)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes the server takes in one message."""
+        return int(self._client.max_payload)
+
+    async def subscribe(self, subject: str, queue: str, received: Received) -> "Subscription":
+        """Take the messages of a subject; ``received`` gets them one after the other and must not wait."""
+        return Subscription(
+            await self._client.subscribe(
+                subject, queue=queue, cb=received, pending_msgs_limit=-1, pending_bytes_limit=PENDING_BYTES * 4
+            )
+        )
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send a message; waits while the server does not take what was sent before."""
+        await self._client.publish(subject, data)
+
+    async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
+        """Ask and wait for one answer; raises ``nats.errors.Error`` or TimeoutError."""
+        answer = await self._client.request(subject, data, timeout=seconds)
+        return bytes(answer.data)
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until the server has all that was sent."""
+        # The first flush may overtake what still waits to be written; the second cannot.
+        for _ in range(2):
+            await self._client.flush(timeout=max(1, int(seconds)))
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._client.close()
+
+    async def _failed(self, error: Exception) -> None:
+        log.warning("connection", error=str(error) or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        if not self._client.is_closed:
+            log.warning("disconnected")
+
+    async def _reconnected(self) -> None:
+        log.info("connected again")
+
+
+class Subscription:
+    """A subscription that can be ended without losing what has arrived."""
+
+    def __init__(self, subscription: Any) -> None:
+        self._subscription = subscription
+
+    async def drain(self) -> None:
+        """Take no more, and wait until all that arrived was handed over."""
+        await self._subscription.drain()
+
+    async def drop(self) -> None:
+        """End it at once."""
+        await self._subscription.unsubscribe()

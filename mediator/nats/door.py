@@ -1,0 +1,303 @@
+"""The NATS door: takes requests off the subjects of the current protocol and answers them (N1–N8).
+
+SEND is the hot path: it is read, queued for the group commit and answered by a callback, without a task of its own.
+Every other verb may wait, so each is a task.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from mediator.broker import Broker
+from mediator.errors import BusyError, InternalError, MediatorError, NoSuchMessageError, UnknownSubjectError
+from mediator.mailboxes.address import parse_address, writable_address
+from mediator.mailboxes.sending import Send
+from mediator.metrics import OK, Metrics
+from mediator.nats import replies, requests
+from mediator.nats.connection import Connection, Subscription
+from mediator.nats.fields import Fields, parse_body
+from mediator.nats.tenants import DEFAULT, Tenants
+
+PREFIX = "$mq9.AI."
+QUEUE = "mediator"
+REPLY_MARGIN = 4096
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Bytes of messages and replies under way; above it requests are refused as busy."""
+SELF_TEST = "_SELFTEST"
+TRIES = 20
+"""Requests until a self-test gives up; other instances of the queue group answer some of them."""
+
+log = structlog.get_logger("nats")
+
+Verb = Callable[[str, str, Fields], Awaitable[bytes]]
+
+
+class Door:
+    """Serves one NATS connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        broker: Broker,
+        metrics: Metrics,
+        tenants: Tenants,
+        *,
+        accounts: bool,
+        instance: str,
+        max_pending: int,
+    ) -> None:
+        """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant."""
+        self._connection = connection
+        self._broker = broker
+        self._metrics = metrics
+        self._tenants = tenants
+        self._accounts = accounts
+        self._instance = instance
+        self._max_pending = max_pending
+        self._root = "mq9.*." + PREFIX if accounts else PREFIX
+        self._subscription: Subscription | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: deque[tuple[str, bytes]] = deque()
+        self._answered = asyncio.Event()
+        self._publisher: asyncio.Task[None] | None = None
+        self._held_bytes = 0
+        self._verbs: dict[str, tuple[str, Verb]] = {
+            "MSG.FETCH": ("FETCH", self._fetch),
+            "MSG.ACK": ("ACK", self._ack),
+            "MSG.NACK": ("NACK", self._nack),
+            "MSG.EXTEND": ("EXTEND", self._extend),
+            "MSG.QUERY": ("QUERY", self._query),
+            "MSG.DELETE": ("DELETE", self._delete),
+            "MAILBOX.UPDATE": ("UPDATE", self._update),
+        }
+
+    # Opening, watching, closing.
+
+    async def open(self) -> None:
+        """Begin to serve."""
+        self._publisher = asyncio.create_task(self._publish(), name="nats-replies")
+        await self._subscribe()
+
+    async def _subscribe(self) -> None:
+        self._subscription = await self._connection.subscribe(self._root + ">", QUEUE, self._received)
+        # Whoever is told that the service is ready may send at once.
+        await self._connection.settle(5)
+
+    async def check(self) -> str | None:
+        """Say what is wrong: the connection, or a subscription that takes nothing; the latter is made anew."""
+        if not self._connection.connected:
+            return "not connected to NATS"
+        if await self._hears_itself():
+            return None
+        log.error("subscription is dead, making it anew")
+        if self._subscription is not None:
+            await self._subscription.drop()
+        await self._subscribe()
+        return None if await self._hears_itself() else "the NATS subscription takes no requests"
+
+    async def _hears_itself(self) -> bool:
+        subject = (self._root.replace("*", "_") if self._accounts else self._root) + SELF_TEST
+        for _ in range(TRIES):
+            try:
+                answer = await self._connection.request(subject, b"", 2)
+            except (NatsError, TimeoutError):
+                return False
+            if answer == self._instance.encode():
+                return True
+        return False
+
+    async def close(self, seconds: float) -> None:
+        """Take no more requests; finish, within a time, those that were taken, and send their answers."""
+        if self._subscription is not None and self._connection.connected:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._subscription.drain()
+            except (NatsError, TimeoutError) as error:
+                log.warning("drain", error=str(error) or type(error).__name__)
+        self._broker.stop_waiting()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        await self._broker.close()
+        # The last commits hand their answers to the loop.
+        await asyncio.sleep(0)
+        if self._publisher is not None:
+            self._publisher.cancel()
+            await asyncio.gather(self._publisher, return_exceptions=True)
+        while self._answers:
+            await self._answer_one()
+        if self._connection.connected:
+            try:
+                await self._connection.settle(seconds)
+            except (NatsError, TimeoutError) as error:
+                log.warning("last answers", error=str(error) or type(error).__name__)
+
+    # Receiving.
+
+    async def _received(self, message: Msg) -> None:
+        started = time.perf_counter()
+        subject = message.subject
+        verb = ""
+        try:
+            if self._accounts:
+                _, account, subject = subject.split(".", 2)
+            else:
+                account = DEFAULT
+            name = subject[len(PREFIX) :]
+            if name.startswith("MSG.SEND."):
+                verb = "SEND"
+                self._send(message, self._tenants.of(account), name[9:], started)
+                return
+            if name == SELF_TEST:
+                self._answer(message.reply, self._instance.encode())
+                return
+            verb, work = self._verb(name)
+            tenant = self._tenants.of(account)
+            if len(self._tasks) >= self._max_pending or self._held_bytes > MAX_HELD_BYTES:
+                raise BusyError("too many requests are under way")
+            task = asyncio.create_task(self._do(verb, work, tenant, message, started))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        except MediatorError as error:
+            self._refuse(message.reply, verb, error, started)
+        except Exception:
+            log.exception("request", verb=verb)
+            self._refuse(message.reply, verb, InternalError(), started)
+
+    def _verb(self, name: str) -> tuple[str, Callable[[str, Fields], Awaitable[bytes]]]:
+        if name == "MAILBOX.CREATE":
+            return "CREATE", self._create
+        area, _, rest = name.partition(".")
+        what, dot, tail = rest.partition(".")
+        known = self._verbs.get(f"{area}.{what}")
+        if known is None or not dot:
+            raise UnknownSubjectError(PREFIX + name)
+        verb, work = known
+        return verb, lambda tenant, fields: work(tenant, tail, fields)
+
+    async def _do(
+        self,
+        verb: str,
+        work: Callable[[str, Fields], Awaitable[bytes]],
+        tenant: str,
+        message: Msg,
+        started: float,
+    ) -> None:
+        try:
+            # DELETE says all in its subject; SDKs send whatever they like as its body.
+            fields = Fields({}) if verb == "DELETE" else parse_body(message.data)
+            answer = await work(tenant, fields)
+        except MediatorError as error:
+            self._refuse(message.reply, verb, error, started)
+        except Exception:
+            log.exception("request", verb=verb)
+            self._refuse(message.reply, verb, InternalError(), started)
+        else:
+            self._metrics.request(verb, OK, time.perf_counter() - started)
+            self._answer(message.reply, answer)
+
+    def _refuse(self, reply: str, verb: str, error: MediatorError, started: float) -> None:
+        self._metrics.request(verb or "UNKNOWN", error.code, time.perf_counter() - started)
+        self._answer(reply, replies.failure(verb, error))
+
+    # The verbs.
+
+    def _send(self, message: Msg, tenant: str, address: str, started: float) -> None:
+        size = len(message.data)
+        if self._held_bytes + size > MAX_HELD_BYTES:
+            raise BusyError("too many bytes are under way")
+        request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
+        self._broker.send_soon(request, partial(self._sent, message.reply, size, started))
+        self._held_bytes += size
+
+    def _sent(self, reply: str, size: int, started: float, outcome: Any) -> None:
+        self._held_bytes -= size
+        if isinstance(outcome, MediatorError):
+            self._refuse(reply, "SEND", outcome, started)
+            return
+        self._metrics.request("SEND", OK, time.perf_counter() - started)
+        self._answer(reply, b'{"error":"","msg_id":%d}' % outcome)
+
+    async def _create(self, tenant: str, fields: Fields) -> bytes:
+        return replies.created(await self._broker.create(requests.create(tenant, fields)))
+
+    async def _update(self, tenant: str, address: str, fields: Fields) -> bytes:
+        mailbox = await self._broker.update(requests.update(tenant, parse_address(address), fields))
+        return replies.success(mail_address=mailbox.address)
+
+    async def _fetch(self, tenant: str, address: str, fields: Fields) -> bytes:
+        text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
+        request = requests.fetch(tenant, parse_address(address), fields, self._budget)
+        return replies.messages(await self._broker.fetch(request), text=text)
+
+    async def _query(self, tenant: str, address: str, fields: Fields) -> bytes:
+        text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
+        headers_only = fields.flag("headers_only") or False
+        request = requests.query(tenant, parse_address(address), fields, self._budget)
+        return replies.messages(await self._broker.query(request), text=text, headers_only=headers_only)
+
+    async def _ack(self, tenant: str, address: str, fields: Fields) -> bytes:
+        await self._broker.ack(requests.ack(tenant, parse_address(address), fields))
+        return replies.success()
+
+    async def _nack(self, tenant: str, address: str, fields: Fields) -> bytes:
+        returned = await self._broker.nack(requests.nack(tenant, parse_address(address), fields))
+        return replies.success(returned=returned)
+
+    async def _extend(self, tenant: str, address: str, fields: Fields) -> bytes:
+        extended = await self._broker.extend(requests.extend(tenant, parse_address(address), fields))
+        return replies.success(extended=extended)
+
+    async def _delete(self, tenant: str, tail: str, _fields: Fields) -> bytes:
+        address, _, last = tail.rpartition(".")
+        msg_id = requests.message_id(last)
+        if msg_id is None or not address:
+            parse_address(tail)
+            raise NoSuchMessageError
+        await self._broker.delete(tenant, parse_address(address), msg_id)
+        return replies.success(deleted=True)
+
+    @property
+    def _budget(self) -> int:
+        return self._connection.max_payload - REPLY_MARGIN
+
+    # Answering.
+
+    def _answer(self, reply: str, data: bytes) -> None:
+        if reply:
+            self._held_bytes += len(data)
+            self._answers.append((reply, data))
+            self._answered.set()
+
+    async def _publish(self) -> None:
+        """Send answers in the order of their commits; one task, since publishing may wait."""
+        while True:
+            await self._answered.wait()
+            self._answered.clear()
+            while self._answers:
+                await self._answer_one()
+
+    async def _answer_one(self) -> None:
+        reply, data = self._answers.popleft()
+        self._held_bytes -= len(data)
+        try:
+            await self._connection.publish(reply, data)
+        except (NatsError, ValueError) as error:
+            # The asker times out and asks again; what was committed stays.
+            log.warning("answer not sent", error=str(error) or type(error).__name__, size=len(data))
+
+
+def limit_of(max_payload: int) -> int:
+    """Return the largest message that a server with this ``max_payload`` can hand back in base64 (N7)."""
+    return max(0, (max_payload - 64 * 1024) * 3 // 4)
+
+
+def payload_for(max_message: int) -> int:
+    """Return the ``max_payload`` that lets a server carry messages of this size both ways (N7)."""
+    return -(-max_message * 4 // 3) + 64 * 1024 + 4

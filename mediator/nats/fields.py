@@ -1,0 +1,199 @@
+"""Reads the fields of a JSON body: right type, within bounds, absent in all the ways clients say it (N3, N4)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from mediator.errors import BadRequestError
+
+MAX_BODY = 1024 * 1024
+MAX_DEPTH = 64
+MAX_NUMBER = 2**63 - 1
+MILLISECONDS_FROM = 10**11
+"""Seconds above this are milliseconds given by mistake (N5)."""
+
+
+def parse_body(data: bytes) -> "Fields":
+    """Read a body: a JSON object, or nothing at all, which is an empty one (N4)."""
+    if len(data) > MAX_BODY:
+        raise BadRequestError("body", f"expected at most {MAX_BODY} bytes, got {len(data)}")
+    if not data or data == b'""':
+        return Fields({})
+    if _depth(data) > MAX_DEPTH:
+        raise BadRequestError("body", f"expected at most {MAX_DEPTH} levels of nesting")
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError("body", f"expected JSON, {error}") from error
+    if body is None:
+        return Fields({})
+    if not isinstance(body, dict):
+        raise BadRequestError("body", f"expected a JSON object, got {_kind(body)}")
+    return Fields(body)
+
+
+def _depth(data: bytes) -> int:
+    """Bound the nesting from above; brackets inside strings count too, which only ever refuses more."""
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= MAX_DEPTH:
+        return opened
+    depth = deepest = 0
+    inside = escaped = False
+    for byte in data:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+class Fields:
+    """The fields of one JSON object; ``path`` stands before their names in errors."""
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def has(self, name: str) -> bool:
+        """Whether the field is given, whatever its value."""
+        return name in self._values
+
+    def _get(self, name: str) -> Any:
+        value = self._values.get(name)
+        return None if value == "" else value
+
+    def _wrong(self, name: str, expected: str, value: Any) -> BadRequestError:
+        return BadRequestError(self._path + name, f"expected {expected}, got {_show(value)}")
+
+    def text(self, name: str, longest: int, *, lines: bool = False) -> str | None:
+        """Return a string of at most ``longest`` characters, without control characters; ``lines`` allows new lines."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string", value)
+        if len(value) > longest:
+            raise BadRequestError(self._path + name, f"expected at most {longest} characters, got {len(value)}")
+        if has_controls(value.translate(_LINES) if lines else value):
+            raise BadRequestError(self._path + name, "expected no control characters")
+        return value
+
+    def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
+        """Return a list of words, given as a list or as one string with commas."""
+        value = self._get(name)
+        if value is None:
+            return None
+        return parse_words(value, self._path + name, most, longest)
+
+    def flag(self, name: str) -> bool | None:
+        """Return true or false."""
+        value = self._get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self._wrong(name, "true or false", value)
+
+    def number(self, name: str, lowest: int, highest: int | None, *, zero_is_absent: bool = False) -> int | None:
+        """Return a whole number; one above ``highest`` is clamped, without ``highest`` refused above 2^63 - 1 (N4)."""
+        value = self._get(name)
+        if value is None or (zero_is_absent and value == 0 and value is not False):
+            return None
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "a whole number", value)
+        if value < lowest or (highest is None and value > MAX_NUMBER):
+            raise self._wrong(name, f"{lowest} to {MAX_NUMBER if highest is None else highest}", value)
+        return value if highest is None else min(value, highest)
+
+    def numbers(self, name: str, most: int) -> list[int] | None:
+        """Return a list of whole numbers from 0."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list of whole numbers", value)
+        if len(value) > most:
+            raise BadRequestError(self._path + name, f"expected at most {most}, got {len(value)}")
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_NUMBER:
+                raise self._wrong(name, f"whole numbers from 0 to {MAX_NUMBER}", item)
+        return value
+
+    def time(self, name: str) -> int | None:
+        """Return Unix seconds as milliseconds; 0 is absent (N4, N5)."""
+        seconds = self.number(name, 0, None, zero_is_absent=True)
+        return None if seconds is None else milliseconds(seconds, self._path + name)
+
+    def fields(self, name: str) -> "Fields":
+        """Return the fields of an object inside."""
+        value = self._get(name)
+        if value is None:
+            return Fields({}, f"{self._path}{name}.")
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return Fields(value, f"{self._path}{name}.")
+
+    def choice(self, name: str, words: tuple[str, ...]) -> str | None:
+        """Return one of a few words."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if value not in words:
+            raise self._wrong(name, " or ".join(words), value)
+        return str(value)
+
+
+def milliseconds(seconds: int, field: str) -> int:
+    """Turn a time in Unix seconds into milliseconds; what cannot be seconds is refused (N5)."""
+    if seconds > MILLISECONDS_FROM:
+        raise BadRequestError(field, f"expected Unix seconds, got {seconds}, which looks like milliseconds")
+    return seconds * 1000
+
+
+def parse_words(value: Any, field: str, most: int, longest: int) -> tuple[str, ...]:
+    """Read words from a list or from one string with commas; each once, in their order."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise BadRequestError(field, f"expected a list of strings, got {_show(value)}")
+    words = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    if len(words) > most:
+        raise BadRequestError(field, f"expected at most {most}, got {len(words)}")
+    for word in words:
+        if len(word) > longest:
+            raise BadRequestError(field, f"expected at most {longest} characters each, got {len(word)}")
+        if "," in word or has_controls(word):
+            raise BadRequestError(field, "expected no commas or control characters inside")
+    return words
+
+
+def has_controls(text: str) -> bool:
+    """Whether a text has control characters, or halves of characters that no UTF-8 has."""
+    if text.isascii():
+        return not text.isprintable()
+    return any(char < " " or "\x7f" <= char < "\xa0" or "\ud800" <= char <= "\udfff" for char in text)
+
+
+_LINES = str.maketrans("\n\r\t", "   ")
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}.get(
+        type(value), "something else"
+    )
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    return orjson.dumps(value).decode()[:60]

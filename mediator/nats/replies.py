@@ -1,0 +1,94 @@
+"""Writes replies: every one a JSON object with ``error``, complete also when it failed (N1, N6, N9)."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from mediator.errors import MediatorError
+from mediator.mailboxes.creating import Created
+from mediator.mailboxes.message import Message
+
+EMPTY: Mapping[str, Mapping[str, Any]] = {
+    "CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
+    "UPDATE": {"mail_address": ""},
+    "SEND": {"msg_id": -1},
+    "FETCH": {"messages": []},
+    "QUERY": {"messages": []},
+    "ACK": {},
+    "NACK": {"returned": 0},
+    "EXTEND": {"extended": 0},
+    "DELETE": {"deleted": False},
+}
+"""The fields of each verb's reply as they are when it failed."""
+
+
+def success(**fields: Any) -> bytes:
+    """Write the reply to a request that was done."""
+    return orjson.dumps({"error": "", **fields})
+
+
+def failure(verb: str, error: MediatorError) -> bytes:
+    """Write the reply to a request that changed nothing."""
+    return orjson.dumps({"error": str(error), **EMPTY.get(verb, {})})
+
+
+def created(result: Created) -> bytes:
+    """Write the reply to CREATE (M3)."""
+    address = result.mailbox.address
+    return success(
+        mail_address=address,
+        mail_id=address,
+        inbox=f"$mq9.AI.INBOX.{address}",
+        created=result.token is not None,
+        token=result.token or "",
+    )
+
+
+def messages(found: Sequence[Message], *, text: bool = False, headers_only: bool = False) -> bytes:
+    """Write the reply to FETCH and QUERY; ``text``: payloads as they are where that fits (N6)."""
+    return success(messages=[_item(message, text, headers_only) for message in found])
+
+
+def _item(message: Message, text: bool, headers_only: bool) -> dict[str, Any]:
+    item: dict[str, Any] = {"msg_id": message.msg_id}
+    if headers_only:
+        item["payload"] = ""
+        item["size"] = len(message.payload)
+    else:
+        encoded = _as_text(message.payload) if text else None
+        if encoded is None:
+            item["payload"] = b64encode(message.payload).decode("ascii")
+            if text:
+                item["encoding"] = "base64"
+        else:
+            item["payload"] = encoded
+    item["priority"] = message.lane.shown
+    item["create_time"] = message.created_at // 1000
+    if message.key is not None:
+        item["key"] = message.key
+    if message.tags:
+        item["tags"] = message.tags
+    if message.headers:
+        item["headers"] = message.headers
+    if message.expire_at is not None:
+        item["expire_at"] = message.expire_at // 1000
+    if message.dedup_id is not None:
+        item["dedup_id"] = message.dedup_id
+    if message.reply_to is not None:
+        item["reply_to"] = message.reply_to
+    if message.sent_at // 1000 != message.created_at // 1000:
+        item["sent_time"] = message.sent_at // 1000
+    if message.deliveries:
+        item["deliveries"] = message.deliveries
+    return item
+
+
+def _as_text(payload: bytes) -> str | None:
+    """Return the payload as text if it is UTF-8 and no longer in JSON than in base64 (N6, N7)."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if len(orjson.dumps(text)) <= 4 * len(payload) // 3 + 8 else None

@@ -1,0 +1,217 @@
+"""The service: puts store, broker, scheduler, journal and doors together, runs them, and stops them in good order.
+
+A request comes in at a door (``mediator.nats``), which reads it and asks the :class:`~mediator.broker.Broker`. The
+broker runs the rule of the verb (``mediator.mailboxes``) inside a transaction of the store (``mediator.store``),
+together with all the others that wait, and the door answers once that is committed. Beside the requests run the
+scheduler (delayed mail, clean-up), the journal, and the health checks behind HTTP.
+"""
+
+import asyncio
+import hashlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from mediator.broker import Broker
+from mediator.control import ControlServer
+from mediator.http.app import build_app
+from mediator.http.health import Health
+from mediator.http.server import HttpServer
+from mediator.journal import Journal
+from mediator.metrics import Metrics
+from mediator.nats import accounts
+from mediator.nats.connection import Connection, connect
+from mediator.nats.door import Door, limit_of, payload_for
+from mediator.nats.server import NatsServer
+from mediator.nats.tenants import DEFAULT, Tenants
+from mediator.nats.wakes import Wakes
+from mediator.scheduler import Scheduler
+from mediator.settings import Settings
+from mediator.store.base import Store
+from mediator.store.opening import open_store
+
+CLIENT_NAME = "mediator"
+WATCH_SECONDS = 5.0
+THREAD_SWITCH_SECONDS = 0.0005
+"""The store's thread gives the interpreter away at each statement; by default it gets it back after 5 ms."""
+
+log = structlog.get_logger("service")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a running service offers: where its doors are, and its parts for those who embed it."""
+
+    nats_url: str
+    http_port: int
+    broker: Broker
+    health: Health
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Running]:
+    """Run the service inside this block; leaving it stops everything, the doors first.
+
+    Raises :class:`SetupError`, :class:`StoreHeldError` or :class:`SchemaError` when it cannot start.
+    """
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    metrics = Metrics()
+    health = Health()
+    async with AsyncExitStack() as stack:
+        store = await asyncio.to_thread(open_store, settings)
+        stack.callback(store.close)
+        nats_url, connection = await _nats(settings, metrics, health, stack)
+        journal = Journal(settings.journal, settings.data_dir, settings.instance, metrics)
+        broker = _broker(settings, store, connection, journal, metrics)
+        stack.push_async_callback(broker.close)
+        await journal.start(broker)
+        stack.push_async_callback(journal.stop)
+        control = ControlServer(settings.data_dir)
+        scheduler = Scheduler(broker, settings.cleanup, metrics, control)
+        await scheduler.start()
+        stack.push_async_callback(scheduler.stop)
+        await control.start()
+        stack.push_async_callback(control.stop)
+        door = await _open_door(settings, connection, broker, metrics, stack)
+        for name, check in {
+            "store": broker.check,
+            "scheduler": scheduler.check,
+            "journal": journal.check,
+            "nats": door.check,
+        }.items():
+            health.add(name, check)
+        http = HttpServer(build_app(health, metrics.registry), settings.http)
+        await http.start()
+        stack.push_async_callback(http.stop)
+        stack.push_async_callback(health.close)
+        watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")
+        stack.callback(watch.cancel)
+        yield Running(nats_url, http.port, broker, health)
+        log.info("stopping")
+
+
+async def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
+    """Run until SIGTERM or SIGINT; a second signal does not wait."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as service:
+        log.info("ready", nats=service.nats_url, http=service.http_port, instance=settings.instance)
+        ready(service)
+        await stop.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    log.info("stopped")
+
+
+async def _nats(settings: Settings, metrics: Metrics, health: Health, stack: AsyncExitStack) -> tuple[str, Connection]:
+    """Start the managed NATS server, or find the external one, and connect."""
+    name = f"{CLIENT_NAME} {settings.instance}"
+    if settings.nats_url is not None:
+        urls = settings.nats_url.get_secret_value().split(",")
+        connection = await connect(urls, name)
+        shown = "an external server"
+    else:
+        server = NatsServer(
+            settings.data_dir,
+            host=settings.nats.host,
+            port=settings.nats.port,
+            tenants=_accounts(settings),
+            max_payload=payload_for(settings.max_message_bytes),
+            allow_anonymous=settings.allow_anonymous,
+        )
+        await server.start()
+        stack.push_async_callback(server.stop)
+        shown = server.url
+        connection = await connect([shown], name, user=server.service_user, password=server.service_password)
+    stack.push_async_callback(connection.close)
+    return shown, connection
+
+
+def _accounts(settings: Settings) -> list[accounts.Tenant]:
+    """Turn the configured tenants into NATS accounts."""
+    tenants = [
+        accounts.Tenant(
+            name,
+            tuple(
+                accounts.User(
+                    user.name,
+                    password=user.password.get_secret_value() if user.password else None,
+                    nkey=user.nkey,
+                )
+                for user in tenant.users
+            ),
+        )
+        for name, tenant in settings.tenants.items()
+    ]
+    if settings.anonymous and DEFAULT not in settings.tenants:
+        tenants.append(accounts.Tenant(DEFAULT))
+    return tenants
+
+
+def _tenants(settings: Settings) -> Tenants:
+    """Say which NATS account is which tenant (A6)."""
+    if settings.nats_url is None:
+        return Tenants({accounts.account_of(t.name): t.name for t in _accounts(settings)}, settings.tenants)
+    mapped = {account: name for name, tenant in settings.tenants.items() for account in tenant.accounts}
+    if not settings.nats_accounts:
+        mapped = {DEFAULT: DEFAULT}
+    return Tenants(mapped, settings.tenants)
+
+
+def _broker(settings: Settings, store: Store, connection: Connection, journal: Journal, metrics: Metrics) -> Broker:
+    """Make the broker; no message may be larger than what NATS can hand back (N7)."""
+    limit = min(settings.bounds.max_message, limit_of(connection.max_payload))
+    shared = settings.database_url.get_secret_value() if settings.database_url else settings.instance
+    broker = Broker(
+        store,
+        replace(settings.bounds, max_message=limit),
+        max_pending=settings.max_pending,
+        max_waiting=settings.max_waiting,
+        observers=[journal.observe] if settings.journal.enabled else [],
+        wake_secret=hashlib.sha256(shared.encode()).digest(),
+    )
+    broker.listen(lambda committed: metrics.committed(committed.size, committed.seconds))
+    broker.listen(lambda committed: metrics.events(committed.events))
+    metrics.pending.set_function(lambda: broker.pending)
+    metrics.waiting.set_function(lambda: broker.waiting)
+    return broker
+
+
+async def _open_door(
+    settings: Settings, connection: Connection, broker: Broker, metrics: Metrics, stack: AsyncExitStack
+) -> Door:
+    """Open the NATS door; with a database that others share, tell them of new mail, and listen."""
+    if settings.database_url is not None:
+        wakes = Wakes(connection, broker, settings.instance)
+        await wakes.open()
+        stack.push_async_callback(wakes.close)
+    door = Door(
+        connection,
+        broker,
+        metrics,
+        _tenants(settings),
+        accounts=settings.nats_url is None or settings.nats_accounts,
+        instance=settings.instance,
+        max_pending=settings.max_pending,
+    )
+    await door.open()
+    stack.push_async_callback(door.close, settings.drain_seconds)
+    return door
+
+
+async def _watch(door: Door, metrics: Metrics, connection: Connection) -> None:
+    """Notice a subscription that died without a word, and mend it."""
+    metrics.nats_up.set_function(lambda: float(connection.connected))
+    problem: str | None = None
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        said = await door.check()
+        if said != problem:
+            log.warning("nats door", problem=said) if said else log.info("nats door works again")
+        problem = said
