@@ -14,8 +14,6 @@ from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
-ITEM_COST = 256
-"""Bytes that one item of a reply may cost beside its size."""
 SKIP_FROM = 1000
 """A lane that holds nothing is skipped for good once that many ids have gone by."""
 
@@ -47,7 +45,7 @@ class Fetch:
     """Lease; None: as the mailbox says, 0: none (F6, F8)."""
     max_deliver: int | None = None
     budget: int = 1 << 20
-    """Bytes a reply may hold; one message is given whatever its size (N7)."""
+    """Bytes that the messages of a reply may take when shown; one is given whatever its size (N7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,8 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
     open_leases = tx.leases.count(group)
     due: list[Lease] = []
     if open_leases:
-        due = _due(tx, mailbox, group, now)
+        due, ended = _due(tx, mailbox, group, now)
+        open_leases -= ended
     # What is due again already counts as leased; only new messages need room.
     fresh_room = max(0, MAX_LEASED - open_leases) if ack_wait else request.num_msgs
     taken = _Basket(request.num_msgs, request.budget)
@@ -190,8 +189,9 @@ def _name_max_deliver(group: Group, request: Fetch) -> bool:
     return True
 
 
-def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> list[Lease]:
-    """Return what may be given again, after ending the leases of messages that are gone and of dead ones (F7)."""
+def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> tuple[list[Lease], int]:
+    """Return what may be given again, and how many leases are over: their messages are gone or dead now (F7)."""
+    ended = 0
     while due := tx.leases.due(group, now, MAX_FETCH):
         there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
         gone = [lease.msg_id for lease in due if lease.msg_id not in there]
@@ -202,7 +202,8 @@ def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> list[Leas
             tx.leases.remove(group, gone)
         if dead:
             bury(tx, mailbox, group, dead, now)
-    return due
+        ended += len(gone) + len(dead)
+    return due, ended
 
 
 def spent(group: Group, lease: Lease) -> bool:
@@ -248,7 +249,7 @@ class _Basket:
     def add(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Take and return what fits; one message is taken whatever its size."""
         for number, message in enumerate(messages):
-            cost = message.size + ITEM_COST
+            cost = message.shown_size
             if self.room <= 0 or (self.messages and cost > self.budget):
                 self.budget = 0
                 return messages[:number]
