@@ -341,7 +341,7 @@ def test_query_and_delete(broker):
     assert broker.shown(tags=("x", "even"), limit=2) == [2, 4]
     assert broker.shown(since=broker.now - 2 * SECOND) == [4, 5]
     assert broker.shown(before_id=3, limit=2) == [1, 2]
-    assert broker.shown(budget=15) == [4, 5]
+    assert broker.shown(budget=600) == [4, 5]
     broker.delete(4)
     with pytest.raises(NoSuchMessageError):
         broker.delete(4)

@@ -1,6 +1,5 @@
 """Several instances on one PostgreSQL: what they do at the same time is as if one after the other had done it."""
 
-import importlib.util
 import random
 import threading
 from collections import Counter
@@ -24,12 +23,7 @@ from tests.postgres import Server, postgres
 
 __all__ = ["postgres"]
 
-pytestmark = [
-    pytest.mark.postgres,
-    pytest.mark.skipif(
-        importlib.util.find_spec("mediator.store.postgres") is None, reason="mediator.store.postgres is not written"
-    ),
-]
+pytestmark = pytest.mark.postgres
 
 NOW = 1_767_225_600_000
 TENANT = "default"
