@@ -124,9 +124,12 @@ class Door:
         self._broker.stop_waiting()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
-        await self._broker.close()
-        # The last commits hand their answers to the loop.
-        await asyncio.sleep(0)
+        try:
+            # Requests are committed in the order they came: when this one is, all are.
+            async with asyncio.timeout(seconds):
+                await self._broker.write(lambda _tx, _now: None)
+        except (MediatorError, TimeoutError) as error:
+            log.warning("last requests", error=str(error) or type(error).__name__)
         if self._publisher is not None:
             self._publisher.cancel()
             await asyncio.gather(self._publisher, return_exceptions=True)
