@@ -144,7 +144,8 @@ def _held(
     group = tx.groups.find(mailbox, name)
     if group is None:
         return mailbox, None, []
-    return mailbox, group, [x for x in tx.leases.get(group, ids) if not x.dead and x.until > now]
+    leases = tx.leases.get(group, list(dict.fromkeys(ids)))
+    return mailbox, group, [lease for lease in leases if not lease.dead and lease.until > now]
 
 
 @dataclass(frozen=True, slots=True)
