@@ -52,15 +52,15 @@ _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PREFETCH = (
     f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"
-    " FROM unnest(?, ?) AS place (tenant, address)"
+    " FROM unnest(%b, %b) AS place (tenant, address)"
     " JOIN mailbox ON mailbox.tenant = place.tenant AND mailbox.address = place.address"
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
-_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join('?' * 12)})"
+_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['%b'] * 12)})"
 _ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts,)
 _SAVE = (
     "UPDATE mailbox SET next_id = new.next_id, messages = new.messages, bytes = new.bytes, last_at = new.last_at,"
-    " dedup_ids = new.dedup_ids FROM unnest(?, ?, ?, ?, ?, ?)"
+    " dedup_ids = new.dedup_ids FROM unnest(%b, %b, %b, %b, %b, %b)"
     " AS new (no, next_id, messages, bytes, last_at, dedup_ids) WHERE mailbox.no = new.no"
 )
 _INNER = rows.MESSAGE.replace(rows.BODY, f"{rows.BODY} AS payload")
@@ -114,15 +114,17 @@ class PostgresStore:
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
-        known = Known(len(places))
-        with self._writer.transaction() as dialect:
+        with self._writer.transaction(places) as (dialect, mailboxes):
+            known = Known(len(mailboxes))
+            for mailbox in mailboxes:
+                known.add(mailbox)
             tx = SqlTransaction(dialect, known, self._backlog)
             try:
-                for mailbox in dialect.prefetch(places):
-                    known.add(mailbox)
                 yield tx
-                tx.finish()
-                dialect.commit()
+                with dialect.together():
+                    tx.finish()
+                    dialect.commit()
+                dialect.committed()
             except BaseException:
                 self._backlog.doubt()
                 raise
@@ -130,7 +132,7 @@ class PostgresStore:
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
-        with self._readers.take() as link, link.transaction() as dialect:
+        with self._readers.take() as link, link.transaction() as (dialect, _):
             yield SqlTransaction(dialect, Known(0), Backlog())
 
     def upkeep(self, busy: bool) -> None:
@@ -144,42 +146,68 @@ class PostgresStore:
 
 
 class PostgresDialect:
-    """One connection to PostgreSQL, in a transaction."""
+    """One connection to PostgreSQL."""
 
     def __init__(self, connection: Connection, lock: str) -> None:
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         teach(connection.adapters)
         self.connection = connection
-        self._cursor = connection.cursor(binary=True)
+        self._asking = connection.cursor(binary=True)
+        self._telling = connection.cursor(binary=True)
+        self._framing = connection.cursor()
+        self._pipeline: psycopg.Pipeline | None = None
         self._lock = lock
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
-        cursor = self._cursor
+        cursor = self._asking
         cursor.execute(_translated(sql), parameters)
-        return cursor.fetchall() if cursor.description is not None else []  # type: ignore[return-value]
+        if self._pipeline is not None:
+            self._pipeline.sync()
+        return list(cursor.fetchall()) if cursor.description is not None else []
 
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters, all in one go."""
-        self._cursor.executemany(_translated(sql), parameters)
+        self._telling.executemany(_translated(sql), parameters)
 
-    def prefetch(self, places: Sequence[Place]) -> list[KeptMailbox]:
-        """Lock the mailboxes at these places, in the order in which everybody locks them."""
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what is told in here in one go, and hear the answers at the end."""
+        with self.connection.pipeline() as pipeline:
+            self._pipeline = pipeline
+            try:
+                yield
+            finally:
+                self._pipeline = None
+
+    def begin(self, sql: str, places: Sequence[Place]) -> list[KeptMailbox]:
+        """Begin, and lock the mailboxes at these places in the order in which everybody locks them."""
         if not places:
+            self._framing.execute(sql)
             return []
-        tenants, addresses = zip(*sorted(set(places)), strict=True)
-        return [rows.mailbox(row) for row in self.execute(_PREFETCH, (Texts(tenants), Texts(addresses)))]
+        tenants, addresses = zip(*set(places), strict=True)
+        with self.together():
+            self._framing.execute(sql)
+            self._asking.execute(_PREFETCH, (Texts(tenants), Texts(addresses)))
+        return [rows.mailbox(row) for row in self._asking.fetchall()]
 
     def commit(self) -> None:
-        """Commit; nothing but the word of the server that it did is a success."""
-        self._cursor.execute("COMMIT")
-        if self._cursor.statusmessage != "COMMIT":
+        """Ask for the commit; see :meth:`committed`."""
+        self._framing.execute("COMMIT")
+
+    def committed(self) -> None:
+        """Raise unless the server said that it did commit: to a failed transaction it answers ROLLBACK."""
+        if self._framing.statusmessage != "COMMIT":
             raise UnavailableError("the database took the transaction back")
+
+    def roll_back(self) -> None:
+        """Take back what was done."""
+        self._framing.execute("ROLLBACK")
 
     def insert_messages(self, values: Sequence[Row]) -> None:
         """Insert all with one statement."""
         columns = zip(*values, strict=True)
-        self.execute(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
+        self._telling.execute(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
 
     def lane_source(self, lane: Lane) -> str:
         """Name the table; the planner finds the partial index by itself."""
@@ -216,7 +244,7 @@ class PostgresDialect:
         if not changed:
             return
         columns = zip(*[(m.no, m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids) for m in changed], strict=True)
-        self.execute(_SAVE, [BigInts(column) for column in columns])
+        self._telling.execute(_SAVE, [BigInts(column) for column in columns])
         for mailbox in changed:
             mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
 
@@ -238,36 +266,35 @@ class _Link:
         self._dialect: PostgresDialect | None = None
 
     @contextmanager
-    def transaction(self) -> Iterator[PostgresDialect]:
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[tuple[PostgresDialect, list[KeptMailbox]]]:
         """Be in a transaction; what is not committed at its end is taken back.
 
         Raises :class:`UnavailableError` for whatever the database cannot do.
         """
         try:
-            dialect = self._begin()
             try:
-                yield dialect
+                yield self._begin(places)
             finally:
-                self._end(dialect)
+                self._end()
         except (psycopg.Error, PeeweeException) as error:
             raise UnavailableError(_reason(error)) from error
 
-    def _begin(self) -> PostgresDialect:
+    def _begin(self, places: Sequence[Place]) -> tuple[PostgresDialect, list[KeptMailbox]]:
         if self._dialect is not None:
             try:
-                self._dialect.execute(self._begin_sql)
-                return self._dialect
-            except psycopg.Error:  # a server that was restarted in between: nothing is lost by asking anew
-                self.close()
+                return self._dialect, self._dialect.begin(self._begin_sql, places)
+            except psycopg.Error:
+                if not self._dialect.connection.closed:
+                    raise
+        # The first one, or the server was restarted in between: nothing was done yet, so ask anew.
         self._dialect = PostgresDialect(self._connect(), self._lock)
-        self._dialect.execute(self._begin_sql)
-        return self._dialect
+        return self._dialect, self._dialect.begin(self._begin_sql, places)
 
-    def _end(self, dialect: PostgresDialect) -> None:
-        if dialect.connection.info.transaction_status == TransactionStatus.IDLE:
+    def _end(self) -> None:
+        if self._dialect is None or self._dialect.connection.info.transaction_status == TransactionStatus.IDLE:
             return
         try:
-            dialect.execute("ROLLBACK")
+            self._dialect.roll_back()
         except psycopg.Error:
             self.close()
 
