@@ -14,9 +14,6 @@ from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
-SKIP_FROM = 1000
-"""A lane that holds nothing is skipped for good once that many ids have gone by."""
-
 
 class Deliver(StrEnum):
     """Where a FETCH starts that has no position yet (F1)."""
@@ -132,10 +129,7 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         if taken.full or fresh_room <= len(fresh):
             continue
         limit = min(taken.room, fresh_room - len(fresh))
-        new = tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now)
-        fresh += taken.add(new)
-        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM:
-            changed |= group.skip_empty(lane, mailbox.next_id - 1)
+        fresh += taken.add(tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now))
     if not taken.messages:
         if changed:
             tx.groups.save(group)

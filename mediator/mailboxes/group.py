@@ -108,13 +108,6 @@ class Group:
             reply for reply in self.replies if any(last > self.settled[lane] for lane, (_, last) in reply.spans.items())
         ]
 
-    def skip_empty(self, lane: Lane, last: int) -> bool:
-        """Move past ids that hold nothing for this lane, when nothing delivered is open; True when it moved."""
-        if self.settled[lane] != self.delivered[lane] or self.settled[lane] >= last:
-            return False
-        self.settled[lane] = self.delivered[lane] = last
-        return True
-
 
 @dataclass(slots=True)
 class Lease:

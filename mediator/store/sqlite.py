@@ -32,7 +32,7 @@ WAL_PAGES = 16_384
 """Pages (of 4 kB) in the WAL above which even a busy store is checkpointed."""
 VACUUM_PAGES = 64
 
-_LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
+_LANES = ("message_critical", "message_urgent", "message_normal", "message_low")
 _ROWS = (64, 16, 4, 1)
 _INSERT = {
     count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 12)})"] * count)
@@ -146,6 +146,9 @@ class SqliteStore:
 
 class SqliteDialect:
     """One connection to SQLite."""
+
+    ordered = True
+    """A new rowid is one above the highest there is."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
