@@ -14,12 +14,8 @@ class MediatorError(Exception):
     status: ClassVar[int] = 500
     retry: ClassVar[bool] = False
 
-
-class InternalError(MediatorError):
-    """Something is wrong in the mediator itself; its log says what."""
-
-    def __init__(self) -> None:
-        super().__init__("internal error")
+    def __init__(self, text: str = "internal error") -> None:
+        super().__init__(text)
 
 
 class BadRequestError(MediatorError):

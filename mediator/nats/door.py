@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mediator.broker import Broker
-from mediator.errors import BusyError, InternalError, MediatorError, NoSuchMessageError, UnknownSubjectError
+from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnknownSubjectError
 from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
@@ -171,7 +171,7 @@ class Door:
             self._refuse(message.reply, verb, error, started)
         except Exception:
             log.exception("request", verb=verb)
-            self._refuse(message.reply, verb, InternalError(), started)
+            self._refuse(message.reply, verb, MediatorError(), started)
 
     def _verb(self, name: str) -> tuple[str, Callable[[str, Fields], Awaitable[bytes]]]:
         if name == "MAILBOX.CREATE":
@@ -200,7 +200,7 @@ class Door:
             self._refuse(message.reply, verb, error, started)
         except Exception:
             log.exception("request", verb=verb)
-            self._refuse(message.reply, verb, InternalError(), started)
+            self._refuse(message.reply, verb, MediatorError(), started)
         else:
             self._metrics.request(verb, OK, time.perf_counter() - started)
             self._answer(message.reply, answer)

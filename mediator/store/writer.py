@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mediator.errors import BusyError, InternalError, MediatorError, UnavailableError
+from mediator.errors import BusyError, MediatorError, UnavailableError
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place, Store
@@ -21,8 +21,8 @@ Work = Callable[[Transaction, int], T]
 """Runs inside a transaction, at a time in milliseconds; may run again when the commit fails."""
 Done = Callable[[Any], None]
 """Gets the result or the error, on the event loop, after the commit."""
-Observer = Callable[[Transaction, int], None]
-"""Looks at what a transaction did, inside it and right before the commit."""
+Observer = Callable[[Transaction, int], Callable[[], None] | None]
+"""Looks at what a transaction did, inside it and right before the commit; what it returns is called right after it."""
 
 MAX_BATCH = 1000
 BATCH_SECONDS = 0.010
@@ -164,7 +164,7 @@ class Writer:
                     self._answer(deque(), deque([job]))
                 return
             log.exception("a request failed")
-            outcomes, committed = [(job, InternalError()) for job in batch], None
+            outcomes, committed = [(job, MediatorError()) for job in batch], None
         self._loop.call_soon_threadsafe(self._tell, outcomes, committed)
 
     def _commit(self, queue: deque[_Job], batch: deque[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
@@ -181,8 +181,10 @@ class Writer:
                     outcomes.append((job, error))
                 if time.perf_counter() - started > BATCH_SECONDS:
                     break
-            for observe in self._observers:
-                observe(tx, now)
+            committed = [observe(tx, now) for observe in self._observers]
+        for tell in committed:
+            if tell is not None:
+                tell()
         # What there was no time for goes first in the next batch.
         while len(batch) > len(outcomes):
             queue.appendleft(batch.pop())
