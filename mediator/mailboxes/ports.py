@@ -238,6 +238,45 @@ class Outbox(Protocol):
         """Copy a message."""
 
 
+class TailRow(NamedTuple):
+    """Lines of the journal that may not be in its files yet."""
+
+    no: int
+    instance: str
+    """Which service wrote it."""
+    written_at: int
+    lines: bytes
+
+
+class Tail(Protocol):
+    """What the journal must not lose between a commit and its files."""
+
+    ordered: bool
+    """Whether ``mark`` and ``behind`` work: a message is kept behind all that are there."""
+
+    @property
+    def removed(self) -> bool:
+        """Whether this transaction removed messages; places behind the last mark may be taken anew then."""
+
+    def add(self, instance: str, lines: bytes, now: int) -> None:
+        """Keep lines with this transaction, in a row behind all others of the instance."""
+
+    def numbers(self, instance: str) -> list[int]:
+        """Return which rows the instance has."""
+
+    def read(self, after: int, limit: int) -> list[TailRow]:
+        """Return rows of all instances behind a number, in order of their numbers."""
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Forget rows whose lines are in files."""
+
+    def mark(self) -> int:
+        """Return the place of the last message, 0 when there is none."""
+
+    def behind(self, mark: int, limit: int) -> list[tuple[int, Event]]:
+        """Return what the messages behind a place tell of their storing, each with its own place, in order."""
+
+
 class Transaction(Protocol):
     """Everything one verb may touch, and what it tells afterwards."""
 
@@ -255,6 +294,8 @@ class Transaction(Protocol):
     def leases(self) -> Leases: ...  # noqa: D102
     @property
     def outbox(self) -> Outbox: ...  # noqa: D102
+    @property
+    def tail(self) -> Tail: ...  # noqa: D102
 
     events: list[Event]
     """What happened, for observers, after the commit."""

@@ -16,7 +16,7 @@ from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, LeasePlace, Transaction, Usage
+from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Transaction, Usage
 from mediator.store.base import Place
 
 K = TypeVar("K")
@@ -44,6 +44,7 @@ class _Data:
     delayed: list[tuple[int, int, Delayed]] = field(default_factory=list)
     leases: dict[int, dict[int, Lease]] = field(default_factory=dict)
     outbox: list[tuple[Mailbox, Message]] = field(default_factory=list)
+    tail: dict[int, TailRow] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -96,6 +97,7 @@ class MemoryTransaction:
         self.groups = _Groups(data, undo)
         self.leases = _Leases(data, undo)
         self.outbox = _Outbox(data, undo)
+        self.tail = _Tail(data, undo)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
@@ -449,6 +451,32 @@ class _Outbox(_Table):
     def add(self, mailbox: Mailbox, message: Message) -> None:
         self._data.outbox.append((replace(mailbox), replace(message)))
         self._undo.append(self._data.outbox.pop)
+
+
+class _Tail(_Table):
+    ordered = False
+    removed = False
+
+    def add(self, instance: str, lines: bytes, now: int) -> None:
+        no = next(self._data.numbers)
+        self._set(self._data.tail, no, TailRow(no, instance, now, lines))
+
+    def numbers(self, instance: str) -> list[int]:
+        return [no for no, row in self._data.tail.items() if row.instance == instance]
+
+    def read(self, after: int, limit: int) -> list[TailRow]:
+        return [row for no, row in self._data.tail.items() if no > after][:limit]
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        for no in numbers:
+            if no in self._data.tail:
+                self._pop(self._data.tail, no)
+
+    def mark(self) -> int:
+        return 0
+
+    def behind(self, mark: int, limit: int) -> list[tuple[int, Event]]:
+        return []
 
 
 def _lives(message: Message, now: int) -> bool:

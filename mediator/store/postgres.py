@@ -148,6 +148,9 @@ class PostgresStore:
 class PostgresDialect:
     """One connection to PostgreSQL."""
 
+    ordered = False
+    """Another instance may have taken a lower number and commit it later."""
+
     def __init__(self, connection: Connection, lock: str) -> None:
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         teach(connection.adapters)

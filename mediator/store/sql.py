@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
-from mediator.mailboxes.events import Event
+from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, LeasePlace, Usage
+from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store import rows
 from mediator.store.rows import KeptMailbox, Row
 
@@ -23,6 +23,9 @@ BACKLOG_SECONDS = 5.0
 
 class Dialect(Protocol):
     """One connection, and what its database does in its own way."""
+
+    ordered: bool
+    """Whether a message's ``id`` is above those of all messages that are there when it is kept."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with ``?`` places and return its rows."""
@@ -125,6 +128,7 @@ class SqlTransaction:
         self.dialect = dialect
         self.known = known
         self.touched: dict[int, KeptMailbox] = {}
+        self.removed = False
         self._unwritten: list[tuple[KeptMailbox, Message]] = []
         self.mailboxes = _Mailboxes(self)
         self.messages = _Messages(self)
@@ -133,6 +137,7 @@ class SqlTransaction:
         self.groups = _Groups(self)
         self.leases = _Leases(self)
         self.outbox = _Outbox(self, backlog)
+        self.tail = _Tail(self)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
@@ -200,6 +205,7 @@ class SqlTransaction:
         self.flush()
         if self.touched:
             self.dialect.save_mailboxes(list(self.touched.values()))
+        self.tail.finish()
 
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row:
         """Return the only row of a statement that always has one."""
@@ -460,6 +466,7 @@ class _Messages(_Table):
 
     def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
         self._tx.flush()
+        self._tx.removed = True
         kept = self._tx.touch(mailbox)
         kept.dirty = True
         bodies: list[int] = []
@@ -741,6 +748,56 @@ class _Outbox(_Table):
                 message.payload,
             ),
         )
+
+
+class _Tail(_Table):
+    def __init__(self, tx: SqlTransaction) -> None:
+        super().__init__(tx)
+        self.ordered = tx.dialect.ordered
+        self._waiting: list[tuple[str, int, bytes]] = []
+
+    @property
+    def removed(self) -> bool:
+        return self._tx.removed
+
+    def add(self, instance: str, lines: bytes, now: int) -> None:
+        self._waiting.append((instance, now, lines))
+
+    def finish(self) -> None:
+        """Insert what waits, with the other statements that precede the commit."""
+        if self._waiting:
+            self._tx.dialect.many(
+                "INSERT INTO journal_tail (instance, written_at, lines) VALUES (?, ?, ?)", self._waiting
+            )
+
+    def numbers(self, instance: str) -> list[int]:
+        return [
+            row[0] for row in self._tx.dialect.execute("SELECT seq FROM journal_tail WHERE instance = ?", (instance,))
+        ]
+
+    def read(self, after: int, limit: int) -> list[TailRow]:
+        sql = "SELECT seq, instance, written_at, lines FROM journal_tail WHERE seq > ? ORDER BY seq LIMIT ?"
+        return [TailRow(*row) for row in self._tx.dialect.execute(sql, (after, limit))]
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        for chunk in _chunks(numbers):
+            condition, values = self._tx.dialect.any_of("seq", chunk)
+            self._tx.dialect.execute(f"DELETE FROM journal_tail WHERE {condition}", values)
+
+    def mark(self) -> int:
+        self._tx.flush()
+        return int(self._tx.one("SELECT coalesce(max(id), 0) FROM message")[0])
+
+    def behind(self, mark: int, limit: int) -> list[tuple[int, Event]]:
+        self._tx.flush()
+        found = self._tx.dialect.execute(
+            "SELECT id, tenant, mailbox_no, lane, msg_id, size, message.created_at FROM message"
+            " JOIN mailbox ON mailbox_no = no WHERE id > ? ORDER BY id LIMIT ?",
+            (mark, limit),
+        )
+        return [
+            (row[0], Event(What.STORED, row[6], row[1], row[2], LANES[row[3]], row[4], row[5], row[6])) for row in found
+        ]
 
 
 _LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
