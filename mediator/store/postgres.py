@@ -42,13 +42,15 @@ MIGRATION_LOCK = 0x6D65_6469_6174_6F72
 _DEFAULTS: dict[str, Any] = {
     "application_name": "mediator",
     "connect_timeout": 3,
+    # Of several hosts the one that takes writes, also after a standby became the first.
+    "target_session_attrs": "read-write",
     # A server that went without a word is noticed while those who ask it still wait.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PREFETCH = (
     f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"

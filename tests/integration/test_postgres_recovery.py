@@ -1,0 +1,393 @@
+"""A PostgreSQL store outlives its server: what fails says so, what was committed is there, nobody reopens anything."""
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from mediator.errors import SetupError, UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import NewMailbox
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
+from mediator.mailboxes.ports import Filter
+from mediator.store import postgres as store_module
+from mediator.store.base import Store
+from mediator.store.postgres import PostgresStore
+from tests.postgres import PrivateServer, Server, _programs, postgres
+
+__all__ = ["postgres"]
+
+pytestmark = pytest.mark.postgres
+
+DEADLINE = 30
+PLACE = ("default", "box")
+
+
+class RestartableServer(PrivateServer):
+    """A cluster that can be away for a while."""
+
+    def halt(self) -> None:
+        """Stop as after a power cut: connections break, nothing is tidied up."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(DEADLINE)
+
+    def resume(self) -> None:
+        """Start again on the same data and port."""
+        port = urlsplit(self._url).port
+        programs = _programs()
+        assert port is not None
+        assert programs is not None
+        self._start(programs, port)
+
+
+@pytest.fixture
+def url(postgres: Server) -> Iterator[str]:
+    with postgres.database() as url:
+        yield url
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[[str], PostgresStore]]:
+    opened: list[PostgresStore] = []
+
+    def make(url: str) -> PostgresStore:
+        opened.append(PostgresStore(url))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def restartable() -> Iterator[RestartableServer]:
+    programs = _programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL programs to run a cluster of our own")
+    server = RestartableServer(programs)
+    yield server
+    server.stop()
+
+
+def create(store: Store, *addresses: str) -> None:
+    with store.transaction() as tx:
+        for address in addresses or (PLACE[1],):
+            assert tx.mailboxes.add(NewMailbox(tenant=PLACE[0], address=address, created_at=1)) is not None
+
+
+def send(
+    store: Store, payload: bytes, address: str = PLACE[1], before_commit: Callable[[], object] = lambda: None
+) -> int:
+    """Send one message; what is returned was committed."""
+    with store.transaction([(PLACE[0], address)]) as tx:
+        mailbox = tx.mailboxes.find(PLACE[0], address)
+        assert mailbox is not None
+        message = Message(mailbox.next_id, Lane.NORMAL, payload, len(payload), 1, 1)
+        tx.messages.append(mailbox, message)
+        before_commit()
+        return message.msg_id
+
+
+def kept(store: Store, address: str = PLACE[1]) -> dict[int, bytes]:
+    with store.reading() as tx:
+        mailbox = tx.mailboxes.find(PLACE[0], address)
+        assert mailbox is not None
+        found = tx.messages.newest(mailbox, Filter(), 1_000_000, 1_000_000_000, 1)
+        assert (mailbox.messages, mailbox.next_id) == (len(found), max(m.msg_id for m in found) + 1 if found else 0)
+        return {message.msg_id: bytes(message.payload) for message in found}
+
+
+def terminate_all(url: str) -> None:
+    """End every other connection to the database."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        deadline = time.monotonic() + DEADLINE
+        while others(admin):
+            assert time.monotonic() < deadline
+
+
+def others(admin: "psycopg.Connection[tuple[int]]") -> int:
+    row = admin.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.rule("A8", "A9")
+def test_a_connection_that_dies_in_the_midst_fails_its_transaction_alone(url, open_store):
+    store = open_store(url)
+    create(store)
+    assert send(store, b"before") == 0
+    with pytest.raises(UnavailableError):
+        send(store, b"lost", before_commit=lambda: terminate_all(url))
+    assert send(store, b"after") == 1
+    assert kept(store) == {0: b"before", 1: b"after"}
+
+
+@pytest.mark.rule("A9")
+def test_a_statement_on_a_dead_connection_fails_and_the_next_transaction_works(url, open_store):
+    store = open_store(url)
+    create(store)
+
+    def ask() -> None:
+        with store.transaction([PLACE]) as tx:
+            terminate_all(url)
+            tx.mailboxes.find("default", "other")
+
+    with pytest.raises(UnavailableError):
+        ask()
+    assert send(store, b"after") == 0
+
+
+def test_connections_that_died_while_idle_are_not_noticed_by_callers(url, open_store):
+    store = open_store(url)
+    create(store)
+    send(store, b"1")
+    assert len(kept(store)) == 1
+    terminate_all(url)
+    assert send(store, b"2") == 1
+    terminate_all(url)
+    assert kept(store) == {0: b"1", 1: b"2"}
+
+
+@pytest.mark.rule("A9")
+def test_a_snapshot_on_a_dead_connection_fails_and_the_next_one_works(url, open_store):
+    store = open_store(url)
+    create(store)
+
+    def ask() -> None:
+        with store.reading() as tx:
+            terminate_all(url)
+            tx.mailboxes.find(*PLACE)
+
+    with pytest.raises(UnavailableError):
+        ask()
+    assert kept(store) == {}
+
+
+@pytest.mark.rule("A8", "A9")
+def test_senders_outlive_a_server_that_goes_and_comes_back(restartable, open_store):
+    with restartable.database() as url:
+        store = open_store(url)
+        create(store)
+        answered: dict[int, bytes] = {}
+        failures = 0
+        stop = threading.Event()
+        progress = threading.Condition()
+
+        def sender() -> None:
+            nonlocal failures
+            number = 0
+            while not stop.is_set():
+                payload = f"{number}".encode()
+                number += 1
+                try:
+                    msg_id = send(store, payload)
+                except UnavailableError:
+                    failures += 1
+                else:
+                    assert msg_id not in answered
+                    answered[msg_id] = payload
+                with progress:
+                    progress.notify_all()
+
+        def wait(condition: Callable[[], bool]) -> None:
+            with progress:
+                assert progress.wait_for(condition, DEADLINE)
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(sender)
+            try:
+                for _ in range(3):
+                    reached, failed = len(answered), failures
+                    wait(lambda reached=reached: len(answered) > reached + 50)
+                    restartable.halt()
+                    wait(lambda failed=failed: failures > failed)
+                    with pytest.raises(UnavailableError), store.reading():
+                        pass
+                    restartable.resume()
+                reached = len(answered)
+                wait(lambda: len(answered) > reached + 50)
+            finally:
+                stop.set()
+            running.result(DEADLINE)
+        found = kept(store)
+        assert {msg_id: found.get(msg_id) for msg_id in answered} == answered
+        # A commit whose answer was lost may be there as well, once for each time the server went.
+        assert len(found) - len(answered) <= 3
+
+
+@pytest.mark.rule("A9")
+def test_an_absent_server_is_said_at_once(restartable):
+    with restartable.database() as url:
+        restartable.halt()
+        try:
+            with pytest.raises(UnavailableError, match="cannot open the database"):
+                PostgresStore(url)
+        finally:
+            restartable.resume()
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:se%zzcret@host/db", "nonsense", "mysql://u@h/d"])
+def test_a_wrong_url_is_refused_without_repeating_it(url):
+    with pytest.raises(SetupError) as refused:
+        PostgresStore(url)
+    assert "cret" not in str(refused.value)
+
+
+@pytest.mark.rule("A8")
+@pytest.mark.parametrize(("default", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")])
+def test_a_weaker_default_of_the_operator_does_not_count(url, open_store, postgres, default, used):
+    name = urlsplit(url).path[1:]
+    postgres.run(f'ALTER DATABASE "{name}" SET synchronous_commit = {default}')
+    postgres.run(f'ALTER DATABASE "{name}" SET default_transaction_isolation = serializable')
+    store = open_store(url)
+    create(store)
+    with store.transaction() as tx:
+        assert tx.dialect.execute("SHOW synchronous_commit") == [(used,)]
+        assert tx.dialect.execute("SHOW transaction_isolation") == [("read committed",)]
+
+
+@pytest.mark.rule("A9")
+def test_a_database_that_takes_no_writes_is_not_opened(url, postgres):
+    postgres.run(f'ALTER DATABASE "{urlsplit(url).path[1:]}" SET default_transaction_read_only = on')
+    with pytest.raises(UnavailableError, match="read-only"):
+        PostgresStore(url)
+
+
+@pytest.mark.rule("A8")
+def test_a_statement_that_failed_unnoticed_does_not_commit(url, open_store):
+    store = open_store(url)
+    create(store)
+
+    def send_behind_a_failure() -> None:
+        with store.transaction([PLACE]) as tx:
+            mailbox = tx.mailboxes.find(*PLACE)
+            with suppress(psycopg.Error):
+                tx.dialect.execute("SELECT 1 / 0")
+            tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, b"lost", 4, 1, 1))
+
+    with pytest.raises(UnavailableError):
+        send_behind_a_failure()
+    with pytest.raises(UnavailableError), store.transaction() as tx, suppress(psycopg.Error):
+        tx.dialect.execute("SELECT 1 / 0")
+    assert kept(store) == {}
+
+
+def test_a_question_that_takes_too_long_is_ended(url, open_store, monkeypatch):
+    monkeypatch.setattr(store_module, "READ_SECONDS", 1)
+    store = open_store(url)
+    with pytest.raises(UnavailableError, match="narrow it by since or before_id"), store.reading() as tx:
+        tx.dialect.execute("SELECT pg_sleep(60)")
+    create(store)
+    assert kept(store) == {}
+
+
+def test_nothing_can_be_changed_in_a_snapshot(url, open_store):
+    store = open_store(url)
+    with pytest.raises(UnavailableError), store.reading() as tx:
+        tx.mailboxes.add(NewMailbox(tenant="default", address="x", created_at=1))
+
+
+@pytest.mark.rule("A9")
+def test_a_mailbox_held_too_long_by_another_instance_is_an_error(url, open_store, monkeypatch):
+    monkeypatch.setattr(store_module, "LOCK_SECONDS", 1)
+    store, other = open_store(url), open_store(url)
+    create(store)
+    with other.transaction([PLACE]):
+        with pytest.raises(UnavailableError, match="LockNotAvailable"):
+            send(store, b"x")
+        with pytest.raises(UnavailableError, match="LockNotAvailable"), store.transaction() as tx:
+            tx.mailboxes.find(*PLACE)
+    assert send(store, b"y") == 0
+
+
+@pytest.mark.rule("A3", "A8")
+def test_instances_that_send_to_the_same_mailboxes_share_the_ids(url, open_store):
+    stores = [open_store(url) for _ in range(4)]
+    addresses = [f"b{number}" for number in range(5)]
+    create(stores[0], *addresses)
+    answered: list[tuple[str, int]] = []
+
+    def run(number: int) -> None:
+        order = addresses[number:] + addresses[:number]
+        for _ in range(50):
+            with stores[number].transaction([("default", address) for address in order]) as tx:
+                given = []
+                for address in order * 2:
+                    mailbox = tx.mailboxes.find("default", address)
+                    given.append((address, mailbox.next_id))
+                    tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, b"x", 1, 1, 1))
+            answered.extend(given)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(run, number) for number in range(4)]:
+            done.result(DEADLINE)
+    assert Counter(answered) == Counter((address, msg_id) for address in addresses for msg_id in range(400))
+    for address in addresses:
+        assert sorted(kept(stores[0], address)) == list(range(400))
+
+
+def test_a_deadlock_fails_one_of_the_two_and_both_can_go_on(url, open_store):
+    first, second = open_store(url), open_store(url)
+    create(first, "a", "b")
+    both = threading.Barrier(2)
+
+    def cross(store: Store, one: str, other: str) -> bool:
+        try:
+            with store.transaction() as tx:
+                tx.mailboxes.find("default", one)
+                both.wait(DEADLINE)
+                tx.mailboxes.find("default", other)
+        except UnavailableError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [pool.submit(cross, first, "a", "b"), pool.submit(cross, second, "b", "a")]
+        assert sorted(outcome.result(DEADLINE) for outcome in outcomes) == [False, True]
+    assert [send(first, b"x", "a"), send(second, b"x", "a")] == [0, 1]
+
+
+@pytest.mark.rule("S4")
+def test_only_one_instance_releases_a_delayed_message(url, open_store):
+    first, second = open_store(url), open_store(url)
+    create(first)
+    with first.transaction([PLACE]) as tx:
+        mailbox = tx.mailboxes.find(*PLACE)
+        tx.delays.add(Delayed(0, mailbox.no, 5, False, Message(HIDDEN_ID, Lane.NORMAL, b"x", 1, 1, 1)))
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction() as tx:
+            due = tx.delays.due(5, 10)
+            assert len(due) == 1
+            asked = threading.Event()
+
+            def ask() -> int:
+                with second.transaction() as late:
+                    asked.set()
+                    return len(late.delays.due(5, 10))
+
+            answer = pool.submit(ask)
+            assert asked.wait(DEADLINE)
+            tx.delays.remove(due)
+        assert answer.result(DEADLINE) == 0
+
+
+@pytest.mark.rule("A3")
+def test_instances_that_start_at_once_migrate_once(url, open_store):
+    with ThreadPoolExecutor(4) as pool:
+        stores = [opened.result(DEADLINE) for opened in [pool.submit(open_store, url) for _ in range(4)]]
+    create(stores[0])
+    assert [send(store, b"x") for store in stores] == [0, 1, 2, 3]
