@@ -208,6 +208,7 @@ class Broker:
 
     async def upkeep(self) -> None:
         """Let the store keep its own house."""
+        await asyncio.get_running_loop().run_in_executor(self._readers, self._store.checkpoint)
         await self._writer.upkeep()
 
     async def write(self, work: Work[T]) -> T:

@@ -11,7 +11,7 @@ Place = tuple[str, str]
 
 
 class Store(Protocol):
-    """One database. Not safe for several threads, but for ``reading``, which is."""
+    """One database. Not safe for several threads, but for ``reading`` and ``checkpoint``, which are."""
 
     def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception takes everything back.
@@ -23,8 +23,11 @@ class Store(Protocol):
     def reading(self) -> AbstractContextManager[Transaction]:
         """Open a snapshot of what is committed; nothing may be changed in it."""
 
+    def checkpoint(self) -> None:
+        """Move what was committed to its final place, beside the one who writes."""
+
     def upkeep(self, busy: bool) -> None:
-        """Do one short step of the database's own housekeeping: checkpoint, vacuum."""
+        """Do one short step of the housekeeping that needs the writer's place; ``busy``: while others wait for it."""
 
     def close(self) -> None:
         """Let go of the database."""

@@ -74,6 +74,9 @@ class MemoryStore:
         with self._lock:
             yield MemoryTransaction(self._data, [])
 
+    def checkpoint(self) -> None:
+        """Memory has one place only."""
+
     def upkeep(self, busy: bool) -> None:
         """Memory needs none."""
 

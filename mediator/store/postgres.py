@@ -137,6 +137,9 @@ class PostgresStore:
         with self._readers.take() as link, link.transaction() as (dialect, _):
             yield SqlTransaction(dialect, Known(0), Backlog())
 
+    def checkpoint(self) -> None:
+        """The server does it."""
+
     def upkeep(self, busy: bool) -> None:
         """Autovacuum does it."""
 

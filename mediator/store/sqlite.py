@@ -28,8 +28,8 @@ STORE_EVERY = 1000
 READERS = 4
 READ_SECONDS = 4.0
 """A SELECT beside the writer is ended after this long, so that it can neither pin the WAL nor outlive its asker."""
-WAL_PAGES = 16_384
-"""Pages (of 4 kB) in the WAL above which even a busy store is checkpointed."""
+WAL_PAGES = 32_768
+"""Pages (of 4 kB) in the WAL above which even a busy writer stops to let it begin anew."""
 VACUUM_PAGES = 64
 
 _LANES = ("message_critical", "message_urgent", "message_normal", "message_low")
@@ -76,6 +76,9 @@ class SqliteStore:
         self._known = Known(KNOWN_MAILBOXES)
         self._backlog = Backlog()
         self._readers = _Readers(path)
+        self._keeper: sqlite3.Connection | None = None
+        self._keeping = threading.Lock()
+        self._wal_pages = 0
 
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
@@ -116,30 +119,42 @@ class SqliteStore:
             finally:
                 connection.execute("ROLLBACK")
 
+    def checkpoint(self) -> None:
+        """Copy the WAL into the file as far as it goes, on a connection of its own: the writer goes on meanwhile."""
+        with self._keeping:
+            try:
+                if self._keeper is None:
+                    self._keeper = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+                _, self._wal_pages, _ = self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            except sqlite3.Error as error:
+                raise UnavailableError(str(error)) from error
+
     def upkeep(self, busy: bool) -> None:
-        """Checkpoint, and give free pages back when there is time."""
+        """Let the WAL begin anew, and give free pages back when there is time.
+
+        Under load a checkpoint beside the writer never reaches the end of the WAL; from the writer's place it does,
+        and what is left for it then is little.
+        """
         connection = self._writer.connection
         try:
             if busy:
-                if self._wal_pages() > WAL_PAGES:
-                    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                if self._wal_pages > WAL_PAGES:
+                    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                    self._wal_pages = 0
                 return
-            if self._wal_pages():
+            if self._wal_pages:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._wal_pages = 0
             # executescript steps through to the end; execute would free one page only.
             connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         except sqlite3.Error as error:
             raise UnavailableError(str(error)) from error
 
-    def _wal_pages(self) -> int:
-        try:
-            return os.stat(f"{self._path}-wal").st_size // 4096
-        except FileNotFoundError:
-            return 0
-
     def close(self) -> None:
         """Write what the WAL holds into the file and let go of it."""
         self._readers.close()
+        if self._keeper is not None:
+            self._keeper.close()
         self._database.close()
         self._held.close()
 
