@@ -25,6 +25,7 @@ from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
 KNOWN_MAILBOXES = 50_000
 STORE_EVERY = 1000
 """Sends to a mailbox after which its counters are written; a restart counts at most that many messages anew."""
+BUSY_SECONDS = 5
 READERS = 4
 READ_SECONDS = 4.0
 """A SELECT beside the writer is ended after this long, so that it can neither pin the WAL nor outlive its asker."""
@@ -61,7 +62,7 @@ class SqliteStore:
                 },
                 check_same_thread=False,
                 thread_safe=False,
-                timeout=5,
+                timeout=BUSY_SECONDS,
                 cached_statements=512,
             )
             self._database.connect()
@@ -143,7 +144,10 @@ class SqliteStore:
                     self._wal_pages = 0
                 return
             if self._wal_pages:
+                # A reader keeps the WAL from being cut; nobody waits for that.
+                connection.execute("PRAGMA busy_timeout = 0")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
                 self._wal_pages = 0
             # executescript steps through to the end; execute would free one page only.
             connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
