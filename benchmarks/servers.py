@@ -1,0 +1,143 @@
+"""Starts what is measured as processes of their own: our service as a user would, and nats-server with JetStream."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mediator.nats.server import find_binary
+
+READY_SECONDS = 60.0
+
+
+class Server:
+    """A process with a NATS port."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def resident_mb(self) -> float:
+        """Memory of the process without its children, in MB."""
+        return resident_mb(self.pid)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+class Service(Server):
+    """`python -m mediator serve` with its managed nats-server."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Start, and return once it says that it is ready; ``ready_seconds`` is how long that took."""
+        nats, http = free_port(), free_port()
+        self._http = f"http://127.0.0.1:{http}"
+        started = time.monotonic()
+        command = [sys.executable, "-m", "mediator", "serve", "--data-dir", str(data_dir)]
+        command += ["--nats", f"127.0.0.1:{nats}", "--http", f"127.0.0.1:{http}"]
+        self._log = data_dir.with_name(data_dir.name + ".log")
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        super().__init__(process, f"nats://127.0.0.1:{nats}")
+        try:
+            self._wait(started + READY_SECONDS)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self.ready_seconds = time.monotonic() - started
+
+    def _wait(self, end: float) -> None:
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self._http}/readyz", timeout=5):
+                    return
+            except (urllib.error.URLError, ConnectionError) as error:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"the service did not start: {self._log.read_text()[-2000:]}") from error
+                time.sleep(0.01)
+
+    @property
+    def children_mb(self) -> float:
+        """Memory of the managed nats-server, in MB."""
+        tasks = Path(f"/proc/{self.pid}/task")
+        children = {child for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+        return sum(resident_mb(int(child)) for child in children)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def counter(self, series: str) -> float:
+        """Return a sum over /metrics of what begins with ``series``."""
+        with urllib.request.urlopen(f"{self._http}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
+
+
+class JetStream(Server):
+    """nats-server with JetStream on files."""
+
+    def __init__(self, folder: Path, *, sync_always: bool = False) -> None:
+        """``sync_always``: fsync before each acknowledgement; by default the server does so every two minutes."""
+        folder.mkdir(parents=True)
+        port = free_port()
+        sync = ", sync_interval: always" if sync_always else ""
+        config = folder / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{port}"\nmax_payload: 8MB\njetstream {{ store_dir: "{folder / "store"}"{sync} }}\n'
+        )
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen([str(find_binary()), "-c", str(config)], stdout=log, stderr=log)
+        super().__init__(process, f"nats://127.0.0.1:{port}")
+        end = time.monotonic() + READY_SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"nats-server did not start, see {folder / 'log'}")
+            time.sleep(0.01)
+
+
+@contextmanager
+def running(*servers: Server) -> Iterator[None]:
+    """Stop these servers at the end of the block, whatever happens in it."""
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of one process with all its threads, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1000
+    return 0.0
