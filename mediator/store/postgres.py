@@ -1,7 +1,7 @@
 """The PostgreSQL store: several instances share the mail; the mailbox rows are the locks between them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
@@ -49,6 +49,14 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
+}
+_SESSION = {
+    # Every question goes by an index in its order. A plan made before a table was large and counted, which reads and
+    # sorts a whole mailbox to answer with a hundred messages, costs seconds.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+    "idle_in_transaction_session_timeout": f"{STALLED_SECONDS}s",
 }
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -102,14 +110,14 @@ class PostgresStore:
             "SELECT set_config('synchronous_commit', 'on', false)"
             " WHERE current_setting('synchronous_commit') <> 'remote_apply'"
         )
-        _limit(connection, lock_timeout=LOCK_SECONDS, idle_in_transaction_session_timeout=STALLED_SECONDS)
+        _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
         return connection
 
     def _migrate(self) -> None:
         connection = self._connect()
         if connection.info.parameter_status("server_encoding") != "UTF8":
             raise SetupError("the PostgreSQL database must have the encoding UTF8")
-        _limit(connection, lock_timeout=MIGRATION_SECONDS, idle_in_transaction_session_timeout=0)
+        _configure(connection, {"lock_timeout": f"{MIGRATION_SECONDS}s"})
         connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
         migrate(self._database)
 
@@ -341,7 +349,7 @@ class _Readers:
     def _open(self) -> Connection:
         connection = self._connect()
         connection.autocommit = True
-        _limit(connection, statement_timeout=READ_SECONDS, idle_in_transaction_session_timeout=STALLED_SECONDS)
+        _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
         return connection
 
     def close(self) -> None:
@@ -360,9 +368,11 @@ def _parameters(url: str) -> dict[str, Any]:
     return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
 
 
-def _limit(connection: Connection, **seconds: int) -> None:
-    for name, value in seconds.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{value}s"))
+def _configure(connection: Connection, settings: Mapping[str, str]) -> None:
+    connection.execute(
+        "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)",
+        (list(settings), list(settings.values())),
+    )
 
 
 @cache
