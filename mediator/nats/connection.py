@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
+from mediator.nats.client import SturdyClient
 
 CONNECT_SECONDS = 10
 PENDING_BYTES = 64 * 1024 * 1024
@@ -18,20 +18,6 @@ PENDING_BYTES = 64 * 1024 * 1024
 log = structlog.get_logger("nats")
 
 Received = Callable[[Msg], Awaitable[None]]
-
-
-class _Client(Client):
-    """A client that no malformed subject of somebody else can disconnect."""
-
-    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Msg:
-        return self.msg_class(
-            subject=subject.decode("utf-8", "replace"),
-            reply=reply.decode("utf-8", "replace"),
-            data=data,
-            headers=headers,
-            _client=self,
-            _sid=sid,
-        )
 
 
 async def connect(
@@ -47,7 +33,7 @@ class Connection:
     """One connection to NATS, for the life of the service."""
 
     def __init__(self) -> None:
-        self._client = _Client()
+        self._client = SturdyClient()
 
     async def open(self, urls: Sequence[str], name: str, user: str | None, password: str | None) -> None:
         """Connect for the first time."""

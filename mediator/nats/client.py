@@ -1,0 +1,102 @@
+"""A NATS client that nobody else's bytes can disconnect, and that no error of the server ends for good.
+
+The server passes subjects and headers on as their sender wrote them; nats-py stops reading at some of these bytes.
+"""
+
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import ProtocolError
+from nats.protocol.parser import PERMISSIONS_ERR, Parser
+
+_CRLF = b"\r\n"
+_STATUS = slice(9, 12)  # of "NATS/1.0 503"
+
+
+class SturdyClient(Client):
+    """Takes whatever a server may hand over; the reader of a message refuses what is wrong in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = _Parser(self)
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Msg:
+        return self.msg_class(
+            subject=subject.decode("utf-8", "replace"),
+            reply=reply.decode("utf-8", "replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if not headers:
+            return None
+        first, _, rest = headers.partition(_CRLF)
+        found = read_headers(rest)
+        # The server says so that nobody answers a request.
+        if first[_STATUS].isdigit():
+            found["Status"] = first[_STATUS].decode()
+        return found or None
+
+    async def _process_err(self, err_msg: str) -> None:
+        error = NatsError(f"nats: {err_msg}")
+        await self._error_cb(error)
+        # The server ends the connection after all others; it may take us again later.
+        if PERMISSIONS_ERR not in err_msg:
+            await self._process_op_err(error)
+
+
+def read_headers(lines: bytes) -> dict[str, str]:
+    """Read header lines; bytes that are no UTF-8 become lone surrogates, which no reader takes for text."""
+    found: dict[str, str] = {}
+    for line in lines.split(_CRLF):
+        if line:
+            name, _, value = line.decode("utf-8", "surrogateescape").partition(":")
+            found[name.strip(" \t")] = value.strip(" \t")
+    return found
+
+
+class _Parser(Parser):
+    """Reads messages as the server writes them: its words are parted by spaces, whatever else is inside of one."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._unread = bytearray()
+
+    async def parse(self, data: bytes = b"") -> None:
+        unread = self._unread
+        unread += data
+        at = 0
+        try:
+            while (end := unread.find(_CRLF, at)) >= 0:
+                line = bytes(unread[at:end])
+                start = end + len(_CRLF)
+                if not line.startswith((b"MSG ", b"HMSG ")):
+                    at = start
+                    await super().parse(line + _CRLF)
+                    continue
+                sid, subject, reply, head, size = _message_line(line)
+                end = start + size
+                if len(unread) < end + len(_CRLF):
+                    return
+                headers, payload = bytes(unread[start : start + head]), bytes(unread[start + head : end])
+                at = end + len(_CRLF)
+                await self.nc._process_msg(sid, subject, reply, payload, headers)
+        finally:
+            del unread[:at]
+
+
+def _message_line(line: bytes) -> tuple[int, bytes, bytes, int, int]:
+    """Return sid, subject, reply subject, and the bytes of headers and of all; ProtocolError if it is not so."""
+    words = line.split(b" ")
+    sizes = 2 if words[0] == b"HMSG" else 1
+    try:
+        subject, sid, *reply = words[1:-sizes]
+        numbers = [int(word) for word in words[-sizes:]]
+        return int(sid), subject, reply[0] if reply else b"", numbers[0] if sizes == 2 else 0, numbers[-1]
+    except ValueError as error:
+        raise ProtocolError("nats: malformed MSG") from error
