@@ -55,6 +55,8 @@ _SESSION = {
     # sorts a whole mailbox to answer with a hundred messages, costs seconds.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     "jit": "off",
     "idle_in_transaction_session_timeout": f"{STALLED_SECONDS}s",
 }

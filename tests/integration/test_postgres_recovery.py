@@ -1,18 +1,20 @@
 """A PostgreSQL store outlives its server: what fails says so, what was committed is there, nobody reopens anything."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from mediator.errors import SetupError, UnavailableError
+from mediator.errors import BusyError, SetupError, UnavailableError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
@@ -247,6 +249,15 @@ def test_a_wrong_url_is_refused_without_repeating_it(url):
     assert "cret" not in str(refused.value)
 
 
+def test_a_missing_driver_is_named():
+    blocked = "import sys; sys.modules['psycopg'] = None; import mediator.store.postgres"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], check=False, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert "SetupError" in done.stderr
+    assert "pip install 'agent-mediator[postgres]'" in done.stderr
+
+
 @pytest.mark.rule("A8")
 @pytest.mark.parametrize(("default", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")])
 def test_a_weaker_default_of_the_operator_does_not_count(url, open_store, postgres, default, used):
@@ -292,6 +303,18 @@ def test_a_question_that_takes_too_long_is_ended(url, open_store, monkeypatch):
     with pytest.raises(UnavailableError, match="narrow it by since or before_id"), store.reading() as tx:
         tx.dialect.execute("SELECT pg_sleep(60)")
     create(store)
+    assert kept(store) == {}
+
+
+def test_readers_are_bounded(url, open_store, monkeypatch):
+    store = open_store(url)
+    create(store)
+    with ExitStack() as taken:
+        for _ in range(store_module.READERS):
+            taken.enter_context(store.reading())
+        monkeypatch.setattr(store_module, "READ_SECONDS", 0.01)
+        with pytest.raises(BusyError), store.reading():
+            pass
     assert kept(store) == {}
 
 
