@@ -306,6 +306,15 @@ def test_force_deliver_ends_the_leases_of_the_group_alone(broker: Broker) -> Non
     assert broker.take() == [1]
 
 
+@pytest.mark.rule("F4", "F6")
+def test_what_was_leased_does_not_come_again_behind_a_new_position(broker: Broker) -> None:
+    send(broker, NORMAL, NORMAL, NORMAL)
+    assert broker.take(ack_wait=SECOND) == [0, 1, 2]
+    assert broker.take(force_deliver=True, deliver=Deliver.FROM_ID, from_id=2, ack_wait=SECOND) == [2]
+    broker.advance(SECOND)
+    assert broker.take() == [2]
+
+
 @pytest.mark.rule("F4", "F7")
 def test_force_deliver_brings_dead_messages_back(broker: Broker) -> None:
     send(broker, NORMAL)

@@ -293,7 +293,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             group=st.sampled_from(GROUPS),
             deliver=st.sampled_from((Deliver.EARLIEST, Deliver.EARLIEST, *Deliver)),
             back=st.integers(0, 5),
-            force=st.sampled_from((False,) * 9 + (True,)),
+            force=st.sampled_from((False,) * 5 + (True,)),
             num_msgs=st.sampled_from((1, 2, 3, 1000, 1000)),
             budget=st.sampled_from((1, 7000, AMPLE, AMPLE, AMPLE)),
             ack_wait=st.sampled_from((None, None, 0, SECOND, 5 * SECOND)),

@@ -255,6 +255,18 @@ def test_a_reply_around_a_message_did_not_hold_it(broker: Broker) -> None:
     assert broker.take() == []
 
 
+@pytest.mark.rule("K3", "A8")
+def test_a_reply_covers_nothing_through_a_message_that_was_leased_since(broker: Broker) -> None:
+    send(broker, NORMAL, NORMAL, CRITICAL)
+    assert broker.take() == [2, 0, 1]
+    assert broker.take(ack_wait=SECOND, num_msgs=2) == [2, 0]
+    broker.ack(0)
+    broker.advance(SECOND)
+    assert broker.take(num_msgs=1) == [2]
+    broker.ack(0)
+    assert broker.take() == [2, 1]
+
+
 # K4
 
 
