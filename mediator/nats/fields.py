@@ -69,12 +69,16 @@ class Fields:
         """Whether the field is given, whatever its value."""
         return name in self._values
 
+    def path(self, name: str) -> str:
+        """Return what an error calls the field."""
+        return self._path + name
+
     def _get(self, name: str) -> Any:
         value = self._values.get(name)
         return None if value == "" else value
 
     def _wrong(self, name: str, expected: str, value: Any) -> BadRequestError:
-        return BadRequestError(self._path + name, f"expected {expected}, got {_show(value)}")
+        return BadRequestError(self.path(name), f"expected {expected}, got {_show(value)}")
 
     def text(self, name: str, longest: int, *, lines: bool = False) -> str | None:
         """Return a string of at most ``longest`` characters, without control characters; ``lines`` allows new lines."""
@@ -84,9 +88,9 @@ class Fields:
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
         if len(value) > longest:
-            raise BadRequestError(self._path + name, f"expected at most {longest} characters, got {len(value)}")
+            raise BadRequestError(self.path(name), f"expected at most {longest} characters, got {len(value)}")
         if has_controls(value.translate(_LINES) if lines else value):
-            raise BadRequestError(self._path + name, "expected no control characters")
+            raise BadRequestError(self.path(name), "expected no control characters")
         return value
 
     def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
@@ -94,7 +98,7 @@ class Fields:
         value = self._get(name)
         if value is None:
             return None
-        return parse_words(value, self._path + name, most, longest)
+        return parse_words(value, self.path(name), most, longest)
 
     def flag(self, name: str) -> bool | None:
         """Return true or false."""
@@ -108,7 +112,8 @@ class Fields:
         value = self._get(name)
         if value is None or (zero_is_absent and value == 0 and value is not False):
             return None
-        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        # A large float may not be the number that was written, which matters only where it is not clamped.
+        if isinstance(value, float) and value.is_integer() and (highest is not None or abs(value) < 2**53):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, "a whole number", value)
@@ -124,7 +129,7 @@ class Fields:
         if not isinstance(value, list):
             raise self._wrong(name, "a list of whole numbers", value)
         if len(value) > most:
-            raise BadRequestError(self._path + name, f"expected at most {most}, got {len(value)}")
+            raise BadRequestError(self.path(name), f"expected at most {most}, got {len(value)}")
         for item in value:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_NUMBER:
                 raise self._wrong(name, f"whole numbers from 0 to {MAX_NUMBER}", item)
@@ -133,7 +138,7 @@ class Fields:
     def time(self, name: str) -> int | None:
         """Return Unix seconds as milliseconds; 0 is absent (N4, N5)."""
         seconds = self.number(name, 0, None, zero_is_absent=True)
-        return None if seconds is None else milliseconds(seconds, self._path + name)
+        return None if seconds is None else milliseconds(seconds, self.path(name))
 
     def fields(self, name: str) -> "Fields":
         """Return the fields of an object inside."""
@@ -184,6 +189,11 @@ def has_controls(text: str) -> bool:
     return any(char < " " or "\x7f" <= char < "\xa0" or "\ud800" <= char <= "\udfff" for char in text)
 
 
+def printable(text: str) -> str:
+    """Show what a client wrote, or its beginning, in an error."""
+    return "".join(char if char.isprintable() else "?" for char in text[:60])
+
+
 _LINES = str.maketrans("\n\r\t", "   ")
 
 
@@ -196,4 +206,4 @@ def _kind(value: Any) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
-    return orjson.dumps(value).decode()[:60]
+    return printable(orjson.dumps(value).decode())

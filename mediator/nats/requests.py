@@ -30,7 +30,7 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import Ack, Extend, Nack
-from mediator.nats.fields import Fields, has_controls, milliseconds, parse_words
+from mediator.nats.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
 
 MAX_SECONDS = 100 * 366 * 24 * 3600
 """A century; longer spans are clamped to it."""
@@ -139,7 +139,8 @@ def message_id(text: str) -> int | None:
     """Read the msg_id at the end of MSG.DELETE's subject: canonical decimal, anything else names no message (Q2)."""
     if not (text.isascii() and text.isdigit()) or (text != "0" and text[0] == "0") or len(text) > 19:
         return None
-    return int(text)
+    msg_id = int(text)
+    return msg_id if msg_id <= MAX_NUMBER else None
 
 
 def _group(fields: Fields, address: str) -> str:
@@ -164,7 +165,7 @@ def _ack_wait(fields: Fields, name: str) -> int | None:
     """Read a lease in milliseconds; 0 says that there is none."""
     ack_wait = fields.number(name, 0, MAX_ACK_WAIT)
     if ack_wait is not None and 0 < ack_wait < MIN_ACK_WAIT:
-        raise BadRequestError(name, f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}, got {ack_wait}")
+        raise BadRequestError(fields.path(name), f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}, got {ack_wait}")
     return ack_wait
 
 
@@ -185,7 +186,7 @@ def draft(payload: bytes, headers: Mapping[str, str] | None) -> Draft:
         _check_own(own)
     for known, value in ours.items():
         if has_controls(value):
-            raise BadRequestError(known, "expected no control characters")
+            raise BadRequestError(known, "expected UTF-8 without control characters")
     if not ours:
         return Draft(payload, headers=own)
     return Draft(
@@ -229,11 +230,7 @@ def _check_own(own: Mapping[str, str]) -> None:
         raise BadRequestError("headers", f"expected at most {MAX_HEADER_BYTES} bytes of the sender's own, got {size}")
     for name, value in own.items():
         if has_controls(name) or has_controls(value):
-            raise BadRequestError(_printable(name), "expected no control characters")
-
-
-def _printable(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name[:60])
+            raise BadRequestError(printable(name), "expected UTF-8 without control characters")
 
 
 def _short(ours: Mapping[str, str], name: str, longest: int) -> str | None:
@@ -249,7 +246,7 @@ def _whole(ours: Mapping[str, str], name: str, expected: str) -> int | None:
         return None
     value = value.strip()
     if not (value.isascii() and value.isdigit()) or len(value) > 18:
-        raise BadRequestError(name, f'expected {expected}, got "{_printable(value)}"')
+        raise BadRequestError(name, f'expected {expected}, got "{printable(value)}"')
     return int(value)
 
 
@@ -265,5 +262,5 @@ def _moment(ours: Mapping[str, str], name: str) -> int | None:
 
 def _archive(word: str | None) -> bool:
     if word is not None and word.lower() != "archive":
-        raise BadRequestError("mq9-storage", f'expected archive, got "{_printable(word)}"')
+        raise BadRequestError("mq9-storage", f'expected archive, got "{printable(word)}"')
     return word is not None

@@ -68,6 +68,11 @@ class Service:
     _clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _client: Client | None = None
 
+    @property
+    def lost(self) -> int:
+        """How often the service had to connect again."""
+        return int(self.connection._client.stats["reconnects"])
+
     async def client(self, user: str | None = None, password: str | None = None) -> Client:
         """Connect one more client; it is closed with the service."""
         client = await nats.connect(
