@@ -22,7 +22,6 @@ class ClockWatch:
 
     def __init__(self, wall: int, steady: int) -> None:
         self._offset = wall - steady
-        self._last = self._offset
         self.ahead = 0
         """How far the clock is ahead since it jumped; 0 while expiry goes on."""
 
@@ -31,16 +30,14 @@ class ClockWatch:
         """Whether expiry waits."""
         return self.ahead > 0
 
-    def look(self, wall: int, steady: int) -> int:
-        """Compare the clocks, and return by how much the wall clock was moved since the last look."""
+    def look(self, wall: int, steady: int) -> None:
+        """Compare the clocks: pause when the wall clock jumped, go on when it was set back."""
         offset = wall - steady
-        moved, self._last = offset - self._last, offset
         if self._jumped(offset):
             self.ahead = offset - self._offset
         else:
             self.ahead = 0
             self._offset = offset
-        return moved
 
     def trusts(self, wall: int, steady: int) -> bool:
         """Whether things may expire at this time; from any thread, and also right before the next look."""
@@ -48,7 +45,7 @@ class ClockWatch:
 
     def confirm(self, wall: int, steady: int) -> None:
         """Take the clock as right from now on."""
-        self._offset = self._last = wall - steady
+        self._offset = wall - steady
         self.ahead = 0
 
     def _jumped(self, offset: int) -> bool:

@@ -73,12 +73,11 @@ class Collector:
             "or confirm that it is right with `mediator cleanup --confirm-clock`"
         )
 
-    def look(self, wall: int) -> int:
-        """Compare the clocks; returns by how many milliseconds the wall clock was moved since the last look."""
+    def look(self, wall: int) -> None:
+        """Compare the clocks, and pause or go on."""
         was = self._watch.paused
-        moved = self._watch.look(wall, steady_clock())
+        self._watch.look(wall, steady_clock())
         self._say(was)
-        return moved
 
     def confirm(self, wall: int) -> int:
         """Take the clock as right; returns how many milliseconds it stood ahead."""

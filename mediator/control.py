@@ -93,7 +93,8 @@ class ControlServer:
                 return
             while await self._serve_one(reader, writer):
                 pass
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # Only stop() cancels, and the streams of Python 3.11 take a cancelled handler for a fault.
             pass
         finally:
             self._serving.discard(task)

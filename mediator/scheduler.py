@@ -12,6 +12,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from mediator.broker import Broker
+from mediator.clock import steady_clock
 from mediator.collector import Collector
 from mediator.control import ControlServer
 from mediator.errand import Errand
@@ -23,7 +24,7 @@ from mediator.settings import Cleanup
 BEAT_SECONDS = 1
 STILL_SECONDS = 10.0
 """Without a heartbeat for this long the scheduler stands still; the clean-up may be long, the heartbeat never is."""
-MOVED_BACK = -500
+SET_BACK = 500
 """Milliseconds the clock is set back from which the jobs are put right."""
 PASS_SECONDS = 3600.0
 """How long one who asks for a pass of the clean-up waits for its end."""
@@ -105,10 +106,15 @@ class Scheduler:
         await self._collector.run(self._broker)
 
     async def _watch_clock(self) -> None:
+        stood = self._broker.clock() - steady_clock()
         while True:
-            if self._collector.look(self._broker.clock()) < MOVED_BACK:
-                self._put_right()
             await asyncio.sleep(BEAT_SECONDS)
+            wall = self._broker.clock()
+            self._collector.look(wall)
+            stands = wall - steady_clock()
+            if stands < stood - SET_BACK:
+                self._put_right()
+            stood = stands
 
     def _put_right(self) -> None:
         """Let every job run now: its next time is by a clock that was set back, and may be hours away."""

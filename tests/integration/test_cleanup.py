@@ -1,0 +1,227 @@
+"""``mediator cleanup`` as a service of its own: beside a running service, without one, and on PostgreSQL."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mediator import cleanup
+from mediator.broker import Broker
+from mediator.errors import SetupError, StoreHeldError, UnavailableError
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.sending import Send
+from mediator.settings import Cleanup, Settings
+from mediator.store.base import Store
+from mediator.store.opening import database_path, open_store
+from mediator.store.sqlite import SqliteStore
+from tests.integration.house import BOX, HOUR, MINUTE, TENANT, Clock, house, rows, until
+from tests.postgres import Server, postgres
+
+__all__ = ["postgres"]
+
+LONG_AGO = -30 * MINUTE
+
+
+def settings(data_dir: Path, **options: str) -> Settings:
+    return Settings(data_dir=data_dir, cleanup=Cleanup(interval_seconds=1), **options)
+
+
+class Said:
+    """What the operator was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    def holds(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+async def once(options: Settings, *, dry_run: bool = False, confirm_clock: bool = False) -> list[str]:
+    said = Said()
+    assert await cleanup.run(options, daemon=False, dry_run=dry_run, confirm_clock=confirm_clock, say=said) == 0
+    return said.lines
+
+
+async def fill(open_one: Callable[[], Store], count: int = 20) -> None:
+    """Leave expired and living messages behind, in a mailbox that nobody serves any more."""
+    store = open_one()
+    broker = Broker(store, Bounds(), clock=Clock(LONG_AGO))
+    await broker.create(Create(TENANT, BOX))
+    for number in range(count):
+        await broker.send(Send(TENANT, BOX, Draft(b"x", ttl=MINUTE + number)))
+    await broker.send(Send(TENANT, BOX, Draft(b"living")))
+    await broker.close()
+    store.close()
+
+
+def sqlite(data_dir: Path) -> Callable[[], Store]:
+    return lambda: SqliteStore(database_path(data_dir))
+
+
+@pytest.mark.rule("S5")
+async def test_without_a_service_it_owns_the_file_for_a_pass(tmp_path: Path) -> None:
+    await fill(sqlite(tmp_path))
+    assert await once(settings(tmp_path)) == ["removed 20 messages"]
+    assert rows(tmp_path, "message") == 1
+    assert await once(settings(tmp_path)) == ["nothing to remove"]
+    SqliteStore(database_path(tmp_path)).close()
+
+
+@pytest.mark.rule("S5")
+async def test_beside_a_service_it_asks_it(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        for _ in range(20):
+            await home.send(ttl=MINUTE)
+        home.clock.ahead = 30 * MINUTE
+        assert await once(settings(tmp_path)) == ["removed 20 messages"]
+        assert home.rows("message") == 0
+
+
+@pytest.mark.rule("S5", "A7")
+@pytest.mark.parametrize("served", [False, True])
+async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bool) -> None:
+    await fill(sqlite(tmp_path))
+    if served:
+        async with house(tmp_path, enabled=False):
+            lines = await once(settings(tmp_path), dry_run=True)
+    else:
+        lines = await once(settings(tmp_path), dry_run=True)
+    assert lines[0] == "20 messages: time to live is over"
+    assert len(lines) == 6
+    assert all(TENANT in line and BOX + " " not in line and "time over" in line for line in lines[1:])
+    assert rows(tmp_path, "message") == 21
+
+
+async def test_a_dry_run_with_nothing_to_do(tmp_path: Path) -> None:
+    await fill(sqlite(tmp_path), count=0)
+    assert await once(settings(tmp_path), dry_run=True) == ["nothing to remove"]
+
+
+async def test_no_database_is_none_made(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="no database in"):
+        await once(settings(tmp_path / "nowhere"))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_file_that_one_holds_who_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "START_SECONDS", 0.2)
+    store = SqliteStore(database_path(tmp_path))
+    with pytest.raises(StoreHeldError, match="held by process"):
+        await once(settings(tmp_path))
+    store.close()
+
+
+async def test_a_service_that_starts_meanwhile_is_asked(tmp_path: Path) -> None:
+    await fill(sqlite(tmp_path))
+    store = SqliteStore(database_path(tmp_path))
+    cleaning = asyncio.create_task(once(settings(tmp_path)))
+    await asyncio.sleep(0)
+    store.close()
+    async with house(tmp_path, enabled=False):
+        assert await cleaning == ["removed 20 messages"]
+
+
+async def test_the_clock_of_a_service_is_confirmed(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        assert await once(settings(tmp_path), confirm_clock=True) == ["expiry was not paused"]
+        home.clock.ahead = 2 * HOUR
+        await until(lambda: home.value("mediator_expiry_paused"))
+        with pytest.raises(UnavailableError, match="expiry is paused"):
+            await once(settings(tmp_path))
+        (line,) = await once(settings(tmp_path), confirm_clock=True)
+        assert line.startswith("confirmed")
+        assert await home.scheduler.check() is None
+    with pytest.raises(SetupError, match="no service runs on"):
+        await once(settings(tmp_path), confirm_clock=True)
+
+
+async def test_options_that_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="expected one of"):
+        await cleanup.run(settings(tmp_path), daemon=True, dry_run=True, confirm_clock=False, say=Said())
+
+
+@pytest.mark.rule("S5", "M1")
+async def test_a_daemon_gives_way_to_a_service_drives_it_and_takes_over_again(tmp_path: Path) -> None:
+    said = Said()
+    await fill(sqlite(tmp_path))
+    daemon = asyncio.create_task(
+        cleanup.run(settings(tmp_path), daemon=True, dry_run=False, confirm_clock=False, say=said)
+    )
+    try:
+        await until(lambda: said.holds("removed 20 messages"))
+        # The daemon lives, and the file is free between its passes.
+        async with house(tmp_path, enabled=False) as home:
+            await home.create("other")
+            for _ in range(7):
+                await home.send(to="other", ttl=MINUTE)
+            home.clock.ahead = 30 * MINUTE
+            await until(lambda: said.holds("removed 7 messages"))
+        await fill_again(tmp_path, 5)
+        await until(lambda: said.holds("removed 5 messages"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(daemon, 10) == 0
+    finally:
+        daemon.cancel()
+        with suppress(asyncio.CancelledError):
+            await daemon
+    SqliteStore(database_path(tmp_path)).close()
+
+
+async def fill_again(data_dir: Path, count: int) -> None:
+    def free() -> Store | None:
+        try:
+            return SqliteStore(database_path(data_dir))
+        except StoreHeldError:
+            return None
+
+    store = await until(free)
+    broker = Broker(store, Bounds(), clock=Clock(LONG_AGO))
+    await asyncio.gather(*[broker.send(Send(TENANT, BOX, Draft(b"x", ttl=MINUTE))) for _ in range(count)])
+    await broker.close()
+    store.close()
+
+
+async def test_a_daemon_without_a_database_says_so_once_and_waits_for_it(tmp_path: Path) -> None:
+    said = Said()
+    data_dir = tmp_path / "data"
+    daemon = asyncio.create_task(
+        cleanup.run(settings(data_dir), daemon=True, dry_run=False, confirm_clock=False, say=said)
+    )
+    try:
+        await until(lambda: said.holds("no database in"))
+        await fill(sqlite(data_dir))
+        await until(lambda: said.holds("removed 20 messages"))
+        assert [line for line in said.lines if "no database" in line] == said.lines[:1]
+        assert "the clean-up works again" in said.lines
+    finally:
+        daemon.cancel()
+        with suppress(asyncio.CancelledError):
+            await daemon
+
+
+@pytest.mark.postgres
+@pytest.mark.rule("S5")
+async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgres: Server) -> None:
+    with postgres.database() as url:
+        options = settings(tmp_path, database_url=url)
+        await fill(lambda: open_store(options), count=300)
+        assert (await once(options, dry_run=True))[0] == "300 messages: time to live is over"
+        lines = await asyncio.gather(*[once(options) for _ in range(3)])
+        assert any("messages" in line for (line,) in lines)
+        assert await once(options, dry_run=True) == ["nothing to remove"]
+        store = open_store(options)
+        with store.reading() as tx:
+            mailbox = tx.mailboxes.find(TENANT, BOX)
+            assert mailbox is not None
+            assert (mailbox.messages, mailbox.bytes) == (1, len(b"living"))
+        store.close()

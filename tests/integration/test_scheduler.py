@@ -1,0 +1,343 @@
+"""The scheduler over a real SQLite store: delayed mail on time, clean-up beside senders, and the clock that jumps."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from mediator.broker import Broker, wall_clock
+from mediator.errors import NoSuchMailboxError, UnavailableError
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.fetching import Deliver, Fetch
+from mediator.mailboxes.message import HIDDEN_ID, Draft
+from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.querying import Query
+from mediator.mailboxes.sending import Send
+from mediator.store.opening import database_path
+from mediator.store.sqlite import SqliteStore
+from tests.integration.house import BOX, HOUR, MINUTE, SECOND, TENANT, Clock, House, house, until
+
+LATE_BUCKET = "1.0"
+"""Seconds that a release may be late here; the promise is 0.1, but tests share their machine."""
+
+
+def released(home: House) -> int:
+    return int(home.value("mediator_delayed_late_seconds_count"))
+
+
+def in_time(home: House) -> int:
+    return int(home.value("mediator_delayed_late_seconds_bucket", le=LATE_BUCKET))
+
+
+def fetch(group: str | None = None, **options: int | str) -> Fetch:
+    return Fetch(TENANT, BOX, group, deliver=Deliver.EARLIEST, **options)
+
+
+# Delayed mail.
+
+
+@pytest.mark.rule("S4", "F2")
+async def test_delayed_mail_wakes_who_waits_for_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        assert await home.send(b"later", delay=200) == HIDDEN_ID
+        assert await home.shown() == []
+        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        assert (message.msg_id, message.payload) == (0, b"later")
+        assert 200 <= message.created_at - message.sent_at < 1200
+        assert (released(home), in_time(home)) == (1, 1)
+
+
+@pytest.mark.rule("S4", "A3")
+async def test_much_that_falls_due_comes_on_time_and_in_due_order(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        count, begin = 500, wall_clock() + 2 * SECOND
+        # Sent last first, due one millisecond apart.
+        drafts = [{"payload": str(number).encode(), "send_at": begin + number} for number in reversed(range(count))]
+        assert set(await asyncio.gather(*[home.send(**draft) for draft in drafts])) == {HIDDEN_ID}
+        await until(lambda: released(home) == count)
+        assert in_time(home) == count
+        shown = await home.shown()
+        assert [message.payload for message in shown] == [str(number).encode() for number in range(count)]
+        assert [message.msg_id for message in shown] == list(range(count))
+        assert all(message.created_at >= begin + number for number, message in enumerate(shown))
+
+
+@pytest.mark.rule("S4", "A8")
+async def test_mail_that_fell_due_while_no_service_ran_comes_at_the_start_in_due_order(tmp_path: Path) -> None:
+    clock, count = Clock(), 300
+    store = SqliteStore(database_path(tmp_path))
+    broker = Broker(store, Bounds(), clock=clock)
+    await broker.create(Create(TENANT, BOX))
+    now = wall_clock()
+    for number in reversed(range(count)):
+        draft = Draft(str(number).encode(), send_at=now + MINUTE + 10 * SECOND * (number % 2) + number)
+        await broker.send(Send(TENANT, BOX, draft))
+    await broker.send(Send(TENANT, BOX, Draft(b"still to come", delay=HOUR)))
+    await broker.close()
+    store.close()
+    clock.ahead = 30 * MINUTE
+    async with house(tmp_path, clock) as home:
+        await until(lambda: released(home) == count)
+        order = [int(message.payload) for message in await home.shown()]
+        assert order == [*range(0, count, 2), *range(1, count, 2)]
+        assert home.rows("delayed") == 1
+
+        async def next_due() -> float | None:
+            return (await home.ask("status"))["next_due"]
+
+        assert await until(next_due) == pytest.approx(wall_clock() / 1000 + 3600, abs=60)
+
+
+@pytest.mark.rule("S4")
+async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        await home.send(delay=300)
+        timer = home.scheduler._releaser._timer
+        assert timer is not None
+        timer.cancel()
+        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        assert message.msg_id == 0
+
+
+@pytest.mark.rule("S4")
+async def test_an_earlier_due_time_moves_the_timer(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        await home.send(b"second", delay=HOUR)
+        await home.send(b"first", delay=100)
+        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        assert message.payload == b"first"
+        assert in_time(home) == 1
+
+
+# What expired.
+
+
+@pytest.mark.rule("S5", "A8")
+async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        await home.send_many(20_000, ttl=10 * MINUTE)
+        home.clock.ahead = 30 * MINUTE
+        assert await home.shown() == []
+        cleaning = asyncio.create_task(home.ask("cleanup"))
+        answered = []
+        while not cleaning.done():
+            answered.append(await home.send(b"living"))
+        assert (await cleaning)["removed"] == {"messages": 20_000}
+        assert len(answered) > 20
+        assert answered == list(range(20_000, 20_000 + len(answered)))
+        assert home.rows("message") == len(answered)
+        mailbox = await home.broker.read(lambda tx, now: tx.mailboxes.find(TENANT, BOX))
+        assert mailbox is not None
+        assert (mailbox.messages, mailbox.bytes) == (len(answered), len(answered) * len(b"living"))
+        assert home.value("mediator_cleanup_removed_total", kind="messages") == 20_000
+
+
+@pytest.mark.rule("M1", "A3")
+async def test_an_expired_mailbox_is_unreachable_at_once_and_collected_with_everything_in_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create(ttl=10 * MINUTE)
+        for number in range(3):
+            await home.send(dedup_id=f"d{number}", recipient="key", key=f"k{number}")
+        await home.send(delay=24 * HOUR)
+        await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND))
+        await home.broker.fetch(fetch("others", max_wait=0))
+        assert home.rows() > 10
+        home.clock.ahead = 30 * MINUTE
+        with pytest.raises(NoSuchMailboxError):
+            await home.send()
+        await until(lambda: home.rows() == 0)
+        await home.create()
+        assert await home.send() == 0
+
+
+@pytest.mark.rule("M1")
+async def test_one_pass_ends_all_that_is_over(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        for number in range(350):
+            await home.create(f"box{number}", ttl=10 * MINUTE)
+        await home.create()
+        await home.send_many(3000, ttl=10 * MINUTE)
+        home.clock.ahead = 30 * MINUTE
+        assert (await home.ask("cleanup"))["removed"] == {"mailboxes": 350, "messages": 3000}
+        assert (home.rows("mailbox"), home.rows("message")) == (1, 0)
+        assert (await home.ask("cleanup"))["removed"] == {}
+
+
+@pytest.mark.rule("M4")
+async def test_a_deleted_mailbox_is_collected(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        await home.send_many(2000)
+        await home.broker.delete_mailbox(TENANT, BOX)
+        await until(lambda: home.rows() == 0)
+
+
+@pytest.mark.rule("S3")
+async def test_dedup_ids_are_collected_when_their_time_is_over(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        for number in range(5):
+            await home.send(dedup_id=f"d{number}", ttl=10 * MINUTE)
+        await home.send(dedup_id="stays")
+        home.clock.ahead = 30 * MINUTE
+        assert (await home.ask("cleanup"))["removed"]["messages"] == 5
+        assert home.rows("dedup") == 1
+
+
+@pytest.mark.rule("F7", "F6")
+async def test_leases_of_gone_messages_go_and_spent_ones_are_declared_dead(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        await home.send(b"expires", ttl=10 * MINUTE)
+        await home.send(b"dies")
+        taken = await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND, max_deliver=1))
+        assert [message.msg_id for message in taken] == [0, 1]
+        home.clock.ahead = 30 * MINUTE
+        assert home.rows("lease") == 2
+        removed = (await home.ask("cleanup"))["removed"]
+        assert removed == {"messages": 1, "leases": 1}
+        dead = await home.broker.query(Query(TENANT, BOX, Filter(), 100, 1 << 20, "workers"))
+        assert [message.payload for message in dead] == [b"dies"]
+        assert home.rows("lease") == 1
+
+
+@pytest.mark.rule("F7")
+async def test_a_message_that_goes_after_its_lease_was_looked_at_leaves_no_lease_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        await home.send()
+        await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND))
+        home.clock.ahead = 30 * MINUTE
+        await home.ask("cleanup")
+        home.clock.ahead += MINUTE
+        await home.broker.delete(TENANT, BOX, 0)
+        assert (await home.ask("cleanup"))["removed"] == {}
+        monkeypatch.setattr("mediator.collector.LEASE_ROUND", 0)
+        assert (await home.ask("cleanup"))["removed"] == {"leases": 1}
+
+
+async def test_a_scheduler_told_not_to_clean_up_does_so_only_when_asked(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        await home.send(ttl=10 * MINUTE)
+        home.clock.ahead = 30 * MINUTE
+        names = [job.name for job in home.scheduler._jobs.get_jobs()]
+        assert len(names) == 3
+        assert home.rows("message") == 1
+        await home.ask("cleanup")
+        assert home.rows("message") == 0
+
+
+@pytest.mark.rule("S5", "M1", "A7")
+async def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create("agent.secret.inbox")
+        for _ in range(8):
+            await home.send(b"payload", to="agent.secret.inbox", ttl=10 * MINUTE)
+        home.clock.ahead = 30 * MINUTE
+        before = home.rows()
+        answer = await home.ask("cleanup-plan")
+        (finding,) = answer["findings"]
+        assert (finding["what"], finding["why"], finding["count"]) == ("messages", "time to live is over", 8)
+        assert [example["number"] for example in finding["examples"]] == list(range(5))
+        assert "secret" not in str(answer)
+        assert home.rows() == before
+        assert (await home.ask("cleanup"))["removed"] == {"messages": 8}
+
+
+# The clock.
+
+
+async def paused(home: House) -> bool:
+    return "expiry is paused" in (await home.scheduler.check() or "")
+
+
+@pytest.mark.rule("S4", "S5", "M1")
+async def test_a_clock_that_jumps_ahead_pauses_expiry_until_confirmed(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        await home.create("short", ttl=HOUR)
+        await home.send(b"expires", ttl=HOUR)
+        await home.send(b"delayed", delay=HOUR)
+        home.clock.ahead = 2 * HOUR
+        await until(lambda: paused(home))
+        assert home.value("mediator_expiry_paused") == 1
+        await until(lambda: released(home) == 1)
+        assert "expiry is paused" in (await home.ask("cleanup"))["error"]
+        assert "expiry is paused" in (await home.ask("cleanup-plan"))["paused"]
+        assert (home.rows("message"), home.rows("mailbox")) == (2, 2)
+        answer = await home.ask("confirm-clock")
+        assert answer["ahead_seconds"] == pytest.approx(7200, abs=60)
+        assert await home.scheduler.check() is None
+        assert home.value("mediator_expiry_paused") == 0
+        await until(lambda: (home.rows("message"), home.rows("mailbox")) == (1, 1))
+        assert (await home.ask("confirm-clock"))["ahead_seconds"] == 0
+
+
+@pytest.mark.rule("S5")
+async def test_a_clock_set_back_ends_the_pause_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.create()
+        await home.send(b"expires", ttl=HOUR)
+        home.clock.ahead = 2 * HOUR
+        await until(lambda: paused(home))
+        assert await home.shown() == []
+        home.clock.ahead = 0
+        await until(lambda: home.value("mediator_expiry_paused") == 0)
+        assert (await home.ask("cleanup"))["removed"] == {}
+        assert [message.payload for message in await home.shown()] == [b"expires"]
+
+
+@pytest.mark.rule("S5")
+async def test_a_jump_that_nobody_has_noticed_yet_removes_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        await home.create()
+        await home.send(ttl=HOUR)
+        looked = home.broker.clock
+
+        def jumps_after_the_look() -> int:
+            home.clock.ahead, before = 2 * HOUR, looked()
+            return before
+
+        home.broker.clock = jumps_after_the_look
+        with pytest.raises(UnavailableError):
+            await home.scheduler._collector.run(home.broker)
+        assert home.rows("message") == 1
+
+
+async def test_jobs_go_on_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        # What a clock that goes back by two hours does to the jobs: their next time lies that far ahead.
+        for job in home.scheduler._jobs.get_jobs():
+            job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))
+        before = home.scheduler._beat_at
+        home.clock.ahead = -2 * HOUR
+        await until(lambda: home.scheduler._beat_at > before + 0.5)
+
+
+async def test_the_check_says_when_the_scheduler_stands_still(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        begun = home.scheduler._beat_at
+        await until(lambda: home.scheduler._beat_at > begun)
+        assert await home.scheduler.check() is None
+        home.scheduler._jobs.pause()
+        home.scheduler._beat_at -= 60
+        said = await home.scheduler.check()
+        assert said is not None
+        assert "stands still" in said
+        assert (await home.ask("status"))["scheduler"] == said
+        home.scheduler._jobs.resume()
+
+        async def well() -> bool:
+            return await home.scheduler.check() is None
+
+        await until(well)

@@ -1,0 +1,80 @@
+"""The watch on the clock, on given numbers: what pauses expiry, and what lets it go on."""
+
+import pytest
+
+from mediator.clock import JUMP, ClockWatch, steady_clock
+
+WALL = 1_767_225_600_000
+STEADY = 5_000
+SECOND = 1000
+
+
+def watch() -> ClockWatch:
+    return ClockWatch(WALL, STEADY)
+
+
+def test_clocks_that_go_alike_are_trusted() -> None:
+    clock = watch()
+    for passed in range(0, 10 * JUMP, JUMP // 2):
+        clock.look(WALL + passed, STEADY + passed)
+        assert clock.trusts(WALL + passed, STEADY + passed)
+        assert not clock.paused
+
+
+@pytest.mark.parametrize(("ahead", "paused"), [(JUMP, False), (JUMP + 1, True), (24 * JUMP, True)])
+def test_a_jump_by_more_than_an_hour_pauses(ahead: int, paused: bool) -> None:
+    clock = watch()
+    clock.look(WALL + SECOND + ahead, STEADY + SECOND)
+    assert clock.paused is paused
+    assert clock.ahead == (ahead if paused else 0)
+    assert clock.trusts(WALL + SECOND + ahead, STEADY + SECOND) is not paused
+
+
+def test_a_jump_is_not_trusted_before_anybody_looked() -> None:
+    clock = watch()
+    assert not clock.trusts(WALL + JUMP + 1, STEADY)
+    assert not clock.paused
+
+
+def test_a_pause_lasts_while_time_goes_on() -> None:
+    clock = watch()
+    clock.look(WALL + 2 * JUMP, STEADY)
+    for passed in range(0, 5 * JUMP, JUMP // 3):
+        clock.look(WALL + 2 * JUMP + passed, STEADY + passed)
+        assert clock.ahead == 2 * JUMP
+
+
+def test_the_clock_set_back_ends_the_pause() -> None:
+    clock = watch()
+    clock.look(WALL + 3 * JUMP, STEADY)
+    clock.look(WALL + SECOND, STEADY + SECOND)
+    assert not clock.paused
+    assert clock.trusts(WALL + SECOND, STEADY + SECOND)
+
+
+def test_the_clock_set_back_too_little_does_not() -> None:
+    clock = watch()
+    clock.look(WALL + 4 * JUMP, STEADY)
+    clock.look(WALL + 2 * JUMP, STEADY)
+    assert clock.ahead == 2 * JUMP
+
+
+def test_a_confirmed_clock_is_the_new_measure() -> None:
+    clock = watch()
+    clock.look(WALL + 5 * JUMP, STEADY)
+    clock.confirm(WALL + 5 * JUMP, STEADY)
+    clock.look(WALL + 5 * JUMP + SECOND, STEADY + SECOND)
+    assert not clock.paused
+    clock.look(WALL + 7 * JUMP, STEADY + SECOND)
+    assert clock.paused
+
+
+def test_a_clock_set_back_and_forward_again_by_less_than_an_hour_is_followed() -> None:
+    clock = watch()
+    for wall in (-JUMP, -JUMP // 2, 0, JUMP // 2, JUMP):
+        clock.look(WALL + wall, STEADY)
+        assert not clock.paused
+
+
+def test_the_steady_clock_goes_forward() -> None:
+    assert 0 < steady_clock() <= steady_clock()

@@ -1,0 +1,83 @@
+"""The dry run of the clean-up: what would go, why, and that nothing does."""
+
+import pytest
+
+from mediator.mailboxes.address import redact
+from mediator.mailboxes.planning import EMPTIED, FREED, GONE, LAST, OVER, Finding, plan
+from tests.unit.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
+
+
+def planned(broker: Broker, examples: int = 5) -> dict[tuple[str, str], Finding]:
+    with broker.store.reading() as tx:
+        return {(found.what, found.why): found for found in plan(tx, broker.now, examples)}
+
+
+def test_nothing_expired_is_no_finding(broker: Broker) -> None:
+    broker.create(ttl=DAY)
+    broker.send(ttl=DAY)
+    assert planned(broker) == {}
+
+
+@pytest.mark.rule("S5", "A7")
+def test_expired_messages_are_counted_with_a_few_examples(broker: Broker) -> None:
+    broker.create()
+    for number in range(7):
+        broker.send(b"secret", ttl=HOUR + number)
+    broker.send(b"stays")
+    broker.advance(2 * HOUR)
+    found = planned(broker, examples=3)
+    assert list(found) == [("messages", OVER)]
+    messages = found["messages", OVER]
+    assert (messages.count, messages.more) == (7, False)
+    assert [(x.tenant, x.address, x.number, x.expired_at) for x in messages.examples] == [
+        (TENANT, redact(BOX), number, START + HOUR + number) for number in range(3)
+    ]
+
+
+@pytest.mark.rule("M1", "M4", "A7")
+def test_mailboxes_that_go_are_told_apart_with_all_in_them(broker: Broker) -> None:
+    broker.create("short", ttl=HOUR)
+    broker.create("deleted")
+    for box in ("short", "deleted"):
+        broker.send(to=box)
+        broker.send(to=box)
+        broker.send(to=box, delay=DAY)
+    broker.delete_mailbox("deleted")
+    broker.advance(HOUR)
+    found = planned(broker)
+    assert {key: value.count for key, value in found.items()} == {
+        ("mailboxes", OVER): 1,
+        ("mailboxes", FREED): 1,
+        ("messages", EMPTIED): 4,
+        ("delayed messages", EMPTIED): 2,
+    }
+    (short,) = found["mailboxes", OVER].examples
+    assert (short.address, short.expired_at) == (redact("short"), START + HOUR)
+    (deleted,) = found["mailboxes", FREED].examples
+    assert (deleted.address, deleted.expired_at) == ("", None)
+
+
+@pytest.mark.rule("F7")
+def test_leases_that_end_for_good(broker: Broker) -> None:
+    broker.create()
+    broker.send(ttl=HOUR)
+    broker.send()
+    broker.take(ack_wait=1000, max_deliver=1)
+    broker.send()
+    broker.take("others", ack_wait=1000, max_deliver=2)
+    broker.advance(2 * HOUR)
+    found = planned(broker)
+    assert sorted(x.number for x in found["leases", GONE].examples) == [0, 0]
+    assert [x.number for x in found["leases", LAST].examples] == [1]
+
+
+def test_a_plan_removes_nothing(broker: Broker) -> None:
+    broker.create("short", ttl=HOUR)
+    broker.create()
+    broker.send(ttl=HOUR)
+    broker.take(GROUP, ack_wait=1000)
+    broker.advance(2 * HOUR)
+    before = planned(broker)
+    assert planned(broker) == before
+    assert broker.clean_up().total > 0
+    assert ("messages", OVER) not in planned(broker)
