@@ -35,7 +35,10 @@ def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
         per_mailbox[item.mailbox_no].append(item.handle)
     mailboxes = tx.mailboxes.by_no(per_mailbox)
     for no, handles in per_mailbox.items():
-        mailbox = mailboxes[no]
+        mailbox = mailboxes.get(no)
+        if mailbox is None:
+            # Another instance was first, and dropped the whole mailbox.
+            continue
         tx.messages.remove(mailbox, handles)
         tx.events.extend(
             Event(What.EXPIRED, now, mailbox.tenant, no, handle.lane, handle.msg_id, handle.size, handle.created_at)
