@@ -46,6 +46,7 @@ ADOPT_SECONDS = 60
 """Age at which a row of the tail belongs to whichever instance sees it."""
 AT_ONCE = 1000
 _MIB = 1 << 20
+_STORED = What.STORED
 
 log = structlog.get_logger("journal")
 
@@ -215,7 +216,7 @@ class Journal:
             and self._queues
             and self._segments.begun
             and self._unsaved_bytes < UNSAVED_BYTES
-            and all(event.what is What.STORED for event in happened)
+            and all(event.what is _STORED for event in happened)
         )
         self._unmarked += len(happened)
         mark = tail.mark() if tail.ordered and (not alone or self._unmarked >= MARK_EVENTS) else None
