@@ -422,6 +422,7 @@ def test_delayed_mail_of_a_mailbox_that_is_gone_is_dropped(broker: Broker) -> No
     broker.advance(2 * SECOND)
     broker.release()
     assert broker.next_due() is None
+    assert broker.told(What.RELEASED) == []
     broker.create()
     assert broker.shown() == []
 

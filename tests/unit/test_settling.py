@@ -398,6 +398,19 @@ def test_a_leasing_work_queue_removes_what_is_named(broker: Broker) -> None:
     assert broker.told(What.ACKNOWLEDGED) == [1, 2, 0]
 
 
+@pytest.mark.rule("A5", "K3", "A8")
+def test_a_work_queue_never_loses_what_another_worker_has_leased(broker: Broker) -> None:
+    send(broker, NORMAL, NORMAL, NORMAL, to=QUEUE)
+    assert broker.take(box=QUEUE, ack_wait=SECOND, num_msgs=1) == [0]
+    assert broker.take(box=QUEUE, ack_wait=HOUR, num_msgs=1) == [1]
+    broker.advance(SECOND)
+    assert broker.take(box=QUEUE) == [0, 2]
+    broker.ack(2, box=QUEUE)
+    assert broker.shown(QUEUE) == [1]
+    broker.advance(HOUR)
+    assert broker.take(box=QUEUE) == [1]
+
+
 @pytest.mark.rule("A5")
 def test_a_kept_mailbox_keeps_what_is_acknowledged(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL)
