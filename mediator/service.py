@@ -29,6 +29,7 @@ from mediator.nats.door import Door, limit_of, payload_for
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
+from mediator.operating import Operating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
 from mediator.store.base import Store
@@ -87,6 +88,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         http = HttpServer(build_app(health, metrics.registry), settings.http)
         await http.start()
         stack.push_async_callback(http.stop)
+        Operating(broker, settings, health, nats_url, http.port).register(control)
         stack.push_async_callback(health.close)
         watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")
         stack.callback(watch.cancel)

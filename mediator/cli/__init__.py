@@ -1,0 +1,33 @@
+"""The command line ``mediator``: its commands in groups, one module each, which import what is heavy when they run."""
+
+import sys
+
+import typer
+
+from mediator.cli import bench, dead, doctor, mailboxes, messages, service
+from mediator.cli.failing import CommandError
+from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
+
+app = typer.Typer(
+    name="mediator",
+    help="Durable, prioritised mailboxes for software agents, over NATS.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for group in (service, messages, bench, doctor):
+    group.register(app)
+app.add_typer(mailboxes.app, name="mailbox")
+app.add_typer(dead.app, name="dead")
+
+NOT_SET_UP = 2
+"""Exit code when nothing was begun: wrong usage, wrong configuration, or the data belong to another process."""
+
+
+def main() -> None:
+    """Run a command; an error we know is one line on standard error and never a traceback."""
+    try:
+        app()
+    except (MediatorError, CommandError) as error:
+        typer.echo(f"mediator: {error}", err=True)
+        sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)

@@ -1,0 +1,142 @@
+"""The command bench: a short load on the running service, seen from a client."""
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.client import Client, Login, talk
+from mediator.cli.failing import CommandError
+from mediator.cli.options import Password, Server, User
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+IN_FLIGHT = (1, 10, 100)
+BATCH = 100
+LIFETIME = 3600
+"""Seconds after which the service removes what the load left behind."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: mediator bench --seconds 5 --size 1024")(bench)
+
+
+def bench(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each step sends.")] = 2.0,
+    size: Annotated[int, typer.Option(min=0, max=1 << 20, help="Bytes of a payload.")] = 256,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Put a short load on the running service: durable SENDs at 1, 10 and 100 in flight, then FETCH and ACK.
+
+    The mailbox it makes is a work queue that it empties again, and that expires within the hour.
+    """
+    login = Login.of(server, user, password)
+    talk(login, lambda client: _run(client, seconds, size, as_json=as_json), as_json=False)
+
+
+async def _run(client: Client, seconds: float, size: int, *, as_json: bool) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    fields = {"ttl": LIFETIME, "retention": "until_ack", "desc": "mediator bench"}
+    address = (await client.ask("MAILBOX.CREATE", fields)).fields["mail_address"]
+    body = {"group_name": "bench", "deliver": "earliest", "config": {"num_msgs": BATCH, "max_wait_ms": 0}}
+    # The group begins before the first message.
+    await client.ask(f"MSG.FETCH.{address}", body)
+    results = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+    with Progress(*columns, console=show.console(stderr=True)) as progress:
+        for many in IN_FLIGHT:
+            bar = progress.add_task(f"SEND, {many} in flight", total=seconds, rate="")
+            results.append(await _send(client, address, many, seconds, os.urandom(size), progress, bar))
+        sent = sum(result["messages"] for result in results)
+        bar = progress.add_task(f"FETCH {BATCH} + ACK", total=sent, rate="")
+        results.append(await _drain(client, address, body, sent, progress, bar))
+    if as_json:
+        show.as_json({"payload_bytes": size, "steps": results})
+        return
+    show.table(("step", "messages#", "a second#", "p50 ms#", "p99 ms#"), map(_row, results))
+
+
+def _row(result: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        result["step"],
+        str(result["messages"]),
+        f"{result['per_second']:.0f}",
+        f"{result['p50_ms']:.2f}",
+        f"{result['p99_ms']:.2f}",
+    )
+
+
+async def _send(
+    client: Client, address: str, many: int, seconds: float, payload: bytes, progress: "Progress", bar: "TaskID"
+) -> dict[str, Any]:
+    spans: list[float] = []
+    started = time.perf_counter()
+    end = started + seconds
+
+    async def sender() -> None:
+        while (begun := time.perf_counter()) < end:
+            await client.ask(f"MSG.SEND.{address}", payload)
+            spans.append(time.perf_counter() - begun)
+
+    async def show_progress() -> None:
+        while True:
+            passed = time.perf_counter() - started
+            progress.update(bar, completed=min(passed, seconds), rate=f"{len(spans) / max(passed, 1e-6):.0f}/s")
+            await asyncio.sleep(0.1)
+
+    shown = asyncio.create_task(show_progress())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(many):
+                group.create_task(sender())
+    except* CommandError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        shown.cancel()
+    took = time.perf_counter() - started
+    progress.update(bar, completed=seconds, rate=f"{len(spans) / took:.0f}/s")
+    return _result(f"SEND, {many} in flight", len(spans), took, spans)
+
+
+async def _drain(
+    client: Client, address: str, body: dict[str, Any], sent: int, progress: "Progress", bar: "TaskID"
+) -> dict[str, Any]:
+    spans: list[float] = []
+    count = 0
+    started = time.perf_counter()
+    while count < sent:
+        begun = time.perf_counter()
+        messages = (await client.ask(f"MSG.FETCH.{address}", body)).fields["messages"]
+        if not messages:
+            raise CommandError(f"{sent} messages were sent, only {count} came back")
+        ids = [message["msg_id"] for message in messages]
+        await client.ask(f"MSG.ACK.{address}", {"group_name": "bench", "msg_ids": ids})
+        now = time.perf_counter()
+        spans.append(now - begun)
+        count += len(messages)
+        progress.update(bar, completed=count, rate=f"{count / (now - started):.0f}/s")
+    return _result(f"FETCH {BATCH} + ACK", count, time.perf_counter() - started, spans)
+
+
+def _result(step: str, messages: int, took: float, spans: list[float]) -> dict[str, Any]:
+    ordered = sorted(spans) or [0.0]
+
+    def part(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000, 3)
+
+    return {
+        "step": step,
+        "messages": messages,
+        "per_second": round(messages / took, 1),
+        "p50_ms": part(0.5),
+        "p99_ms": part(0.99),
+    }

@@ -1,0 +1,171 @@
+"""What ``mediator check`` says: the settings in plain words, and whether requests pass an external NATS server."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from mediator.cli.failing import CommandError
+from mediator.nats import accounts
+from mediator.settings import DEFAULT_TENANT, Settings
+from mediator.spans import show_bytes, show_span
+from mediator.store.opening import database_path
+
+ARRIVE_SECONDS = 3.0
+SELF_TEST = "$mq9.AI._SELFTEST"
+"""A subject that a running service takes for the test of another instance."""
+
+
+def accounts_snippet(settings: Settings) -> str:
+    """Return the accounts of an external server's configuration."""
+    names = list(settings.tenants) or [DEFAULT_TENANT]
+    return accounts.snippet([accounts.Tenant(name) for name in names])
+
+
+def explain(settings: Settings) -> Iterator[str]:
+    """Say what the settings mean, a line each."""
+    yield f"instance   {settings.instance}"
+    yield f"data       {settings.data_dir}{'' if settings.data_dir.is_dir() else ' (will be made)'}"
+    yield f"database   {_database(settings)}"
+    yield f"NATS       {_nats(settings)}"
+    yield f"HTTP       http://{settings.http}" + ("" if settings.http.loopback else ", reachable from other machines")
+    yield f"tenants    {_tenants(settings)}"
+    yield f"messages   at most {show_bytes(settings.max_message_bytes)} each"
+    life = show_span(settings.default_mailbox_ttl * 1000) if settings.default_mailbox_ttl else "for ever"
+    yield f"mailboxes  live {life} unless their CREATE says otherwise"
+    lease = show_span(settings.default_ack_wait_ms) if settings.default_ack_wait_ms else "none"
+    yield f"leases     {lease} unless mailbox or FETCH say otherwise"
+    quotas = {name: value for name, value in settings.quotas.model_dump().items() if value}
+    yield f"quotas     {', '.join(f'{name} {value}' for name, value in quotas.items()) or 'none'}"
+    journal = settings.journal
+    yield f"journal    {f'at most {journal.total_mb} MiB' if journal.enabled else 'off'}"
+    cleanup = settings.cleanup
+    yield "clean-up   " + (
+        f"every {cleanup.interval_seconds} s" if cleanup.enabled else "left to `mediator cleanup --daemon`"
+    )
+
+
+def _database(settings: Settings) -> str:
+    if settings.database_url is None:
+        return f"SQLite, {database_path(settings.data_dir)}, for this service alone"
+    parts = urlsplit(settings.database_url.get_secret_value())
+    where = parts.netloc.rpartition("@")[2] or "this machine"
+    return f"PostgreSQL, {parts.path.lstrip('/') or 'the default database'} on {where}"
+
+
+def _nats(settings: Settings) -> str:
+    if settings.nats_url is not None:
+        servers = ", ".join(
+            urlsplit(url.strip()).netloc.rpartition("@")[2] for url in settings.nats_url.get_secret_value().split(",")
+        )
+        return f"external, {servers}; " + (
+            "its accounts are the tenants" if settings.nats_accounts else "every caller is tenant default"
+        )
+    who = "anybody" if settings.anonymous else "users of the tenants"
+    where = "from this machine" if settings.nats.loopback else "from any machine that reaches it"
+    return f"managed, listens on {settings.nats}; {who} may connect {where}"
+
+
+def _tenants(settings: Settings) -> str:
+    if not settings.tenants:
+        return f"everybody is {DEFAULT_TENANT}"
+    parts = []
+    for name, tenant in settings.tenants.items():
+        held = [f"users {', '.join(user.name for user in tenant.users)}"] if tenant.users else []
+        held += [f"accounts {', '.join(tenant.accounts)}"] if tenant.accounts else []
+        parts.append(f"{name} ({'; '.join(held)})" if held else name)
+    return ", ".join(parts)
+
+
+async def verify(settings: Settings, user: str | None, password: str | None) -> list[str]:
+    """Send a request through the external server and see it arrive; :class:`CommandError` when it does not.
+
+    Raises :class:`SetupError` when the server does not let the service in.
+    """
+    from nats.aio.msg import Msg
+
+    from mediator.nats.connection import connect
+
+    assert settings.nats_url is not None
+    urls = settings.nats_url.get_secret_value().split(",")
+    subject = f"mq9.*.{SELF_TEST}" if settings.nats_accounts else SELF_TEST
+    nonce = secrets.token_hex(16).encode()
+    arrived: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def received(message: Msg) -> None:
+        if message.data == nonce and not arrived.done():
+            arrived.set_result(message.subject)
+
+    ours = await connect(urls, "mediator check")
+    try:
+        # A queue group of its own: with the service's, each would take requests from the other.
+        await ours.subscribe(subject, "mediator-check", received)
+        await ours.settle(ARRIVE_SECONDS)
+        lines = [f"connected  {ours.max_payload} bytes a message at most"]
+        if settings.nats_accounts and user is None:
+            await ours.publish(f"mq9._.{SELF_TEST}", nonce)
+        elif settings.nats_accounts:
+            await _publish_as(urls, user, password, nonce)
+        else:
+            await ours.publish(SELF_TEST, nonce)
+        try:
+            came = await asyncio.wait_for(arrived, ARRIVE_SECONDS)
+        except TimeoutError:
+            raise CommandError(_lost(settings, user)) from None
+    finally:
+        await ours.close()
+    return [*lines, _found(settings, came, user)]
+
+
+async def _publish_as(urls: list[str], user: str | None, password: str | None, nonce: bytes) -> None:
+    from mediator.nats.connection import connect
+
+    bare = [urlsplit(url.strip()) for url in urls]
+    theirs = await connect(
+        [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in bare],
+        "mediator check",
+        user=user,
+        password=password,
+    )
+    try:
+        await theirs.publish(SELF_TEST, nonce)
+        await theirs.settle(ARRIVE_SECONDS)
+    finally:
+        await theirs.close()
+
+
+def _lost(settings: Settings, user: str | None) -> str:
+    if not settings.nats_accounts:
+        return f"nothing arrives on $mq9.AI.> within {ARRIVE_SECONDS:g} s: may this user publish and subscribe there?"
+    if user is None:
+        return (
+            f"nothing arrives on mq9.*.$mq9.AI.> within {ARRIVE_SECONDS:g} s: is the login in nats_url that of the "
+            "account which exports it? `mediator check --snippet` prints the accounts"
+        )
+    return (
+        f"a request of {user} does not arrive: its account must import mq9.<ACCOUNT>.$mq9.AI.> to $mq9.AI.>, see "
+        "`mediator check --snippet`; a server that was reloaded once needs a second reload for a new account"
+    )
+
+
+def _found(settings: Settings, came: str, user: str | None) -> str:
+    if not settings.nats_accounts:
+        return "verified   requests on $mq9.AI.> arrive"
+    if user is None:
+        return (
+            "verified   this login may serve mq9.*.$mq9.AI.>; give --user and --password of a tenant's user to see "
+            "its requests arrive"
+        )
+    from mediator.errors import TenantRefusedError
+    from mediator.nats.tenants import Tenants
+
+    account = came.split(".")[1]
+    mapped = {owned: name for name, tenant in settings.tenants.items() for owned in tenant.accounts}
+    try:
+        tenant = Tenants(mapped, settings.tenants).of(account)
+    except TenantRefusedError:
+        raise CommandError(
+            f"requests of {user} arrive from account {account}, which is no tenant's: "
+            f'set tenants.NAME.accounts = ["{account}"]'
+        ) from None
+    return f"verified   requests of {user} arrive from account {account}, tenant {tenant}"

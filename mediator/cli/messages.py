@@ -1,0 +1,344 @@
+"""The commands that speak NATS as any client does: send, fetch, ack, nack, extend, query, delete."""
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.client import Answer, Client, Login, UnansweredError, talk
+from mediator.cli.failing import CommandError
+from mediator.cli.options import (
+    MOMENT,
+    SPAN,
+    Address,
+    AsJson,
+    Group,
+    Ids,
+    Password,
+    Server,
+    User,
+    earlier,
+    later,
+    seconds,
+    span,
+)
+
+LONGEST_WAIT = 4500
+"""Milliseconds one FETCH may wait; the service lowers what is more (F2)."""
+AGAIN_SECONDS = 1.0
+
+
+class Priority(StrEnum):
+    """The lanes, by the words of SEND."""
+
+    CRITICAL = "critical"
+    HIGH = "high"
+    URGENT = "urgent"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Deliver(StrEnum):
+    """Where a FETCH begins that has no position."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: mediator send agent.inbox 'hello' --priority urgent --ttl 2h")(send)
+    app.command(epilog="Example: mediator fetch agent.inbox --group workers --deliver earliest --ack")(fetch)
+    app.command(epilog="Example: mediator ack agent.inbox --group workers 17 18")(ack)
+    app.command(epilog="Example: mediator nack agent.inbox --group workers 17 --delay 30s")(nack)
+    app.command(epilog="Example: mediator extend agent.inbox --group workers 17 --ack-wait 10m")(extend)
+    app.command(epilog="Example: mediator query agent.inbox --tag billing --since 2h")(query)
+    app.command(epilog="Example: mediator delete agent.inbox 17")(delete)
+
+
+def send(
+    address: Address,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The payload; - reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Take the payload from this file.")] = None,
+    priority: Annotated[Priority, typer.Option(help="The lane.")] = Priority.NORMAL,
+    key: Annotated[str | None, typer.Option(help="Replace the older message that has this key.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag to find it by; give several.")] = None,
+    delay: Annotated[
+        int | None, typer.Option(metavar=SPAN, parser=seconds, help="Visible only after this time.")
+    ] = None,
+    ttl: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Gone after this time.")] = None,
+    send_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Visible from then on.")] = None,
+    expire_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Gone from then on.")] = None,
+    dedup_id: Annotated[str | None, typer.Option(help="Store it once, however often it is sent.")] = None,
+    reply_to: Annotated[str | None, typer.Option(help="Mail address where an answer is wanted.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header of your own; give several.")
+    ] = None,
+    archive: Annotated[bool, typer.Option("--archive", help="Archive this message.")] = False,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message; prints its msg_id once it is on disk (-1 while it is delayed)."""
+    ours = {
+        "mq9-priority": None if priority is Priority.NORMAL else priority.value,
+        "mq9-key": key,
+        "mq9-tags": ",".join(tag) if tag else None,
+        "mq9-delay": delay,
+        "mq9-ttl": ttl,
+        "mq9-send-at": send_at,
+        "mq9-expire-at": expire_at,
+        "mq9-dedup-id": dedup_id,
+        "mq9-reply-to": reply_to,
+        "mq9-storage": "archive" if archive else None,
+    }
+    headers = own_headers(header or ()) | {name: str(value) for name, value in ours.items() if value is not None}
+    for name, value in headers.items():
+        # The client library would quietly turn a new line into a space.
+        if not value.isprintable():
+            raise CommandError(f"{name}: expected no control characters")
+    payload = _payload(text, file)
+
+    async def work(client: Client) -> None:
+        answer = await client.ask(f"MSG.SEND.{address}", payload, headers=headers)
+        msg_id = answer.fields["msg_id"]
+        if as_json:
+            show.raw(answer.raw)
+        elif msg_id >= 0:
+            show.say(f"sent, msg_id {msg_id}")
+        else:
+            show.say("stored, msg_id -1: it gets its number when it becomes visible")
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def own_headers(given: Iterable[str]) -> dict[str, str]:
+    """Read headers written ``NAME:VALUE``."""
+    headers = {}
+    for item in given:
+        name, colon, value = item.partition(":")
+        if not colon or not name.strip():
+            raise typer.BadParameter(f'expected NAME:VALUE, got "{item[:40]}"', param_hint="--header")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _payload(text: str | None, file: Path | None) -> bytes:
+    if (text is None) == (file is None):
+        raise typer.BadParameter("expected TEXT, or - for standard input, or --file", param_hint="TEXT")
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    if text == "-":
+        return sys.stdin.buffer.read()
+    assert text is not None
+    return text.encode("utf-8", "surrogateescape")
+
+
+def fetch(
+    address: Address,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Consumer group whose position is kept; none: nothing is kept.")
+    ] = None,
+    deliver: Annotated[Deliver | None, typer.Option(help="Where to begin without a position.")] = None,
+    from_time: Annotated[int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Begin at this time.")] = None,
+    from_id: Annotated[int | None, typer.Option(min=0, help="Begin with this msg_id.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Set the group's position anew.")] = False,
+    num: Annotated[int, typer.Option(min=1, max=1000, help="At most so many messages.")] = 100,
+    wait: Annotated[
+        int,
+        typer.Option(
+            metavar=SPAN,
+            parser=span,
+            help="Wait this long for the first message, at most 4.5 s.",
+            show_default="500ms",
+        ),
+    ] = 500,
+    ack_wait: Annotated[
+        int | None, typer.Option(metavar=SPAN, parser=span, help="Lease the messages for this time; 0: no lease.")
+    ] = None,
+    max_deliver: Annotated[
+        int | None, typer.Option(min=1, help="Leased deliveries after which a message is dead for the group.")
+    ] = None,
+    acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted; needs --group and --ack.")] = False,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch messages: critical ones first, oldest first in each lane."""
+    if acknowledge and group is None:
+        raise typer.BadParameter("only a group can acknowledge, give --group", param_hint="--ack")
+    if follow and not acknowledge:
+        raise typer.BadParameter(
+            "needs --group and --ack, without them the same messages come each time", param_hint="--follow"
+        )
+    if sum(given is not None for given in (deliver, from_time, from_id)) > 1:
+        raise typer.BadParameter("give one of --deliver, --from-time and --from-id", param_hint="--deliver")
+    start = "from_time" if from_time is not None else "from_id" if from_id is not None else deliver
+    wait = LONGEST_WAIT if follow else wait
+    config = {"num_msgs": num, "max_wait_ms": wait, "ack_wait_ms": ack_wait, "max_deliver": max_deliver}
+    fields = {"group_name": group, "deliver": start, "from_time": from_time, "from_id": from_id}
+    body = _given({**fields, "config": _given(config)})
+    first = {**body, "force_deliver": True} if force else body
+
+    async def once(client: Client, request: dict[str, Any]) -> bool:
+        answer = await client.ask(f"MSG.FETCH.{address}", request, wait=min(wait, LONGEST_WAIT) / 1000)
+        messages = answer.fields["messages"]
+        if messages or not follow:
+            _print(answer, as_json=as_json)
+        if acknowledge and messages:
+            ids = [message["msg_id"] for message in messages]
+            await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
+        return bool(messages)
+
+    async def work(client: Client) -> None:
+        if follow:
+            await _follow(client, once, first, body)
+        elif not await once(client, first) and not as_json and start in (None, Deliver.LATEST):
+            show.hint(
+                "Without a position a FETCH sees only what comes from now on: "
+                "--deliver earliest begins with the oldest message."
+            )
+
+    talk(Login.of(server, user, password), work, as_json=as_json, lasting=follow)
+
+
+async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
+    """Fetch for ever; a service that is away is waited for."""
+    away = False
+    request = first
+    while True:
+        try:
+            await once(client, request)
+        except UnansweredError as error:
+            if not away:
+                show.hint(f"{error}; waiting for it")
+            away = True
+            await asyncio.sleep(AGAIN_SECONDS)
+        else:
+            away, request = False, body
+
+
+def _print(answer: Answer, *, as_json: bool, headers_only: bool = False) -> None:
+    messages = answer.fields["messages"]
+    if as_json:
+        show.raw(answer.raw)
+    elif messages:
+        show.table(show.MESSAGE_COLUMNS, (show.message_row(message, headers_only=headers_only) for message in messages))
+    else:
+        show.say("no messages")
+    sys.stdout.flush()
+
+
+def ack(
+    address: Address,
+    ids: Ids,
+    group: Group,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Acknowledge messages for a group; without leases also everything delivered before them."""
+
+    async def work(client: Client) -> None:
+        answer = await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
+        show.raw(answer.raw) if as_json else show.say("acknowledged")
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def nack(
+    address: Address,
+    ids: Ids,
+    group: Group,
+    delay: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="Keep them from the group for this time.")] = 0,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give leased messages back, so that another member of the group gets them."""
+
+    async def work(client: Client) -> None:
+        body = {"group_name": group, "msg_ids": ids, "delay_ms": delay}
+        answer = await client.ask(f"MSG.NACK.{address}", body)
+        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['returned']} given back")
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def extend(
+    address: Address,
+    ids: Ids,
+    group: Group,
+    ack_wait: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="The new lease, counted from now.")],
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make leases that still run longer."""
+
+    async def work(client: Client) -> None:
+        body = {"group_name": group, "msg_ids": ids, "ack_wait_ms": ack_wait}
+        answer = await client.ask(f"MSG.EXTEND.{address}", body)
+        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['extended']} made longer")
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def query(
+    address: Address,
+    key: Annotated[str | None, typer.Option(help="Only the message with this key.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only messages that have this tag; give several.")] = None,
+    since: Annotated[
+        int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible since then.")
+    ] = None,
+    before: Annotated[int | None, typer.Option(min=0, help="Only messages with a smaller msg_id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
+    headers_only: Annotated[bool, typer.Option("--headers-only", help="Leave the payloads out.")] = False,
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at messages without moving any group."""
+    body = _given({"key": key, "tags": tag, "since": since, "before_id": before, "limit": limit})
+
+    async def work(client: Client) -> None:
+        answer = await client.ask(f"MSG.QUERY.{address}", {**body, "headers_only": headers_only})
+        _print(answer, as_json=as_json, headers_only=headers_only)
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def delete(
+    address: Address,
+    msg_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The msg_id.")],
+    server: Server = None,
+    user: User = None,
+    password: Password = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove one message."""
+
+    async def work(client: Client) -> None:
+        answer = await client.ask(f"MSG.DELETE.{address}.{msg_id}")
+        show.raw(answer.raw) if as_json else show.say("deleted")
+
+    talk(Login.of(server, user, password), work, as_json=as_json)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,27 @@
+"""How operator commands ask the service of this machine: through the control socket in its data directory."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from mediator.cli.failing import CommandError
+from mediator.cli.options import load
+
+
+def ask_service(config: Path | None, data_dir: Path | None, command: str, **fields: Any) -> dict[str, Any]:
+    """Return the service's answer; :class:`CommandError` with its words when it refused, or when none runs."""
+    return ask_on(load(config, data_dir=data_dir).data_dir, command, **fields)
+
+
+def ask_on(data_dir: Path, command: str, **fields: Any) -> dict[str, Any]:
+    """Return the answer of the service on this data directory."""
+    from mediator.control import ask
+    from mediator.errors import SetupError
+
+    try:
+        answer = asyncio.run(ask(data_dir, command, **fields))
+    except SetupError as error:
+        raise CommandError(f"{error}; start `mediator serve`, or name its directory with --data-dir") from None
+    if answer["error"]:
+        raise CommandError(str(answer["error"]))
+    return answer

@@ -1,0 +1,75 @@
+"""The options that many commands share, and how their values are read."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from mediator.mailboxes.address import parse_address
+from mediator.spans import parse_moment, parse_seconds, parse_span
+
+if TYPE_CHECKING:
+    from mediator.settings import Settings
+
+T = TypeVar("T")
+
+
+def _refusing(read: Callable[[str], T]) -> Callable[[str | T], T]:
+    """Have typer say what was expected; of a ValueError it would show only the value."""
+
+    def parser(text: str | T) -> T:
+        if not isinstance(text, str):
+            # A default is handed in as it stands.
+            return text
+        try:
+            return read(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parser
+
+
+span = _refusing(parse_span)
+seconds = _refusing(parse_seconds)
+later = _refusing(lambda text: parse_moment(text, int(time.time()), ahead=True))
+earlier = _refusing(lambda text: parse_moment(text, int(time.time()), ahead=False))
+
+SPAN = "SPAN"
+MOMENT = "WHEN"
+
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; `mediator init` writes one.", envvar="MEDIATOR_CONFIG")
+]
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the service.", show_default="./mediator-data")]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="NATS server to speak to.",
+        envvar="MEDIATOR_NATS_SERVER",
+        show_default="as the settings say, else nats://127.0.0.1:4222",
+    ),
+]
+User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
+Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the service's replies as they are, payloads in base64.")]
+AnswerJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
+Tenant = Annotated[str, typer.Option(help="Tenant the mailbox belongs to.")]
+
+
+def _address(text: str) -> str:
+    return parse_address(text)
+
+
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=_address)]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", help="The msg_ids.", min=0)]
+Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
+
+
+def load(config: Path | None, **overrides: Any) -> "Settings":
+    """Read the settings; flags win."""
+    from mediator.settings import Settings
+
+    return Settings.load(config, **overrides)
