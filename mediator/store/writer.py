@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import structlog
@@ -71,7 +72,8 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
         self._chores: deque[_Job] = deque()
-        self._wake = threading.Condition()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._ringing = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -87,9 +89,8 @@ class Writer:
             raise UnavailableError("the service is stopping")
         if len(self._jobs) >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
-        with self._wake:
-            self._jobs.append(_Job(place, work, done))
-            self._wake.notify()
+        self._jobs.append(_Job(place, work, done))
+        self._ring_soon()
 
     async def write(self, place: Place | None, work: Work[T]) -> T:
         """Queue a request and wait until it is committed."""
@@ -102,34 +103,44 @@ class Writer:
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        with self._wake:
-            self._chores.append(_Job(None, work, partial(_settle, answer)))
-            self._wake.notify()
+        self._chores.append(_Job(None, work, partial(_settle, answer)))
+        self._ring_soon()
         return await answer
 
     async def upkeep(self) -> None:
         """Let the store do a step of its own housekeeping, while requests leave time for it."""
         answer: asyncio.Future[None] = self._loop.create_future()
-        with self._wake:
-            self._chores.append(_Job(None, _own_upkeep, partial(_settle, answer)))
-            self._wake.notify()
+        if self._closing:
+            raise UnavailableError("the service is stopping")
+        self._chores.append(_Job(None, _own_upkeep, partial(_settle, answer)))
+        self._ring_soon()
         await answer
 
     async def close(self) -> None:
         """Commit and answer all that waits, then end the thread."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._closing = True
+        self._ring()
         await asyncio.to_thread(self._thread.join)
+
+    def _ring_soon(self) -> None:
+        """Wake the thread when all that has arrived by now is queued, or it would take the first of it alone."""
+        if not self._ringing:
+            self._ringing = True
+            self._loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self._ringing = False
+        if self._bell.empty():
+            self._bell.put(None)
 
     def _run(self) -> None:
         rest_until = 0.0
         while True:
-            with self._wake:
-                while not (self._jobs or self._chores or self._closing):
-                    self._wake.wait()
-                if not (self._jobs or self._chores):
+            if not (self._jobs or self._chores):
+                if self._closing:
                     return
+                self._bell.get()
+                continue
             if self._jobs:
                 self._answer(self._jobs, self._batch())
             if self._chores and (not self._jobs or time.monotonic() >= rest_until):
@@ -196,13 +207,25 @@ class Writer:
             self._store.upkeep(bool(self._jobs))
         except MediatorError as error:
             outcome = error
+        except Exception:
+            # The thread must outlive it: nobody else answers the requests.
+            log.exception("upkeep failed")
+            outcome = MediatorError()
         self._loop.call_soon_threadsafe(chore.done, outcome)
 
     def _tell(self, outcomes: list[tuple[_Job, Any]], committed: Committed | None) -> None:
+        # What is committed is answered, whatever becomes of those who are told of it.
         if committed is not None:
-            self._told(committed)
+            _call(self._told, committed)
         for job, outcome in outcomes:
-            job.done(outcome)
+            _call(job.done, outcome)
+
+
+def _call(told: Callable[[Any], None], what: Any) -> None:
+    try:
+        told(what)
+    except Exception:
+        log.exception("telling of a commit failed")
 
 
 def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
