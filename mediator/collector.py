@@ -18,6 +18,7 @@ from mediator.metrics import Metrics
 from mediator.slices import Slice
 
 SLICE_SECONDS = 0.005
+"""From the beginning of a slice's transaction to its end on disk: for so long senders wait behind it."""
 LEASE_ROUND = 3600 * 1000
 """Milliseconds after which all ended leases are looked at again: a message may go after its lease was looked at."""
 CLOCKS_APART = 1000
@@ -131,14 +132,14 @@ class Collector:
         def work(tx: Transaction, now: int) -> tuple[_Done, float] | None:
             if not self._watch.trusts(now, steady_clock()):
                 return None
-            started = time.perf_counter()
-            return step(tx, now, size.limit), time.perf_counter() - started
+            begun = time.perf_counter()
+            return step(tx, now, size.limit), begun
 
         outcome = await broker.chore(work)
         if outcome is None:
             return None
-        done, seconds = outcome
-        size.took(done.count, seconds)
+        done, begun = outcome
+        size.took(done.count, time.perf_counter() - begun)
         return done
 
     def _count(self, name: str, removed: Collected, total: Counter[str]) -> None:

@@ -6,9 +6,12 @@ SHRINK = 0.5
 
 
 class Slice:
-    """A limit that follows a target time. ``target`` and what is told are seconds."""
+    """A limit that follows a target time. ``target`` and what is told are seconds.
 
-    def __init__(self, target: float, *, lowest: int = 10, highest: int = 5_000, limit: int = 100) -> None:
+    Below ``lowest`` it would gain nothing: what a commit itself costs is then the larger part.
+    """
+
+    def __init__(self, target: float, *, lowest: int = 50, highest: int = 5_000, limit: int = 100) -> None:
         self._target = target
         self._lowest = lowest
         self._highest = highest

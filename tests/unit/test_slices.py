@@ -16,7 +16,7 @@ def test_a_slow_slice_halves_at_most() -> None:
 
 
 def test_it_settles_where_a_slice_takes_the_target() -> None:
-    size = Slice(0.005, limit=10)
+    size = Slice(0.005, lowest=10, limit=10)
     for _ in range(20):
         size.took(size.limit, size.limit * 20e-6)
     assert size.limit == 250
