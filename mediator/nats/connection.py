@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
 from nats.aio.msg import Msg
+from nats.errors import BadSubscriptionError
 from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
@@ -117,5 +119,6 @@ class Subscription:
         await self._subscription.drain()
 
     async def drop(self) -> None:
-        """End it at once."""
-        await self._subscription.unsubscribe()
+        """End it at once, if it has not ended by itself."""
+        with suppress(BadSubscriptionError):
+            await self._subscription.unsubscribe()

@@ -114,12 +114,14 @@ class Fields:
             return None
         # A large float may not be the number that was written, which matters only where it is not clamped.
         if isinstance(value, float) and value.is_integer() and (highest is not None or abs(value) < 2**53):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
+            number = int(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        else:
             raise self._wrong(name, "a whole number", value)
-        if value < lowest or (highest is None and value > MAX_NUMBER):
+        if number < lowest or (highest is None and number > MAX_NUMBER):
             raise self._wrong(name, f"{lowest} to {MAX_NUMBER if highest is None else highest}", value)
-        return value if highest is None else min(value, highest)
+        return number if highest is None else min(number, highest)
 
     def numbers(self, name: str, most: int) -> list[int] | None:
         """Return a list of whole numbers from 0."""

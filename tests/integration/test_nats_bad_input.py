@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.integration.door import EMPTY, Service, ids, raw, serving
 LONG = "x" * 5000
 WRONG_STRING: list[Any] = [1, 1.5, True, [], ["a"], {}, {"a": 1}, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800"]
 WRONG_FLAG: list[Any] = [0, 1, "true", "false", "yes", [], {}, 1.0]
-WRONG_NUMBER: list[Any] = [True, False, "5", "5s", " 5", 1.5, -1.5, [], [5], {}, -1, -(2**63), float(2**53 + 2) + 0.5]
+WRONG_NUMBER: list[Any] = [True, False, "5", "5s", " 5", 1.5, -1.5, [], [5], {}, -1, -(2**63), -1e30]
 WRONG_WORDS: list[Any] = [1, True, {}, [1], [["a"]], [None], ["a,b"], ["a\nb"], "a\x00b", "x" * 129, ["x" * 129]]
 MANY_WORDS = [str(number) for number in range(65)]
 WRONG_IDS: list[Any] = [1, "1", {}, [True], ["1"], [1.0], [-1], [2**63], [None], [[]], list(range(10_001))]
@@ -136,18 +137,16 @@ async def untouched(folder: Path) -> AsyncIterator[Service]:
         await service.create()
         await service.send(b"1")
         assert ids(await service.fetch(group_name="g", config={"ack_wait_ms": 3_600_000})) == [0]
-        before = await _all(service)
+        before = _all(folder)
         yield service
-        assert await _all(service) == before, "nothing changed"
+        assert _all(folder) == before, "nothing changed"
         assert await service.send(b"2") == 1
 
 
-async def _all(service: Service) -> Any:
-    def look(tx: Any, now: int) -> Any:
-        tables = [name for (name,) in tx.dialect.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: tx.dialect.execute(f"SELECT * FROM {name}") for name in tables if name != "heartbeat"}
-
-    return await service.broker.read(look)
+def _all(folder: Path) -> dict[str, list[Any]]:
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'mail.db'}?mode=ro", uri=True)) as file:
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: file.execute(f"SELECT * FROM {name}").fetchall() for name in tables if name != "heartbeat"}
 
 
 def put(body: dict[str, Any], field: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,355 @@
+"""The group commit over SQLite: order, poison, chores, refusals, and an answer for every request (A8, A9)."""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import NewMailbox
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import Transaction
+from mediator.store.base import Place
+from mediator.store.sqlite import SqliteStore
+from mediator.store.writer import MAX_BATCH, Committed, Writer
+
+PLACE = ("default", "task")
+
+
+class Gated(SqliteStore):
+    """A store whose transactions begin when the gate is open, and fail as they are told."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.file = path
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.failures: list[BaseException] = []
+        self.last_words: list[BaseException] = []
+        """Raised right before the commit."""
+
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.failures:
+            raise self.failures.pop(0)
+        with super().transaction(places) as tx:
+            yield tx
+            if self.last_words:
+                raise self.last_words.pop(0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Gated]:
+    gated = Gated(tmp_path / "mail.db")
+    with gated.transaction() as tx:
+        tx.mailboxes.add(NewMailbox("default", "task", 1))
+    gated.entered.clear()
+    yield gated
+    gated.gate.set()
+    gated.close()
+
+
+@pytest.fixture
+async def writer(store: Gated) -> AsyncIterator[Writer]:
+    made = Writer(store, lambda: 1, MAX_BATCH * 3, lambda _: None)
+    yield made
+    store.gate.set()
+    await made.close()
+
+
+def note(what: object) -> Callable[[Transaction, int], object]:
+    """Keep a message and return what is in it."""
+
+    def work(tx: Transaction, now: int) -> object:
+        mailbox = tx.mailboxes.find(*PLACE)
+        assert mailbox is not None
+        payload = str(what).encode()
+        tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, payload, len(payload), now, now))
+        return what
+
+    return work
+
+
+def fail(error: BaseException) -> Callable[[Transaction, int], object]:
+    """Raise."""
+
+    def work(tx: Transaction, now: int) -> object:
+        raise error
+
+    return work
+
+
+def noted(store: Gated) -> list[str]:
+    """Read what is committed, beside the store."""
+    with contextlib.closing(sqlite3.connect(f"file:{store.file}?mode=ro", uri=True)) as file:
+        return [payload.decode() for (payload,) in file.execute("SELECT payload FROM message ORDER BY msg_id")]
+
+
+def texts(*what: object) -> list[str]:
+    return [str(one) for one in what]
+
+
+class Answers:
+    """Collects what jobs are answered, in order."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def submit(self, writer: Writer, work: Callable[[Transaction, int], object]) -> None:
+        writer.submit(PLACE, work, self.given.append)
+
+    async def until(self, count: int) -> list[Any]:
+        async with asyncio.timeout(10):
+            while len(self.given) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        return self.given
+
+
+async def held(store: Gated, writer: Writer) -> "asyncio.Task[object]":
+    """Stop the writer inside a transaction, so that what comes now makes the next batch."""
+    store.gate.clear()
+    store.entered.clear()
+    first = asyncio.create_task(writer.write(PLACE, note("first")))
+    assert await asyncio.to_thread(store.entered.wait, 10)
+    return first
+
+
+@pytest.mark.rule("A8", "F3")
+async def test_jobs_run_and_are_answered_in_their_order(store: Gated, writer: Writer) -> None:
+    answers = Answers()
+    count = MAX_BATCH * 2 + 7
+    for no in range(count):
+        answers.submit(writer, note(no))
+    assert await answers.until(count) == list(range(count))
+    assert noted(store) == texts(*range(count))
+
+
+@pytest.mark.rule("A8")
+async def test_an_answer_comes_after_the_commit(store: Gated, writer: Writer) -> None:
+    seen = [noted(store)[-1] for no in range(20) if await writer.write(PLACE, note(no)) == no]
+    assert seen == texts(*range(20))
+
+
+@pytest.mark.rule("A8")
+async def test_a_batch_that_takes_long_is_parted_and_keeps_its_order(store: Gated) -> None:
+    commits: list[Committed] = []
+    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    first = await held(store, writer)
+    slow = threading.Event()
+
+    def work(no: int) -> Callable[[Transaction, int], object]:
+        def run(tx: Transaction, now: int) -> object:
+            slow.wait(0.004)
+            return note(no)(tx, now)
+
+        return run
+
+    answers = Answers()
+    for no in range(30):
+        answers.submit(writer, work(no))
+    store.gate.set()
+    await first
+    assert await answers.until(30) == list(range(30))
+    assert noted(store) == texts("first", *range(30))
+    assert len(commits) > 3, "no batch holds the others up"
+    await writer.close()
+
+
+@pytest.mark.rule("N3", "A8")
+async def test_a_refusal_costs_nobody_else_anything(store: Gated, writer: Writer) -> None:
+    first = await held(store, writer)
+    answers = Answers()
+    for no in range(5):
+        answers.submit(writer, fail(NoSuchMessageError()) if no == 2 else note(no))
+    store.gate.set()
+    await first
+    given = await answers.until(5)
+    assert isinstance(given.pop(2), NoSuchMessageError)
+    assert given == [0, 1, 3, 4]
+    assert noted(store) == texts("first", 0, 1, 3, 4)
+
+
+@pytest.mark.rule("N3", "A8")
+@pytest.mark.parametrize("poison", [ZeroDivisionError("poison"), MemoryError(), sqlite3.ProgrammingError("poison")])
+async def test_poison_fails_itself_alone(store: Gated, writer: Writer, poison: Exception) -> None:
+    first = await held(store, writer)
+    answers = Answers()
+    for no in range(5):
+        answers.submit(writer, fail(poison) if no == 2 else note(no))
+    store.gate.set()
+    await first
+    given = await answers.until(5)
+    refusal = given.pop(2)
+    assert isinstance(refusal, MediatorError)
+    assert "poison" not in str(refusal) or isinstance(poison, sqlite3.Error)
+    if isinstance(poison, sqlite3.Error):
+        # An error of the database is nobody's in particular.
+        assert all(isinstance(outcome, UnavailableError) for outcome in given)
+        assert noted(store) == texts("first")
+    else:
+        assert given == [0, 1, 3, 4]
+        assert noted(store) == texts("first", 0, 1, 3, 4)
+    assert await writer.write(PLACE, note("after")) == "after"
+
+
+@pytest.mark.rule("A9", "A8")
+async def test_a_batch_whose_commit_fails_is_taken_back_whole(store: Gated, writer: Writer) -> None:
+    first = await held(store, writer)
+    answers = Answers()
+    for no in range(5):
+        answers.submit(writer, note(no))
+    broken = UnavailableError("the disk is full")
+    store.gate.set()
+    await first
+    store.last_words = []
+    assert await answers.until(5) == list(range(5))
+    await held(store, writer)
+    for no in range(5, 10):
+        answers.submit(writer, note(no))
+    # The one that holds the gate, and its second try; then the batch, and its second try.
+    store.last_words = [broken] * 4
+    store.gate.set()
+    given = await answers.until(10)
+    assert given[5:] == [broken] * 5
+    assert noted(store) == texts("first", *range(5))
+
+
+@pytest.mark.rule("A9")
+async def test_a_lost_connection_is_tried_once_more(store: Gated, writer: Writer) -> None:
+    store.failures = [UnavailableError("deadlock")]
+    assert await writer.write(PLACE, note("a")) == "a"
+    store.failures = [UnavailableError("gone"), UnavailableError("still gone")]
+    with pytest.raises(UnavailableError, match="still gone"):
+        await writer.write(PLACE, note("b"))
+    assert await writer.write(PLACE, note("c")) == "c"
+    assert noted(store) == texts("a", "c")
+
+
+@pytest.mark.rule("A9")
+async def test_more_than_the_bound_is_refused_at_once(store: Gated) -> None:
+    writer = Writer(store, lambda: 1, 3, lambda _: None)
+    first = await held(store, writer)
+    answers = Answers()
+    for no in range(3):
+        answers.submit(writer, note(no))
+    assert writer.pending == 3
+    with pytest.raises(BusyError, match="3 requests wait already"):
+        answers.submit(writer, note("too many"))
+    store.gate.set()
+    await first
+    assert await answers.until(3) == [0, 1, 2]
+    await writer.close()
+
+
+async def test_chores_run_while_requests_go_on(store: Gated, writer: Writer) -> None:
+    stop = asyncio.Event()
+
+    async def requests() -> int:
+        count = 0
+        while not stop.is_set():
+            await asyncio.gather(*(writer.write(PLACE, note(no)) for no in range(20)))
+            count += 20
+        return count
+
+    busy = asyncio.create_task(requests())
+    async with asyncio.timeout(20):
+        for no in range(5):
+            assert await writer.chore(note(f"chore {no}")) == f"chore {no}"
+            await writer.upkeep()
+    stop.set()
+    count = await busy
+    assert count > 0
+    kept = noted(store)
+    assert len(kept) == count + 5
+    assert [what for what in kept if what.startswith("chore")] == [f"chore {no}" for no in range(5)]
+
+
+@pytest.mark.rule("A8")
+async def test_close_answers_everything_and_takes_no_more(store: Gated) -> None:
+    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+    first = await held(store, writer)
+    answers = Answers()
+    for no in range(50):
+        answers.submit(writer, note(no))
+    chore = asyncio.create_task(writer.chore(note("chore")))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0)
+    for refused in (writer.write(PLACE, note("late")), writer.chore(note("late")), writer.upkeep()):
+        with pytest.raises(UnavailableError, match="stopping"):
+            await refused
+    store.gate.set()
+    await closing
+    assert await first == "first"
+    assert await answers.until(50) == list(range(50))
+    assert await chore == "chore"
+    assert sorted(noted(store)) == sorted(texts("first", "chore", *range(50)))
+
+
+@pytest.mark.rule("A8")
+async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated) -> None:
+    def told(committed: Committed) -> None:
+        raise ValueError("a listener")
+
+    def done(outcome: object) -> None:
+        raise ValueError("an asker")
+
+    writer = Writer(store, lambda: 1, MAX_BATCH, told)
+    first = await held(store, writer)
+    answers = Answers()
+    writer.submit(PLACE, note(0), done)
+    answers.submit(writer, note(1))
+    store.gate.set()
+    assert await first == "first"
+    assert await answers.until(1) == [1]
+    await writer.close()
+
+
+async def test_upkeep_that_fails_leaves_the_writer_alive(store: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+
+    def upkeep(busy: bool) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(store, "upkeep", upkeep)
+    with pytest.raises(MediatorError, match="internal error"):
+        await writer.upkeep()
+    assert await writer.write(PLACE, note(1)) == 1
+    await writer.close()
+
+
+@pytest.mark.rule("A8")
+async def test_an_observer_sees_what_is_committed_and_nothing_else(store: Gated) -> None:
+    seen: list[int] = []
+
+    def observe(tx: Transaction, now: int) -> None:
+        mailbox = tx.mailboxes.find(*PLACE)
+        assert mailbox is not None
+        seen.append(mailbox.next_id)
+
+    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None, [observe])
+    assert await writer.write(PLACE, note("a")) == "a"
+    assert seen == [1]
+    await writer.close()
+
+
+async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Writer) -> None:
+    first = await held(store, writer)
+    gone = asyncio.create_task(writer.write(PLACE, note("gone")))
+    stays = asyncio.create_task(writer.write(PLACE, note("stays")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    store.gate.set()
+    assert await first == "first"
+    assert await stays == "stays"
+    assert noted(store) == texts("first", "gone", "stays")
