@@ -117,7 +117,7 @@ def up(migrator, db):
         PRIMARY KEY (group_no, msg_id)
     ) {clustered};
     CREATE INDEX lease_due ON lease (group_no, until) WHERE dead = 0;
-    CREATE INDEX lease_ended ON lease (until, group_no, msg_id) WHERE dead = 0;
+    CREATE INDEX lease_ended ON lease (until, group_no, msg_id);
 
     CREATE TABLE outbox (
         seq {number},

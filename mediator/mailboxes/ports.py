@@ -82,7 +82,7 @@ class Mailboxes(Protocol):
         """Return living mailboxes of a tenant in order of address, those behind ``after``."""
 
     def usage(self, tenant: str) -> Usage:
-        """Return what all mailboxes of a tenant hold; may read every one of them."""
+        """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them."""
 
 
 class Messages(Protocol):
@@ -219,7 +219,7 @@ class Leases(Protocol):
         """Return how many leases the group has that are not dead."""
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
-        """Return where living leases of all groups ended behind ``after`` and up to ``now``, in that order."""
+        """Return where leases of all groups, dead ones too, ended behind ``after`` and up to ``now``, in that order."""
 
     def next_end(self, group: Group, now: int) -> int | None:
         """Return when the next running lease ends."""

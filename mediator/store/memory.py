@@ -201,8 +201,12 @@ class _Mailboxes(_Table):
         return sorted(found, key=lambda mailbox: mailbox.address)[:limit]
 
     def usage(self, tenant: str) -> Usage:
-        boxes = [box.mailbox for box in self._data.boxes.values() if box.mailbox.tenant == tenant]
-        return Usage(sum(box.messages for box in boxes), sum(box.bytes for box in boxes))
+        boxes = {no: box.mailbox for no, box in self._data.boxes.items() if box.mailbox.tenant == tenant}
+        waiting = [entry[2].message.size for entry in self._data.delayed if entry[2].mailbox_no in boxes]
+        return Usage(
+            sum(box.messages for box in boxes.values()) + len(waiting),
+            sum(box.bytes for box in boxes.values()) + sum(waiting),
+        )
 
 
 class _Messages(_Table):
@@ -434,7 +438,7 @@ class _Leases(_Table):
             LeasePlace(lease.until, no, lease.msg_id)
             for no, leases in self._data.leases.items()
             for lease in leases.values()
-            if not lease.dead and lease.until <= now
+            if lease.until <= now
         ]
         return sorted(place for place in ended if place > after)[:limit]
 

@@ -15,7 +15,9 @@ from mediator.store import rows
 from mediator.store.base import Place
 from mediator.store.migrate import migrate
 from mediator.store.rows import KeptMailbox, Row
-from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
+from mediator.store.sql.dialect import MESSAGE_COLUMNS
+from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.transaction import SqlTransaction
 
 try:
     import psycopg

@@ -20,7 +20,9 @@ from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place
 from mediator.store.migrate import migrate
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
-from mediator.store.sql import MESSAGE_COLUMNS, Backlog, Known, SqlTransaction
+from mediator.store.sql.dialect import MESSAGE_COLUMNS
+from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.transaction import SqlTransaction
 
 KNOWN_MAILBOXES = 50_000
 STORE_EVERY = 1000
@@ -94,7 +96,7 @@ class SqliteStore:
             connection.execute("COMMIT")
         except BaseException as error:
             # What was cached of the mailboxes is of a transaction that did not happen.
-            for mailbox in tx.touched.values():
+            for mailbox in tx.session.touched.values():
                 self._known.forget(mailbox)
             self._backlog.doubt()
             if connection.in_transaction:
@@ -102,7 +104,7 @@ class SqliteStore:
             if isinstance(error, sqlite3.Error):
                 raise UnavailableError(str(error)) from error
             raise
-        for mailbox in tx.touched.values():
+        for mailbox in tx.session.touched.values():
             mailbox.dirty = False
         self._known.trim()
 

@@ -216,5 +216,5 @@ def test_ids_sizes_and_times_may_be_large(opened, start):
         assert leases(tx, group, start + 2)[start + 2] == Lease(start + 2, Lane.NORMAL, 10**14, 1_000_000)
         assert tx.delays.next_due() == 10**14
         assert tx.delays.usage(mailbox) == Usage(1, 2**33)
-        assert tx.mailboxes.usage("default") == Usage(3, 3 * 2**33)
+        assert tx.mailboxes.usage("default") == Usage(4, 4 * 2**33)
         assert put(tx, mailbox).msg_id == start + 4

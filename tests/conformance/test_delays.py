@@ -90,6 +90,7 @@ def test_what_waits_is_counted_by_mailbox(store):
         a = get(tx, "a")
         assert tx.delays.usage(a) == Usage(2, 4001)
         assert tx.delays.usage(get(tx, "b")) == Usage(1, 300)
+        assert tx.mailboxes.usage("default") == Usage(3, 4301)
         assert sorted(delayed.message.size for delayed in tx.delays.of(a, ALL)) == [1, 4000]
         assert len(tx.delays.of(a, 1)) == 1
 

@@ -242,14 +242,15 @@ def test_ended_leases_of_all_groups_come_in_the_order_in_which_they_ended(store,
         tx.leases.remove(other, range(2, 10))
         first, second = sorted([leased.no, other.no])
         tx.leases.put(other, [Lease(0, Lane.NORMAL, T0 + 10, 1), Lease(1, Lane.NORMAL, T0 + 11, 1)])
-        wanted = [LeasePlace(LOOSE, leased.no, 3), LeasePlace(LOOSE, leased.no, 6), LeasePlace(T0 + 5, leased.no, 2)]
+        wanted = [LeasePlace(LOOSE, leased.no, 3), LeasePlace(LOOSE, leased.no, 6)]
+        wanted += [LeasePlace(T0 + 3, leased.no, 5), LeasePlace(T0 + 5, leased.no, 2)]  # the first of them is dead
         by_group = {leased.no: [0, 4], other.no: [0]}
         wanted += [LeasePlace(T0 + 10, no, msg_id) for no in (first, second) for msg_id in by_group[no]]
         assert tx.leases.ended(BEGIN, T0 + 10, ALL) == wanted
         assert tx.leases.ended(BEGIN, T0 + 10, 2) == wanted[:2]
         for number, place in enumerate(wanted):
             assert tx.leases.ended(place, T0 + 10, ALL) == wanted[number + 1 :]
-        assert tx.leases.ended(wanted[1], T0 + 4, ALL) == []
+        assert tx.leases.ended(wanted[1], T0 + 2, ALL) == []
 
 
 @pytest.mark.rule("F4")

@@ -2,11 +2,13 @@
 
 import pytest
 
+from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.events import What
+from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.ports import Usage
-from tests.unit.broker import DAY, HOUR, SECOND, TENANT, Broker
+from mediator.mailboxes.ports import LeasePlace, Usage
+from tests.unit.broker import DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 
 @pytest.fixture
@@ -140,3 +142,18 @@ def test_there_is_nothing_to_collect_in_a_living_mailbox(broker: Broker) -> None
     broker.send(ttl=DAY, dedup_id="d")
     broker.take()
     assert broker.collect() == Collected()
+
+
+@pytest.mark.rule("F7")
+def test_a_dead_message_that_is_gone_leaves_no_lease_behind(broker: Broker) -> None:
+    broker.send(b"x", ttl=60 * SECOND)
+    broker.send(b"y")
+    for _ in range(2):
+        broker.take(deliver=Deliver.EARLIEST, ack_wait=SECOND, max_deliver=2)
+        broker.advance(2 * SECOND)
+    broker.take()
+    assert broker.shown(dead_for=GROUP) == [0, 1]
+    broker.advance(60 * SECOND)
+    collected, after = broker.run(lambda tx: collecting.ended_leases(tx, LeasePlace(-1, 0, 0), broker.now, 100))
+    assert (collected, after) == (Collected(leases=1), None)
+    assert broker.shown(dead_for=GROUP) == [1]

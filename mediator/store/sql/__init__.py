@@ -1,0 +1,1 @@
+"""The tables of the domain in SQL that SQLite and PostgreSQL share."""

@@ -1,0 +1,55 @@
+"""What SQLite and PostgreSQL do each in its own way."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from mediator.mailboxes.lanes import Lane
+from mediator.store.rows import KeptMailbox, Row
+
+MESSAGE_COLUMNS = "mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload, body_no"
+
+
+class Dialect(Protocol):
+    """One connection, and what its database does in its own way."""
+
+    ordered: bool
+    """Whether a message's ``id`` is above those of all messages that are there when it is kept."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement with ``?`` places and return its rows."""
+
+    def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row of parameters."""
+
+    def insert_messages(self, values: Sequence[Row]) -> None:
+        """Insert rows of the message table, in the order of :data:`MESSAGE_COLUMNS`."""
+
+    def lane_source(self, lane: Lane) -> str:
+        """Return the message table as a lane is read from it, by the right index."""
+
+    def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
+        """Read MESSAGE columns from ``source``, a table with its WHERE; no payloads much beyond the byte budget."""
+
+    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """Return a condition that holds when the column is one of the values, and its parameters."""
+
+    def has_tag(self) -> str:
+        """Return a condition with one place that holds when the column ``tags`` has the tag."""
+
+    def lock(self) -> str:
+        """Return what a SELECT of mailboxes ends with to lock them."""
+
+    def settle_counters(self, mailbox: KeptMailbox) -> None:
+        """Bring counters that were read from a row up to what the messages are now."""
+
+    def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
+        """Write counters of changed mailboxes, those that must be written."""
+
+    def usage(self, tenant: str) -> Row:
+        """Return how many messages and bytes all mailboxes of a tenant hold."""
+
+
+def chunks(values: Sequence[int], size: int = 500) -> Iterator[Sequence[int]]:
+    """Split parameters so that no statement has too many."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -1,0 +1,132 @@
+"""Consumer groups and their leases in SQL."""
+
+from collections.abc import Iterable, Sequence
+
+from mediator.mailboxes.group import LOOSE, Group, Lease
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.ports import LeasePlace
+from mediator.store import rows
+from mediator.store.rows import Row
+from mediator.store.sql.dialect import chunks
+from mediator.store.sql.session import Table
+
+
+class Groups(Table):
+    """See :class:`mediator.mailboxes.ports.Groups`."""
+
+    def find(self, mailbox: Mailbox, name: str) -> Group | None:
+        row = self._session.first(
+            "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? AND name = ?", (mailbox.no, name)
+        )
+        return None if row is None else rows.group(*row)
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
+        sql = "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? ORDER BY name LIMIT ?"
+        return [rows.group(*row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+        found: dict[int, Group] = {}
+        for chunk in chunks(sorted(numbers)):
+            wanted, parameters = self._session.dialect.any_of("no", chunk)
+            sql = f"SELECT no, mailbox_no, name, state FROM consumer WHERE {wanted}"
+            found |= {row[0]: rows.group(*row) for row in self._session.dialect.execute(sql, parameters)}
+        return found
+
+    def count(self, mailbox: Mailbox) -> int:
+        return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
+
+    def add(self, mailbox: Mailbox, name: str) -> Group:
+        start = [-1] * len(LANES)
+        group = Group(0, mailbox.no, name, start, list(start))
+        group.no = self._session.one(
+            "INSERT INTO consumer (mailbox_no, name, state) VALUES (?, ?, ?) RETURNING no",
+            (mailbox.no, name, rows.group_state(group)),
+        )[0]
+        return group
+
+    def save(self, group: Group) -> None:
+        self._session.dialect.execute("UPDATE consumer SET state = ? WHERE no = ?", (rows.group_state(group), group.no))
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        gone = 0
+        for (no,) in self._session.dialect.execute(
+            "SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)
+        ):
+            gone += len(
+                self._session.dialect.execute(
+                    "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
+                    " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id",
+                    (no, no, limit - gone),
+                )
+            )
+            if gone >= limit:
+                break
+            self._session.dialect.execute("DELETE FROM consumer WHERE no = ?", (no,))
+            gone += 1
+        return gone
+
+
+class Leases(Table):
+    """See :class:`mediator.mailboxes.ports.Leases`."""
+
+    def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        found: list[Lease] = []
+        for chunk in chunks(ids):
+            wanted, parameters = self._session.dialect.any_of("msg_id", chunk)
+            sql = f"{_LEASE} WHERE group_no = ? AND {wanted}"
+            found += [_lease(row) for row in self._session.dialect.execute(sql, (group.no, *parameters))]
+        return found
+
+    def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        self._session.dialect.many(
+            "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (group_no, msg_id)"
+            " DO UPDATE SET until = excluded.until, deliveries = excluded.deliveries, dead = excluded.dead",
+            [(group.no, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead)) for x in leases],
+        )
+
+    def remove(self, group: Group, ids: Sequence[int]) -> None:
+        for chunk in chunks(ids):
+            wanted, parameters = self._session.dialect.any_of("msg_id", chunk)
+            self._session.dialect.execute(f"DELETE FROM lease WHERE group_no = ? AND {wanted}", (group.no, *parameters))
+
+    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
+        sql = f"{_LEASE} WHERE group_no = ? AND dead = 0 AND until <= ? ORDER BY lane, msg_id LIMIT ?"
+        return [_lease(row) for row in self._session.dialect.execute(sql, (group.no, now, limit))]
+
+    def loose(self, group: Group, lane: Lane, last: int) -> list[int]:
+        sql = (
+            "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND until = ? AND lane = ? AND msg_id <= ?"
+            " ORDER BY msg_id"
+        )
+        return [row[0] for row in self._session.dialect.execute(sql, (group.no, LOOSE, lane.value, last))]
+
+    def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
+        sql = f"{_LEASE} WHERE group_no = ? AND dead = 1 AND msg_id > ? ORDER BY msg_id LIMIT ?"
+        return [_lease(row) for row in self._session.dialect.execute(sql, (group.no, after, limit))]
+
+    def count(self, group: Group) -> int:
+        return int(self._session.one("SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0", (group.no,))[0])
+
+    def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+        sql = (
+            "SELECT until, group_no, msg_id FROM lease WHERE (until, group_no, msg_id) > (?, ?, ?)"
+            " AND until <= ? ORDER BY until, group_no, msg_id LIMIT ?"
+        )
+        return [LeasePlace(*row) for row in self._session.dialect.execute(sql, (*after, now, limit))]
+
+    def next_end(self, group: Group, now: int) -> int | None:
+        sql = "SELECT min(until) FROM lease WHERE group_no = ? AND dead = 0 AND until > ?"
+        row = self._session.one(sql, (group.no, now))
+        return None if row[0] is None else int(row[0])
+
+    def clear(self, group: Group) -> None:
+        self._session.dialect.execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
+
+
+_LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(row[0], LANES[row[1]], row[2], row[3], bool(row[4]))

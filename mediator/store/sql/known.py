@@ -1,0 +1,68 @@
+"""What a SQL store remembers between statements: mailboxes it has read, and how full the outbox is."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.store.rows import KeptMailbox
+
+BACKLOG_SECONDS = 5.0
+"""How long a count of the outbox is believed; what is added here is counted meanwhile."""
+
+
+class Known:
+    """Mailboxes that were read, by place and by number; the least recently used are forgotten."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._by_place: OrderedDict[tuple[str, str], KeptMailbox] = OrderedDict()
+        self._by_no: dict[int, KeptMailbox] = {}
+
+    def at(self, tenant: str, address: str) -> KeptMailbox | None:
+        """Return the mailbox at a place."""
+        mailbox = self._by_place.get((tenant, address))
+        if mailbox is not None:
+            self._by_place.move_to_end((tenant, address))
+        return mailbox
+
+    def numbered(self, no: int) -> KeptMailbox | None:
+        """Return the mailbox with a number."""
+        return self._by_no.get(no)
+
+    def add(self, mailbox: KeptMailbox) -> None:
+        """Remember a mailbox that has an address."""
+        self._by_place[mailbox.tenant, mailbox.address] = mailbox
+        self._by_no[mailbox.no] = mailbox
+
+    def forget(self, mailbox: Mailbox) -> None:
+        """Forget a mailbox, under whatever place it was known."""
+        known = self._by_no.pop(mailbox.no, None)
+        if known is not None and self._by_place.get((known.tenant, known.address)) is known:
+            del self._by_place[known.tenant, known.address]
+
+    def trim(self) -> None:
+        """Forget the least recently used above the capacity; only between transactions."""
+        while len(self._by_place) > self._capacity:
+            _, mailbox = self._by_place.popitem(last=False)
+            self._by_no.pop(mailbox.no, None)
+
+
+class Backlog:
+    """How many copies wait in the outbox: counted now and then, and added to in between."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._counted_at = 0.0
+
+    def read(self, count: Callable[[], int]) -> int:
+        """Return the number, counting anew when the last count is old."""
+        now = time.monotonic()
+        if not self._counted_at or now - self._counted_at > BACKLOG_SECONDS:
+            self.count = count()
+            self._counted_at = now
+        return self.count
+
+    def doubt(self) -> None:
+        """Count anew next time."""
+        self._counted_at = 0.0

@@ -1,0 +1,142 @@
+"""The mailboxes in SQL."""
+
+from collections.abc import Iterable
+
+from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.ports import Usage
+from mediator.store import rows
+from mediator.store.rows import KeptMailbox, Row
+from mediator.store.sql.dialect import chunks
+from mediator.store.sql.session import Table
+
+
+class Mailboxes(Table):
+    """See :class:`mediator.mailboxes.ports.Mailboxes`."""
+
+    def find(self, tenant: str, address: str) -> Mailbox | None:
+        known = self._session.known.at(tenant, address)
+        if known is not None:
+            return known
+        sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? {self._session.dialect.lock()}"
+        row = self._session.first(sql, (tenant, address))
+        return None if row is None else self._take(row)
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+        found: dict[int, Mailbox] = {}
+        missing = []
+        for no in sorted(numbers):
+            known = self._session.known.numbered(no) or self._session.touched.get(no)
+            if known is None:
+                missing.append(no)
+            else:
+                found[no] = known
+        for chunk in chunks(missing):
+            wanted, parameters = self._session.dialect.any_of("no", chunk)
+            sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE {wanted} ORDER BY no {self._session.dialect.lock()}"
+            for row in self._session.dialect.execute(sql, parameters):
+                mailbox = self._take(row)
+                found[mailbox.no] = mailbox
+        return found
+
+    def _take(self, row: Row) -> KeptMailbox:
+        mailbox = rows.mailbox(row)
+        self._session.dialect.settle_counters(mailbox)
+        if mailbox.address:
+            self._session.known.add(mailbox)
+        else:
+            self._session.touched[mailbox.no] = mailbox
+        return mailbox
+
+    def add(self, new: NewMailbox) -> Mailbox | None:
+        row = self._session.first(
+            "INSERT INTO mailbox (tenant, address, created_at, expire_at, description, tags, public, kind, retention,"
+            " archive, ack_wait, token_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING no",
+            (
+                new.tenant,
+                new.address,
+                new.created_at,
+                new.expire_at,
+                new.desc,
+                rows.join_tags(new.tags) or "",
+                int(new.public),
+                new.kind.value,
+                new.retention.value,
+                int(new.archive),
+                new.ack_wait,
+                new.token_hash,
+            ),
+        )
+        if row is None:
+            return None
+        mailbox = KeptMailbox(
+            no=row[0],
+            tenant=new.tenant,
+            address=new.address,
+            created_at=new.created_at,
+            expire_at=new.expire_at,
+            desc=new.desc,
+            tags=new.tags,
+            public=new.public,
+            kind=new.kind,
+            retention=new.retention,
+            archive=new.archive,
+            ack_wait=new.ack_wait,
+            token_hash=new.token_hash,
+        )
+        self._session.known.add(mailbox)
+        self._session.touch(mailbox)
+        return mailbox
+
+    def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
+        kept = self._session.touch(mailbox)
+        kept.desc, kept.tags, kept.ack_wait = desc, tags, ack_wait
+        self._session.dialect.execute(
+            "UPDATE mailbox SET description = ?, tags = ?, ack_wait = ? WHERE no = ?",
+            (desc, rows.join_tags(tags) or "", ack_wait, mailbox.no),
+        )
+
+    def retire(self, mailbox: Mailbox) -> None:
+        kept = self._session.touch(mailbox)
+        self._session.known.forget(kept)
+        kept.address = ""
+        self._session.dialect.execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.no,))
+
+    def expired(self, now: int, limit: int) -> list[Mailbox]:
+        found = self._session.dialect.execute(
+            "SELECT no FROM mailbox WHERE expire_at <= ? AND address IS NOT NULL ORDER BY expire_at LIMIT ?",
+            (now, limit),
+        )
+        numbers = [row[0] for row in found]
+        mailboxes = self.by_no(numbers)
+        # Another instance may have been first while this one waited for the lock.
+        return [mailboxes[no] for no in numbers if no in mailboxes and mailboxes[no].address]
+
+    def retired(self, limit: int) -> list[Mailbox]:
+        found = self._session.dialect.execute(
+            "SELECT no FROM mailbox WHERE address IS NULL ORDER BY no LIMIT ?", (limit,)
+        )
+        return list(self.by_no(row[0] for row in found).values())
+
+    def drop(self, mailbox: Mailbox) -> None:
+        self._session.known.forget(mailbox)
+        self._session.touched.pop(mailbox.no, None)
+        self._session.dialect.execute("DELETE FROM held WHERE mailbox_no = ?", (mailbox.no,))
+        self._session.dialect.execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
+
+    def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
+        found = self._session.dialect.execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND (expire_at IS NULL OR expire_at > ?)"
+            " ORDER BY address LIMIT ?",
+            (tenant, after, now, limit),
+        )
+        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
+
+    def usage(self, tenant: str) -> Usage:
+        self._session.finish()
+        messages, size = self._session.dialect.usage(tenant)
+        delayed = self._session.one(
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed JOIN mailbox ON mailbox_no = no WHERE tenant = ?",
+            (tenant,),
+        )
+        return Usage(int(messages) + int(delayed[0]), int(size) + int(delayed[1]))

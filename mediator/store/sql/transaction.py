@@ -1,0 +1,40 @@
+"""A transaction of a SQL store: all tables over one session."""
+
+from mediator.mailboxes.events import Event
+from mediator.store.sql.dialect import Dialect
+from mediator.store.sql.groups import Groups, Leases
+from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.mailboxes import Mailboxes
+from mediator.store.sql.messages import Messages
+from mediator.store.sql.session import Session
+from mediator.store.sql.tail import Tail
+from mediator.store.sql.waiting import DedupIds, Delays, Outbox
+
+
+class SqlTransaction:
+    """See :class:`mediator.mailboxes.ports.Transaction`."""
+
+    def __init__(self, dialect: Dialect, known: Known, backlog: Backlog) -> None:
+        self.session = session = Session(dialect, known)
+        self.mailboxes = Mailboxes(session)
+        self.messages = Messages(session)
+        self.delays = Delays(session, backlog)
+        self.dedup_ids = DedupIds(session, self.mailboxes)
+        self.groups = Groups(session)
+        self.leases = Leases(session)
+        self.outbox = Outbox(session, backlog)
+        self.tail = Tail(session)
+        self.events: list[Event] = []
+        self.woken: set[tuple[str, str]] = set()
+        self.due: int | None = None
+
+    def beat(self, now: int) -> None:
+        """Write the time, to see whether the database takes it."""
+        self.session.dialect.execute(
+            "INSERT INTO heartbeat (no, at) VALUES (1, ?) ON CONFLICT (no) DO UPDATE SET at = excluded.at", (now,)
+        )
+
+    def finish(self) -> None:
+        """Write what is still held back, right before the commit."""
+        self.session.finish()
+        self.tail.finish()

@@ -1,0 +1,172 @@
+"""Delayed messages, dedup ids and the archive outbox in SQL."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mediator.mailboxes.bounds import MAX_DEDUP_IDS
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Delayed, Message
+from mediator.mailboxes.ports import Usage
+from mediator.store import rows
+from mediator.store.sql.dialect import chunks
+from mediator.store.sql.known import Backlog
+from mediator.store.sql.mailboxes import Mailboxes
+from mediator.store.sql.session import Session, Table
+
+
+class Delays(Table):
+    """See :class:`mediator.mailboxes.ports.Delays`."""
+
+    def __init__(self, session: Session, backlog: Backlog) -> None:
+        super().__init__(session)
+        self._backlog = backlog
+
+    def add(self, delayed: Delayed) -> None:
+        message = delayed.message
+        self._backlog.count += delayed.archive
+        self._session.dialect.execute(
+            "INSERT INTO delayed (mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient,"
+            " extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                delayed.mailbox_no,
+                delayed.due_at,
+                int(delayed.archive),
+                message.lane.value,
+                message.size,
+                message.sent_at,
+                message.expire_at,
+                message.key,
+                rows.join_tags(message.tags),
+                message.recipient,
+                rows.extra(message),
+                message.payload,
+            ),
+        )
+
+    def due(self, now: int, limit: int) -> list[Delayed]:
+        # Locked, so that of two instances only one releases a message.
+        sql = (
+            f"SELECT {rows.DELAYED} FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ?"
+            f" {self._session.dialect.lock()}"
+        )
+        return [rows.delayed(row) for row in self._session.dialect.execute(sql, (now, limit))]
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
+        sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
+        return [rows.delayed(row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
+
+    def usage(self, mailbox: Mailbox) -> Usage:
+        row = self._session.one(
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?", (mailbox.no,)
+        )
+        return Usage(int(row[0]), int(row[1]))
+
+    def remove(self, delayed: Sequence[Delayed]) -> None:
+        self._backlog.count -= sum(item.archive for item in delayed)
+        for chunk in chunks([item.seq for item in delayed]):
+            wanted, parameters = self._session.dialect.any_of("seq", chunk)
+            self._session.dialect.execute(f"DELETE FROM delayed WHERE {wanted}", parameters)
+
+    def next_due(self) -> int | None:
+        row = self._session.one("SELECT min(due_at) FROM delayed")
+        return None if row[0] is None else int(row[0])
+
+
+class DedupIds(Table):
+    """See :class:`mediator.mailboxes.ports.DedupIds`."""
+
+    def __init__(self, session: Session, mailboxes: Mailboxes) -> None:
+        super().__init__(session)
+        self._mailboxes = mailboxes
+
+    def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
+        row = self._session.first(
+            "SELECT msg_id FROM dedup WHERE mailbox_no = ? AND dedup_id = ? AND expire_at > ?",
+            (mailbox.no, dedup_id, now),
+        )
+        return None if row is None else int(row[0])
+
+    def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
+        kept = self._session.touch(mailbox)
+        kept.dirty = True
+        kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+        self._session.dialect.execute(
+            "INSERT INTO dedup (mailbox_no, dedup_id, msg_id, expire_at) VALUES (?, ?, ?, ?)",
+            (mailbox.no, dedup_id, msg_id, expire_at),
+        )
+        if kept.dedup_ids > MAX_DEDUP_IDS:
+            kept.dedup_ids -= self._delete(
+                "seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? ORDER BY seq LIMIT ?)",
+                (mailbox.no, kept.dedup_ids - MAX_DEDUP_IDS),
+            )
+
+    def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
+        self._session.dialect.execute(
+            "UPDATE dedup SET msg_id = ? WHERE mailbox_no = ? AND dedup_id = ?", (msg_id, mailbox.no, dedup_id)
+        )
+
+    def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
+        kept = self._session.touch(mailbox)
+        kept.dirty = True
+        kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+
+    def collect(self, now: int, limit: int) -> int:
+        ended = self._session.dialect.execute(
+            "SELECT seq, mailbox_no FROM dedup WHERE expire_at <= ? LIMIT ?", (now, limit)
+        )
+        mailboxes = self._mailboxes.by_no({row[1] for row in ended})
+        for chunk in chunks([row[0] for row in ended]):
+            wanted, parameters = self._session.dialect.any_of("seq", chunk)
+            gone = self._session.dialect.execute(f"DELETE FROM dedup WHERE {wanted} RETURNING mailbox_no", parameters)
+            for (no,) in gone:
+                if no in mailboxes:
+                    kept = self._session.touch(mailboxes[no])
+                    kept.dirty = True
+                    kept.dedup_ids -= 1
+        return len(ended)
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        return self._delete("seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? LIMIT ?)", (mailbox.no, limit))
+
+    def _delete(self, where: str, parameters: Sequence[Any]) -> int:
+        return len(self._session.dialect.execute(f"DELETE FROM dedup WHERE {where} RETURNING seq", parameters))
+
+
+class Outbox(Table):
+    """See :class:`mediator.mailboxes.ports.Outbox`."""
+
+    def __init__(self, session: Session, backlog: Backlog) -> None:
+        super().__init__(session)
+        self._backlog = backlog
+
+    def backlog(self) -> int:
+        return self._backlog.read(self._count)
+
+    def _count(self) -> int:
+        return int(
+            self._session.one(
+                "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM delayed WHERE archive = 1)"
+            )[0]
+        )
+
+    def add(self, mailbox: Mailbox, message: Message) -> None:
+        self._backlog.count += 1
+        self._session.dialect.execute(
+            "INSERT INTO outbox (tenant, address, mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags,"
+            " recipient, extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                mailbox.tenant,
+                mailbox.address,
+                mailbox.no,
+                message.msg_id,
+                message.lane.value,
+                message.size,
+                message.created_at,
+                message.expire_at,
+                message.key,
+                rows.join_tags(message.tags),
+                message.recipient,
+                rows.extra(message),
+                message.payload,
+            ),
+        )
