@@ -178,14 +178,16 @@ class Journal:
         self._stopping = True
         self._wake.set()
         await self._relay
+        self._relay = None
+        await asyncio.to_thread(self._flush)
         saved = False
         with suppress(MediatorError):
-            await self._broker.write(self._let_go)
+            self._numbers = await self._broker.write(self._let_go)
             saved = True
-        await self._tidy()
         written = await asyncio.to_thread(self._flush)
-        if written:
-            await self._tidy()
+        if saved and written:
+            with suppress(MediatorError):
+                await self._broker.write(lambda tx, now: tx.tail.remove(self._numbers))
         with suppress(OSError):
             await asyncio.to_thread(self._segments.close, saved or written)
 
@@ -304,14 +306,15 @@ class Journal:
         past.mark = mark
         return bool(behind), entry.last
 
-    def _let_go(self, tx: Transaction, now: int) -> None:
-        """Queue nothing more; what may fail to be written is in the tail from now on."""
+    def _let_go(self, tx: Transaction, now: int) -> list[int]:
+        """Queue nothing more, and put into the tail what may yet fail to be written; return which rows are queued."""
+        queued = self._sweep(self._numbers, False, tx, now) if self._problem is None else []
         self._queues = False
         with self._lock:
             lines = b"".join(unsaved.lines for unsaved in self._unsaved)
         if lines:
             tx.tail.add(self._instance, lines, now)
-            self._rows = True
+        return queued
 
     def _sweep(self, written: Sequence[int], adopt: bool, tx: Transaction, now: int) -> list[int]:
         """Forget rows that are on the disk; return which ones are queued, after queueing those that were not."""
