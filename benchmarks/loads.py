@@ -146,10 +146,13 @@ async def fetch(client: Client, spec: Result) -> Result:
 
 
 async def steady(client: Client, spec: Result) -> Result:
-    """Send at a fixed rate, whether answers come or not; what waits behind a slow answer counts as slow too."""
+    """Send at a fixed rate from ``at`` on, whether answers come or not; return each latency in the order of sending.
+
+    A message counts from the moment it was due, so what waits behind a slow answer counts as slow too.
+    """
     targets = [f"{API}MSG.SEND.{name}" for name in spec["addresses"]]
     count, pause = int(spec["rate"] * spec["seconds"]), 1 / spec["rate"]
-    spent: list[float] = []
+    spent_ms = [0.0] * count
     under_way: set[asyncio.Task[None]] = set()
     failed = 0
 
@@ -160,10 +163,10 @@ async def steady(client: Client, spec: Result) -> Result:
             failed += b'"error":""' not in answer.data
         except NatsError:
             failed += 1
-        spent.append(time.perf_counter() - due)
+        spent_ms[number] = (time.perf_counter() - due) * 1e3
 
-    await asyncio.sleep(max(0.0, spec.get("at", 0) - time.time()))
-    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+    await asyncio.sleep(max(0.0, spec["at"] - time.time()))
+    began_at, started = time.time(), time.perf_counter()
     for number in range(count):
         due = started + number * pause
         rest = due - time.perf_counter()
@@ -173,8 +176,7 @@ async def steady(client: Client, spec: Result) -> Result:
         under_way.add(task)
         task.add_done_callback(under_way.discard)
     await asyncio.gather(*under_way)
-    figures = _figures(spent, time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
-    return figures | {"failed": failed}
+    return {"began_at": began_at, "spent_ms": spent_ms, "failed": failed}
 
 
 async def until_killed(client: Client, spec: Result) -> Result:

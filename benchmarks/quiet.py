@@ -64,7 +64,7 @@ def _round(bench: Bench, word: str, count: int, series: str, turn: int) -> _Seen
         saturated = loads.run("send", service, addresses=SENDERS, in_flight=100, seconds=bench.seconds)["rate"]
         same: dict[str, Any] = {"addresses": SENDERS, "rate": saturated / 3}
         bench.say(f"{count} messages {word}, round {turn + 1} of {bench.rounds}: quiet")
-        quiet = loads.run("steady", service, seconds=measured, **same)
+        quiet = loads.run("steady", service, seconds=measured, at=0, **same)
         if time.time() > at:
             raise RuntimeError("the machine is too slow: the work began before the quiet was measured")
         bench.say(f"{count} messages {word}, round {turn + 1} of {bench.rounds}: busy")
@@ -72,14 +72,24 @@ def _round(bench: Bench, word: str, count: int, series: str, turn: int) -> _Seen
         watch = threading.Thread(target=_watch, args=(service, series, count, at, took))
         watch.start()
         busy: list[dict[str, Any]] = []
-        # The senders go on in stretches of the same length until the work is done; the worst stretch counts.
         while watch.is_alive() or not busy:
             busy.append(loads.run("steady", service, seconds=measured, at=at, **same))
         watch.join()
         if not took:
             raise RuntimeError(f"{count} messages {word}: not done within {ENOUGH_SECONDS} s")
-    worst = max(stretch["p99_ms"] for stretch in busy)
-    return _Seen(quiet["p99_ms"], worst, took[0], quiet["failed"] + sum(stretch["failed"] for stretch in busy))
+    # Only what was sent while the work went on.
+    during = [
+        spent
+        for stretch in busy
+        for number, spent in enumerate(stretch["spent_ms"])
+        if stretch["began_at"] + number / same["rate"] <= at + took[0]
+    ]
+    failed = quiet["failed"] + sum(stretch["failed"] for stretch in busy)
+    return _Seen(_p99(quiet["spent_ms"]), _p99(during), took[0], failed)
+
+
+def _p99(spent: list[float]) -> float:
+    return sorted(spent)[int(len(spent) * 0.99)]
 
 
 def _watch(service: Service, series: str, count: int, at: float, took: list[float]) -> None:
