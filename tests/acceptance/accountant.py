@@ -107,6 +107,9 @@ class Group:
     settled: dict[int, float] = field(default_factory=dict)
     """When the ACK of each msg_id was answered."""
     acking: set[int] = field(default_factory=set)
+    """Every msg_id that an ACK ever covered, from the moment it is asked for."""
+    perhaps_settled: set[int] = field(default_factory=set)
+    """Delivered and acknowledged by an ACK that may have covered nothing (K4)."""
     dead: set[int] = field(default_factory=set)
     held: dict[int, float] = field(default_factory=dict)
     """Until when each msg_id is leased at the least."""
@@ -163,6 +166,7 @@ class Box:
     deleting: set[int] = field(default_factory=set)
     removed: dict[int, float] = field(default_factory=dict)
     """``until_ack``: when the first ACK of each msg_id was answered (A5)."""
+    perhaps_removed: set[int] = field(default_factory=set)
     groups: dict[str, Group] = field(default_factory=dict)
 
     @property
@@ -210,6 +214,18 @@ class Accountant:
 
     # Sending.
 
+    def sending(self, sent: Sent) -> None:
+        """Enter a message before its SEND."""
+        self.sent[sent.uid] = sent
+        if sent.key is not None:
+            sent.box.by_key[sent.key].append(sent)
+
+    def refused(self, sent: Sent) -> None:
+        """Enter that a SEND was answered with an error."""
+        self.count["refused"] += 1
+        if sent.key is not None:
+            sent.box.by_key[sent.key].remove(sent)
+
     def stored(self, sent: Sent, answer: Answer) -> None:
         """Enter the answer to a SEND that succeeded."""
         box, msg_id = sent.box, int(answer.body["msg_id"])
@@ -221,8 +237,6 @@ class Accountant:
             return
         self.count["sent"] += 1
         box.sent.append(sent)
-        if sent.key is not None:
-            box.by_key[sent.key].append(sent)
         if msg_id >= 0:
             if sent.delay and sent.attempts == 1:
                 self.complain("S4", box, f"delayed message {sent.uid} was answered {msg_id}")
@@ -368,13 +382,41 @@ class Accountant:
             group.acking.add(msg_id)
             group.held.pop(msg_id, None)
 
-    def acked(self, group: Group, covered: Sequence[int], answer: Answer) -> None:
-        """Enter the answer to an ACK, and what it covers."""
-        group.note("ACK", answer.asked_at, answer.answered_at, covered)
-        for msg_id in covered:
+    def acked(self, group: Group, named: Sequence[int], shown: Sequence[int], answer: Answer) -> None:
+        """Enter the answer to an ACK of messages out of the reply ``shown``.
+
+        Without a lease it covers what stood before them in the reply (K2), with one exactly what it names (K3). Of a
+        message that may have been gone by then, nobody can say whether it covered anything (K4).
+        """
+        box = group.box
+        group.note("ACK", answer.asked_at, answer.answered_at, named)
+        there = [msg_id for msg_id in named if not self._may_be_gone(group, msg_id, answer)]
+        if group.lease:
+            certain, perhaps = set(there), set(named)
+        else:
+            certain, perhaps = set(covered(there, shown)), set(covered(named, shown))
+        for msg_id in certain | perhaps:
+            if msg_id not in certain:
+                group.perhaps_settled.add(msg_id)
+                box.perhaps_removed.add(msg_id)
+                continue
             group.settled.setdefault(msg_id, answer.answered_at)
-            if group.box.retention == "until_ack":
-                group.box.removed.setdefault(msg_id, answer.answered_at)
+            if box.retention == "until_ack":
+                box.removed.setdefault(msg_id, answer.answered_at)
+
+    def _may_be_gone(self, group: Group, msg_id: int, answer: Answer) -> bool:
+        """Whether a message may have been gone before its ACK was carried out."""
+        box, sent = group.box, group.box.by_id[msg_id]
+        return (
+            answer.attempts > 1
+            or msg_id in box.deleting
+            or sent.ends_from <= answer.answered_at
+            or (sent.key is not None and len(box.by_key[sent.key]) > 1)
+            or (
+                box.retention == "until_ack"
+                and any(msg_id in other.acking for other in box.groups.values() if other is not group)
+            )
+        )
 
     def returning(self, group: Group, ids: Sequence[int], delay: float) -> None:
         """Enter that a NACK is on its way."""
@@ -420,6 +462,10 @@ class Accountant:
                 return "deleted"
             if msg_id in box.removed:
                 return "acknowledged elsewhere"
+            if group is not None and msg_id in group.perhaps_settled:
+                return "delivered and perhaps acknowledged"
+            if box.retention == "until_ack" and msg_id in box.perhaps_removed:
+                return "perhaps acknowledged elsewhere"
         if sent.unseen or now > sent.ends_by + SLACK:
             return "expired"
         if now > box.ends_by + SLACK:
@@ -468,6 +514,11 @@ class Accountant:
                     fates[fate or "lost"] += 1
         assert not self.wrong, f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:MANY])
         return fates
+
+
+def covered(named: Sequence[int], shown: Sequence[int]) -> Sequence[int]:
+    """Return what an ACK covers without a lease: all of the reply up to the last that it names (K2)."""
+    return shown[: max((shown.index(msg_id) for msg_id in named), default=-1) + 1]
 
 
 def vars_of(sent: Sent) -> str:
