@@ -1,0 +1,209 @@
+"""What is fuzzed: every pure parser that reads a client's bytes, with what must hold whatever the bytes are.
+
+A target gets bytes, and fails by raising. A parser may refuse with an error of the mediator's own tree, and may fail in
+no other way.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from mediator.errors import BadRequestError, MediatorError
+from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
+from mediator.mailboxes.message import Draft, Message
+from mediator.nats import client, replies, requests
+from mediator.nats.fields import MAX_NUMBER, Fields, parse_body
+from mediator.spans import parse_span, show_span
+
+BUDGET = 1 << 20
+BUILDERS: Sequence[Callable[[Fields], Any]] = (
+    lambda fields: requests.create("default", fields),
+    lambda fields: requests.update("default", "task", fields),
+    lambda fields: requests.fetch("default", "task", fields, BUDGET),
+    lambda fields: requests.ack("default", "task", fields),
+    lambda fields: requests.nack("default", "task", fields),
+    lambda fields: requests.extend("default", "task", fields),
+    lambda fields: requests.query("default", "task", fields, BUDGET),
+)
+
+
+def check_refusal(error: MediatorError) -> None:
+    """Hold that an error is one line of text that names a field and can be put into a reply (N1, N3)."""
+    text = str(error)
+    assert isinstance(error, BadRequestError), text
+    assert text.startswith(f"{error.field}: "), text
+    assert len(text) < 1000, text
+    assert orjson.loads(replies.failure("SEND", error)) == {"error": text, "msg_id": -1}
+
+
+def body(data: bytes) -> None:
+    """Read a body, and from it each kind of request."""
+    try:
+        fields = parse_body(data)
+    except MediatorError as error:
+        check_refusal(error)
+        return
+    for build in BUILDERS:
+        try:
+            request = build(fields)
+        except MediatorError as error:
+            check_refusal(error)
+        else:
+            check_request(request)
+
+
+def check_request(request: Any) -> None:
+    """Hold that what a store is given fits into it: numbers of 64 bits, text that is UTF-8."""
+    for name in request.__dataclass_fields__:
+        value = getattr(request, name)
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, int):
+                assert 0 <= part <= MAX_NUMBER, (name, part)
+            elif isinstance(part, str):
+                part.encode()
+            elif hasattr(part, "__dataclass_fields__"):
+                check_request(part)
+
+
+def draft(data: bytes) -> None:
+    """Read the headers of a SEND as they are on the wire, and show the message again."""
+    headers = client.read_headers(data)
+    try:
+        made = requests.draft(data, headers)
+    except MediatorError as error:
+        check_refusal(error)
+        return
+    check_draft(made)
+
+
+def check_draft(made: Draft) -> None:
+    """Hold that an accepted message can be shown, complete, and in no more room than is planned for it (N6, N7, N9)."""
+    for span in (made.ttl, made.delay, made.expire_at, made.send_at):
+        assert span is None or 0 <= span <= MAX_NUMBER
+    message = Message(
+        msg_id=0,
+        lane=made.lane,
+        payload=made.payload,
+        size=made.size,
+        created_at=1,
+        sent_at=2000,
+        expire_at=made.expire_at,
+        key=made.key,
+        tags=made.tags,
+        headers=made.headers,
+        dedup_id=made.dedup_id,
+        reply_to=made.reply_to,
+    )
+    for text in (False, True):
+        shown = replies.messages([message], text=text)
+        assert len(shown) <= message.shown_size, (len(shown), message.shown_size)
+        (item,) = orjson.loads(shown)["messages"]
+        assert item.get("headers", {}) == made.headers
+        assert item.get("tags", []) == list(made.tags)
+        assert item.get("key") == made.key
+
+
+def address(data: bytes) -> None:
+    """Read an address."""
+    text = data.decode("utf-8", "replace")
+    for parse in (parse_address, writable_address):
+        try:
+            made = parse(text)
+        except MediatorError as error:
+            check_refusal(error)
+        else:
+            assert made == text
+            assert 1 <= len(text) <= MAX_ADDRESS
+            assert all(part and part.isascii() and part.isalnum() and part == part.lower() for part in text.split("."))
+    assert len(redact(text)) <= 13
+
+
+def message_id(data: bytes) -> None:
+    """Read the msg_id of a DELETE: it is written in one way only (Q2)."""
+    text = data.decode("utf-8", "replace")
+    found = requests.message_id(text)
+    if found is None:
+        assert not text.isascii() or not text.isdigit() or str(int(text[:40])) != text or int(text) > MAX_NUMBER
+    else:
+        assert str(found) == text
+
+
+def span(data: bytes) -> None:
+    """Read a span of time as people write it."""
+    try:
+        read = parse_span(data.decode("utf-8", "replace"))
+    except ValueError:
+        return
+    assert read >= 0
+    assert show_span(read)
+
+
+class _Collector:
+    """Stands where the client does, and keeps what the parser hands over."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, bytes, bytes, bytes, bytes]] = []
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        self.messages.append((sid, subject, reply, data, headers))
+
+
+def stream(data: bytes) -> None:
+    """Read messages whose words are any bytes a server lets through, in pieces of any size."""
+    words = [bytes(byte for byte in word if byte not in b" \t\r\n") or b"x" for word in data.split(b"\0", 5)]
+    words += [b"x"] * (6 - len(words))
+    subject, reply, headers, payload, other, rest = words
+    wire = b"HMSG %b 1 %b %d %d\r\n%b%b\r\n" % (
+        subject,
+        reply,
+        len(headers),
+        len(headers) + len(payload),
+        headers,
+        payload,
+    )
+    wire += b"MSG %b 2 %d\r\n%b\r\n" % (other, len(rest), rest)
+    wanted = [(1, subject, reply, payload, headers), (2, other, b"", rest, b"")]
+    for step in (1 + len(data) % 7, len(wire)):
+        collector = _Collector()
+        parser = client._Parser(collector)
+        asyncio.run(_feed(parser, [wire[at : at + step] for at in range(0, len(wire), step)]))
+        assert collector.messages == wanted
+
+
+async def _feed(parser: Any, pieces: Sequence[bytes]) -> None:
+    for piece in pieces:
+        await parser.parse(piece)
+
+
+TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
+    "body": (
+        body,
+        (
+            b"",
+            b"null",
+            b'{"name": "task", "ttl": 0, "tags": "a,b", "public": true, "type": "latest", "retention": "until_ack"}',
+            b'{"group_name": "g", "deliver": "from_id", "from_id": 5.0, "config": {"ack_wait_ms": 1000}}',
+            b'{"deliver": "from_time", "from_time": 1767225600, "encoding": "utf8", "force_deliver": false}',
+            b'{"group_name": "g", "mail_address": "task", "msg_ids": [1, 2], "msg_id": 0, "delay_ms": 1e3}',
+            b'{"key": "k", "tags": ["a"], "tag": "b", "since": 1, "before_id": 9223372036854775807, "dead": true}',
+            b'{"token": "x", "desc": "a\\nb", "ttl": 1e300, "limit": -1e30, "name": "\\ud800"}',
+            b"[" * 70,
+        ),
+    ),
+    "draft": (
+        draft,
+        (
+            b"mq9-priority: urgent\r\nmq9-key: k\r\nmq9-tags: a, b\r\nX-Own: \xc3\xbc\r\n",
+            b"mq9-ttl: 60\r\nmq9-delay: 5\r\nmq9-dedup-id: d\r\nmq9-reply-to: task\r\nmq9-storage: archive\r\n",
+            b"mq9-send-at: 1767225600\r\nmq9-expire-at: 99999999999\r\nNats-Msg-Id: x\r\n",
+            b'quote: "\\"\r\nNats-Request-Info: {}\r\n: \r\n\xff: \xff\r\nno colon\r\n',
+        ),
+    ),
+    "address": (address, (b"task", b"a.b.c", b"public", b"a" * 128, b"a..b", b"a-b", b"\xff")),
+    "message_id": (message_id, (b"0", b"1", b"01", b"9223372036854775807", b"9223372036854775808", b"-1")),
+    "span": (span, (b"90s", b"1h30m", b"1.5d", b"250ms", b"12", b"999999999999.999w")),
+    "stream": (stream, (b"a\x0bb\x0c\0_R_.x\0NATS/1.0\0payload\0other\0rest", b"\xff\0\0\0\0")),
+}
+"""Each target with seeds for it."""

@@ -1,0 +1,145 @@
+"""The parsers of a client's bytes, with any bytes: the twin of ``python -m tests.fuzz`` that needs no fuzzer (N3)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mediator.errors import BadRequestError
+from mediator.nats import requests
+from mediator.nats.client import read_headers
+from mediator.nats.fields import Fields, has_controls, parse_body, printable
+from tests.fuzz import targets
+from tests.fuzz.__main__ import main
+
+FIELDS = sorted(
+    {name for data in targets.TARGETS["body"][1] if data.startswith(b"{") for name in json.loads(data)}
+    | {"archive", "ack_wait_ms", "limit", "headers_only", "from_time"}
+)
+CONFIG = ("num_msgs", "max_wait_ms", "ack_wait_ms", "max_deliver")
+WORDS = ("", "latest", "earliest", "from_time", "from_id", "keep", "until_ack", "standard", "utf8", "a,b", "task")
+HEADERS = (*sorted(requests._OURS), "Own")
+
+text = st.one_of(st.sampled_from(WORDS), st.text(max_size=20), st.text('a.-"\\\x00\x7f\ud800ü', max_size=300))
+scalar = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.integers(),
+    st.sampled_from([999, 1000, 2**53, 2**63 - 1, 2**63, 2**64, 10**11, 10**11 + 1, 10**30, -(10**30)]),
+    st.floats(),
+    text,
+)
+value = st.recursive(scalar, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=3))
+bodies = st.dictionaries(
+    st.sampled_from(FIELDS), value | st.dictionaries(st.sampled_from(CONFIG), scalar), max_size=8
+).map(lambda body: json.dumps(body).encode("utf-8", "surrogatepass"))
+numbers = st.one_of(st.integers(-1, 10**19).map(str), st.text("0123456789.+-e_ ", max_size=20))
+headers = st.lists(
+    st.tuples(st.sampled_from(HEADERS) | st.text(max_size=10), numbers | text | st.sampled_from(["urgent", "archive"])),
+    max_size=8,
+).map(lambda lines: b"".join(f"{name}: {value}\r\n".encode("utf-8", "surrogatepass") for name, value in lines))
+
+
+@pytest.mark.rule("N3")
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_the_seeds_of_each_target(name: str) -> None:
+    target, seeds = targets.TARGETS[name]
+    for seed in seeds:
+        target(seed)
+
+
+@pytest.mark.rule("N3", "N4")
+@given(st.one_of(bodies, st.binary(max_size=200)))
+@settings(max_examples=500, deadline=None)
+def test_bodies(data: bytes) -> None:
+    targets.body(data)
+
+
+@pytest.mark.rule("N3", "S1", "N7")
+@given(st.one_of(headers, st.binary(max_size=200)))
+@settings(max_examples=500, deadline=None)
+@example(b'mq9-key: "' + b'"' * 511 + b"\r\n" + b'own: "' + b'"' * 9000 + b"\r\n")
+def test_headers(data: bytes) -> None:
+    targets.draft(data)
+
+
+@pytest.mark.rule("A1")
+@given(st.one_of(st.text("a0.", max_size=140), st.text(max_size=20)).map(str.encode) | st.binary(max_size=140))
+@settings(max_examples=300, deadline=None)
+def test_addresses(data: bytes) -> None:
+    targets.address(data)
+
+
+@pytest.mark.rule("Q2")
+@given(st.one_of(st.integers(0, 2**65).map(lambda number: str(number).encode()), st.binary(max_size=24)))
+@settings(max_examples=300, deadline=None)
+def test_message_ids(data: bytes) -> None:
+    targets.message_id(data)
+
+
+@given(st.one_of(st.text("0123456789.smhdw ", max_size=20).map(str.encode), st.binary(max_size=40)))
+@settings(max_examples=300, deadline=None)
+def test_spans(data: bytes) -> None:
+    targets.span(data)
+
+
+@pytest.mark.rule("N3")
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_streams_of_messages(data: bytes) -> None:
+    targets.stream(data)
+
+
+@pytest.mark.rule("N3")
+def test_bytes_of_headers_that_are_no_utf_8_are_never_altered_in_silence() -> None:
+    found = read_headers(b"a: \xff\r\nb:\xc3\xbc\r\n\r\nno colon\r\nc : : d \r\n")
+    assert found == {"a": "\udcff", "b": "ü", "no colon": "", "c": ": d"}
+    assert [name for name, value in found.items() if has_controls(value)] == ["a"]
+
+
+@pytest.mark.rule("N3")
+@given(st.text())
+@settings(deadline=None)
+def test_what_an_error_shows_can_be_shown(given_text: str) -> None:
+    shown = printable(given_text)
+    assert len(shown) <= 60
+    assert shown == "" or shown.isprintable()
+    shown.encode()
+
+
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda f: f.number("n", 0, 10), 10),
+        (lambda f: f.number("n", 0, None), 12),
+        (lambda f: f.number("z", 0, 10), 0),
+        (lambda f: f.number("z", 1, 10, zero_is_absent=True), None),
+        (lambda f: f.number("e", 0, 10), None),
+        (lambda f: f.number("none", 0, 10), None),
+        (lambda f: f.number("absent", 0, 10), None),
+        (lambda f: f.time("z"), None),
+        (lambda f: f.time("n"), 12_000),
+        (lambda f: f.words("w", 5, 5), ("a", "b")),
+        (lambda f: f.fields("none").number("x", 0, 1), None),
+    ],
+)
+def test_ways_to_say_absent(read: Callable[[Fields], Any], expected: Any) -> None:
+    fields = parse_body(b'{"n": 12, "z": 0, "e": "", "none": null, "w": " a,,b,a "}')
+    assert read(fields) == expected
+
+
+@pytest.mark.rule("N3")
+def test_an_error_inside_an_object_names_the_whole_path() -> None:
+    with pytest.raises(BadRequestError, match=r"^config\.num_msgs: expected a whole number, got true$"):
+        parse_body(b'{"config": {"num_msgs": true}}').fields("config").number("num_msgs", 1, 10)
+
+
+def test_without_a_fuzzer_fuzzing_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["--seconds", "1"]) == 0
+    assert "atheris is not installed" in capsys.readouterr().out
