@@ -1,13 +1,18 @@
 """Writes the pages of documentation that are made from the program: ``python docs/generate.py``."""
 
+import enum
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import typer
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from typer.models import ArgumentInfo, OptionInfo
 
+from mediator.cli import app
 from mediator.endpoint import Endpoint
 from mediator.settings import Settings, Tenant, User
 from mediator.settings_sources import CONFIG_VARIABLE, options, variable_name
@@ -61,7 +66,103 @@ def configuration() -> str:
     return "\n".join(sections)
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration}
+_COMMANDS = """\
+# Commands
+
+<!-- Made by docs/generate.py from mediator/cli; edit there. -->
+
+One program, `mediator`. `mediator COMMAND --help` shows what stands here.
+
+- `send`, `fetch`, `ack`, `nack`, `extend`, `query`, `delete`, `mailbox create` and `bench` speak NATS as any client
+  does, and may be run from anywhere.
+- `mailbox list`, `show`, `set` and `delete`, `dead`, `doctor` and `status` are the operator's: they ask the service on
+  this machine through `control.sock` in its data directory, which only the user that runs the service may open. They
+  see every tenant.
+
+A SPAN is written `500ms`, `90s`, `5m`, `2h`, `7d`, `1h30m`; a number alone is seconds. WHEN is a span from now (ahead
+for `send`, back for `fetch` and `query`), a date such as `2026-01-31T12:00Z` (local time without a zone), or Unix
+seconds. Times are shown in UTC.
+
+Exit codes: 0, it was done; 1, it was not, and the service's error is on standard error (with `--json` its reply is on
+standard output as well); 2, wrong usage or configuration, or the data belong to another process.
+"""
+
+
+def commands() -> str:
+    """Return docs/commands.md: each command with its help, arguments, options and example."""
+    return "\n".join([_COMMANDS, *_commands(app, "mediator")])
+
+
+def _commands(group: typer.Typer, path: str) -> Iterator[str]:
+    for command in group.registered_commands:
+        callback = command.callback
+        assert callback is not None
+        name = command.name or callback.__name__
+        yield _command(f"{path} {name}", callback, command.epilog or "")
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from _commands(inner.typer_instance, f"{path} {inner.name}")
+
+
+def _command(path: str, callback: Callable[..., Any], example: str) -> str:
+    hints = get_type_hints(callback, include_extras=True)
+    parameters = inspect.signature(callback).parameters.values()
+    usage, rows = [path], []
+    for parameter in parameters:
+        kind, info = get_args(hints[parameter.name])[:2]
+        required = parameter.default is inspect.Parameter.empty
+        written = _written(parameter.name, kind, info)
+        if isinstance(info, ArgumentInfo) or required:
+            usage.append(written if required else f"[{written}]")
+        rows.append(f"| `{_cell(written)}` | {_cell(_meaning(info, kind, parameter.default))} |")
+    lines = [f"## {path}", inspect.getdoc(callback) or "", f"`{' '.join(usage)}`"]
+    lines.append("\n".join(["| Argument or option | Meaning |", "|---|---|", *rows]))
+    lines.append(f"{example.replace('Example: ', 'Example: `', 1)}`")
+    return "\n\n".join(lines) + "\n"
+
+
+def _written(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+    several = get_origin(_bare(kind)) is list
+    if isinstance(info, ArgumentInfo):
+        return f"{info.metavar}{'...' if several else ''}"
+    option = info.param_decls[0] if info.param_decls else f"--{name.replace('_', '-')}"
+    return option if kind is bool else f"{option} {info.metavar or _word(kind)}"
+
+
+def _bare(kind: Any) -> Any:
+    """The type without ``| None``."""
+    return next((part for part in get_args(kind) if part is not type(None)), kind) if _is_union(kind) else kind
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in {Union, types.UnionType}
+
+
+def _word(kind: Any) -> str:
+    bare = _bare(kind)
+    if get_origin(bare) is list:
+        bare = get_args(bare)[0]
+    if issubclass(bare, enum.Enum):
+        return "|".join(str(word.value) for word in bare)
+    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(bare, "TEXT")
+
+
+def _meaning(info: ArgumentInfo | OptionInfo, kind: Any, default: Any) -> str:
+    text = info.help or ""
+    if isinstance(info.show_default, str):
+        text += f" Default: {info.show_default}."
+    elif default not in (None, inspect.Parameter.empty, "") and kind is not bool:
+        text += f" Default: {default.value if isinstance(default, enum.Enum) else default}."
+    if info.envvar:
+        text += f" (`{info.envvar}`)"
+    return text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration, "commands.md": commands}
 
 
 def _option(path: tuple[str, ...], field: FieldInfo) -> str:

@@ -49,7 +49,7 @@ def _mailbox(view: View, now: int) -> Iterator[Finding]:
         yield Finding(Level.NOTE, f"The mailbox holds no message that can be read{came}.")
     if view.delayed.messages:
         due = f" The next is due {_when(view.next_due, now)}." if view.next_due is not None else ""
-        yield Finding(Level.NOTE, f"{_many(view.delayed.messages)} delayed: nobody sees them before their time.{due}")
+        yield Finding(Level.NOTE, f"Delayed, and out of sight until due: {_messages(view.delayed.messages)}.{due}")
     if mailbox.expire_at is not None and mailbox.expire_at - now < DAY:
         yield Finding(
             Level.NOTE,
@@ -59,14 +59,12 @@ def _mailbox(view: View, now: int) -> Iterator[Finding]:
     if view.first_end is not None:
         yield Finding(
             Level.NOTE,
-            f"Of the oldest messages {view.ending} have an end of their own; the first goes "
+            f"Among the oldest, {_messages(view.ending)} with an end of their own; the first goes "
             f"{_when(view.first_end, now)}.",
             "After that nobody is given it, acknowledged or not.",
         )
     if view.expired:
-        yield Finding(
-            Level.NOTE, f"{_many(view.expired)} out of reach, their time is over; the clean-up frees their space."
-        )
+        yield Finding(Level.NOTE, f"Expired and out of reach: {_messages(view.expired)}; the clean-up frees the space.")
 
 
 def _full(view: View, bounds: Bounds) -> Iterator[Finding]:
@@ -106,7 +104,7 @@ def _groups(view: View, now: int) -> Iterator[Finding]:
             since = f", the oldest since {_when(view.oldest.created_at, now)}" if view.oldest else ""
             yield Finding(
                 Level.PROBLEM,
-                f"No group has ever fetched from it: {there} messages wait{since}.",
+                f"No group has ever fetched from it, and it holds {_messages(there)}{since}.",
                 f"Begin with `mediator fetch {mailbox.address} --group NAME --deliver earliest`. "
                 "A FETCH without a group leaves no trace here and removes nothing.",
             )
@@ -124,14 +122,15 @@ def _left_over(view: View, there: int) -> Finding:
     if view.mailbox.retention is Retention.KEEP:
         return Finding(
             Level.NOTE,
-            f"Every group is through. {there} messages stay, because the retention is keep: an ACK removes nothing.",
+            f"Every group is through. What is left ({_messages(there)}) stays, because the retention is keep: an ACK "
+            "removes nothing.",
             "They go by TTL, by a newer message with their key, or by `mediator delete`. A work queue is created with "
             "--retention until_ack.",
         )
     return Finding(
         Level.PROBLEM,
-        f"{there} messages stand before the position of every group: they came before its first FETCH, "
-        "which began with the latest.",
+        f"{_messages(there)} left before the position of every group: they came before its first FETCH, which began "
+        "with the latest.",
         f"Set a group back: `mediator fetch {address} --group NAME --deliver earliest --force`.",
     )
 
@@ -142,8 +141,8 @@ def _group(view: View, group: GroupView, now: int) -> Iterator[Finding]:
     if group.open:
         yield Finding(
             Level.PROBLEM,
-            f"Group {name} was given {about}{group.open} messages without a lease and has not acknowledged them: "
-            "each FETCH returns them again.",
+            f"Group {name} was given {about}{_messages(group.open)} without a lease and without an ACK since: "
+            "each FETCH returns the same again.",
             f"Acknowledge them: `mediator ack {address} --group {name} ID`. With a lease (--ack-wait) each message "
             "goes to one worker, and comes again only when that one fails.",
         )
@@ -157,23 +156,23 @@ def _group(view: View, group: GroupView, now: int) -> Iterator[Finding]:
         ends = f"; the first lease ends {_when(group.next_lease_end, now)}" if group.next_lease_end else ""
         yield Finding(
             Level.NOTE,
-            f"{_many(group.leased)} leased to workers of group {name}{ends}. Until then no other FETCH of the group "
-            "returns them.",
+            f"Leased to workers of group {name}: {_messages(group.leased)}{ends}. Until then no other FETCH of "
+            "the group returns them.",
             f"If the worker is gone, wait, or give them back: `mediator nack {address} --group {name} ID`.",
         )
     if group.due:
         yield Finding(
             Level.PROBLEM,
-            f"{group.due} leases of group {name} ended without an ACK; their messages come again with its next FETCH.",
+            f"Leases of group {name} ended without an ACK: {_messages(group.due)} will come again with its next FETCH.",
             "Its workers fail, are slower than the lease, or have stopped: look at them, or lease for longer "
             "(`mediator extend`, --ack-wait).",
         )
     if group.dead:
-        more = " or more" if group.dead_more else ""
+        least = "at least " if group.dead_more else ""
         yield Finding(
             Level.PROBLEM,
-            f"{group.dead}{more} messages are dead for group {name}: delivered {group.max_deliver} times "
-            "without an ACK.",
+            f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered as often as it may be "
+            f"({group.max_deliver}) without an ACK.",
             f"See them with `mediator dead list {address} --group {name}`; then redrive or drop them.",
         )
     if group.waiting:
@@ -181,13 +180,13 @@ def _group(view: View, group: GroupView, now: int) -> Iterator[Finding]:
         since = f", the oldest since {_when(group.waiting_since, now)}" if group.waiting_since is not None else ""
         yield Finding(
             Level.PROBLEM if long else Level.NOTE,
-            f"Group {name} is behind: {about}{group.waiting} messages wait for its next FETCH{since}.",
+            f"Group {name} is behind: {about}{_messages(group.waiting)} for its next FETCH{since}.",
             "Its readers are too slow, too few, or not running." if long else "",
         )
 
 
-def _many(count: int) -> str:
-    return "1 message is" if count == 1 else f"{count} messages are"
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
 
 
 def _when(at: int | None, now: int) -> str:

@@ -17,13 +17,15 @@ from mediator.diagnosis import Finding, Level, diagnose
 from mediator.errors import BadRequestError
 from mediator.http.health import Health, Report
 from mediator.inspecting import GroupView, View, inspect
+from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.address import parse_address
-from mediator.mailboxes.bounds import MAX_ACK_WAIT, MAX_FETCH, MIN_ACK_WAIT
+from mediator.mailboxes.bounds import DAY, MAX_ACK_WAIT, MAX_FETCH, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
+from mediator.segments import read_gaps
 from mediator.settings import DEFAULT_TENANT, Settings
 from mediator.spans import show_bytes, show_moment
 from mediator.store.opening import database_path
@@ -144,8 +146,12 @@ class Operating:
     async def _installation(self, _request: Request) -> Answer:
         report = await self._health.report()
         backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
-        disk = await asyncio.to_thread(lambda: list(disk_findings(self._settings.data_dir)))
-        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *disk])}
+        files = await asyncio.to_thread(self._files)
+        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *files])}
+
+    def _files(self) -> list[Finding]:
+        folder = self._settings.data_dir
+        return [*disk_findings(folder), *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock())]
 
     def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:
         settings, broker = self._settings, self._broker
@@ -221,6 +227,21 @@ def disk_findings(data_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, f"The database has {show_bytes(database.stat().st_size)}, its log {show_bytes(size)}.")
+
+
+def journal_findings(folder: Path, now: int) -> Iterator[Finding]:
+    """Say which events no report will ever see; ``now``: milliseconds since the epoch."""
+    gaps = read_gaps(folder)
+    if not gaps:
+        return
+    events = sum(gap["events"] for gap in gaps)
+    since, until = min(gap["from"] for gap in gaps), max(gap["to"] for gap in gaps)
+    yield Finding(
+        Level.PROBLEM if any(now - gap["at"] < DAY for gap in gaps) else Level.NOTE,
+        f"The journal has gaps: {events} events between {show_moment(since / 1000)} and {show_moment(until / 1000)} "
+        "were dropped before they were read.",
+        "Read the journal more often, or raise journal.total_mb; the mail itself is untouched.",
+    )
 
 
 def _readiness(report: Report) -> Iterator[Finding]:

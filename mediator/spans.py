@@ -4,9 +4,9 @@ import re
 from datetime import UTC, datetime
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_PART = re.compile(r"(\d{1,12}(?:\.\d{1,3})?)(ms|[smhdw])")
+_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)(ms|[smhdw])")
 _SPAN = re.compile(rf"(?:{_PART.pattern})+")
-_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,3})?")
+_NUMBER = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,3})?")
 _SHOWN = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 

@@ -4,8 +4,13 @@ import sys
 
 import typer
 
-from mediator.cli import bench, dead, doctor, mailboxes, messages, service
+from mediator.cli.bench import register as register_bench
+from mediator.cli.dead import app as dead_app
+from mediator.cli.doctor import register as register_doctor
 from mediator.cli.failing import CommandError
+from mediator.cli.mailboxes import app as mailbox_app
+from mediator.cli.messages import register as register_messages
+from mediator.cli.service import register as register_service
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
 
 app = typer.Typer(
@@ -15,10 +20,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for group in (service, messages, bench, doctor):
-    group.register(app)
-app.add_typer(mailboxes.app, name="mailbox")
-app.add_typer(dead.app, name="dead")
+for register in (register_service, register_messages, register_bench, register_doctor):
+    register(app)
+app.add_typer(mailbox_app, name="mailbox")
+app.add_typer(dead_app, name="dead")
 
 NOT_SET_UP = 2
 """Exit code when nothing was begun: wrong usage, wrong configuration, or the data belong to another process."""

@@ -139,11 +139,12 @@ def _lost(settings: Settings, user: str | None) -> str:
         return f"nothing arrives on $mq9.AI.> within {ARRIVE_SECONDS:g} s: may this user publish and subscribe there?"
     if user is None:
         return (
-            f"nothing arrives on mq9.*.$mq9.AI.> within {ARRIVE_SECONDS:g} s: is the login in nats_url that of the "
-            "account which exports it? `mediator check --snippet` prints the accounts"
+            f"nothing arrives on mq9.*.$mq9.AI.> within {ARRIVE_SECONDS:g} s: may the login in nats_url subscribe "
+            "there? `mediator check --snippet` prints its account"
         )
     return (
-        f"a request of {user} does not arrive: its account must import mq9.<ACCOUNT>.$mq9.AI.> to $mq9.AI.>, see "
+        f"a request of {user} does not arrive: the login in nats_url must be of the account that exports "
+        "mq9.*.$mq9.AI.>, and the user's account must import mq9.<ACCOUNT>.$mq9.AI.> to $mq9.AI.>, see "
         "`mediator check --snippet`; a server that was reloaded once needs a second reload for a new account"
     )
 
@@ -152,9 +153,10 @@ def _found(settings: Settings, came: str, user: str | None) -> str:
     if not settings.nats_accounts:
         return "verified   requests on $mq9.AI.> arrive"
     if user is None:
+        # The same is seen inside any account: only a request that crosses from another one proves the export.
         return (
-            "verified   this login may serve mq9.*.$mq9.AI.>; give --user and --password of a tenant's user to see "
-            "its requests arrive"
+            "not proved this login may listen on mq9.*.$mq9.AI.>; give --user and --password of a tenant's user to see "
+            "its requests arrive there"
         )
     from mediator.errors import TenantRefusedError
     from mediator.nats.tenants import Tenants

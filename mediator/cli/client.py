@@ -175,3 +175,7 @@ def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, as_json: bo
         if as_json:
             typer.echo(error.raw.decode())
         raise
+    except KeyboardInterrupt:
+        # The way to end what goes on for ever.
+        if not lasting:
+            raise

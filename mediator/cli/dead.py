@@ -13,9 +13,7 @@ from mediator.spans import show_moment
 
 app = typer.Typer(help="List, redrive and drop a group's dead messages.", no_args_is_help=True)
 
-SomeIds = Annotated[
-    list[int] | None, typer.Argument(metavar="[ID...]", help="The msg_ids; none: all of the group.", min=0)
-]
+SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The msg_ids; none: all of the group.", min=0)]
 
 
 @app.command("list", epilog="Example: mediator dead list agent.inbox --group workers")

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     address: Annotated[
-        str | None, typer.Argument(metavar="[ADDRESS]", help="Mailbox; without it the whole installation.")
+        str | None, typer.Argument(metavar="ADDRESS", help="Mailbox; without it the whole installation.")
     ] = None,
     tenant: Tenant = "default",
     config: Config = None,

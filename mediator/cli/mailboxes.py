@@ -41,7 +41,7 @@ class Retention(StrEnum):
 @app.command(epilog="Example: mediator mailbox create agent.inbox --ttl 7d --desc 'German to English'")
 def create(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The address; without it one is made that nobody can guess.")
+        str | None, typer.Argument(metavar="NAME", help="The address; without it one is made that nobody can guess.")
     ] = None,
     ttl: Annotated[
         int | None,

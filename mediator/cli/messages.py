@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 def send(
     address: Address,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The payload; - reads standard input.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The payload; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Take the payload from this file.")] = None,
     priority: Annotated[Priority, typer.Option(help="The lane.")] = Priority.NORMAL,
     key: Annotated[str | None, typer.Option(help="Replace the older message that has this key.")] = None,

@@ -64,7 +64,7 @@ def _address(text: str) -> str:
 
 
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=_address)]
-Ids = Annotated[list[int], typer.Argument(metavar="ID...", help="The msg_ids.", min=0)]
+Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
 
 

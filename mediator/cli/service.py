@@ -88,7 +88,7 @@ def _greet(settings: "Settings", running: "Running") -> None:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("mediator.toml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("mediator.toml"),
 ) -> None:
     """Write a configuration file to start from: every option, its default and what it protects, as comments."""
     from mediator.cli.template import template

@@ -1,0 +1,182 @@
+"""The command line without a service: rendering, help, what it imports, and the file it writes to start from."""
+
+import base64
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from mediator.cli import app, show
+from mediator.cli.client import Login, default_server
+from mediator.cli.messages import own_headers
+from mediator.cli.template import template
+from mediator.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch, tmp_path):
+    for name in ("MEDIATOR_NATS_SERVER", "MEDIATOR_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+# Payloads.
+
+
+def test_a_payload_that_is_text_is_shown_whole():
+    assert show.payload_text("grüße\n\tzwei".encode()) == "grüße\n\tzwei"
+    assert show.payload_text(b"x" * 100_000) == "x" * 100_000
+
+
+def test_a_payload_cannot_take_over_the_terminal():
+    shown = show.payload_text("a\x1b[31mb\rc\x07\x9b\u202ed".encode())
+    assert shown == "a\\x1b[31mb\\x0dc\\x07\\x9b\\u202ed"
+
+
+def test_a_payload_that_is_no_text_is_shown_as_the_beginning_in_hexadecimal():
+    assert show.payload_text(b"\xff\x00") == "0xff00 (2 bytes)"
+    assert show.payload_text(b"\xff" * 100) == f"0x{'ff' * 24}… (100 bytes)"
+
+
+def test_the_beginning_of_a_payload_may_end_inside_a_character():
+    whole = "äöü" * 10
+    assert show.payload_text(whole.encode()[:7], 60) == "äöü… (60 bytes)"
+    assert show.payload_text(whole.encode()[:1], 1) == "0xc3 (1 bytes)"
+
+
+def test_markup_in_a_message_is_text(capsys):
+    show.table(("payload",), [("[bold]x[/bold] [/wrong] :smile:",)])
+    assert "[bold]x[/bold] [/wrong] :smile:" in capsys.readouterr().out
+
+
+def test_a_message_shows_all_that_is_set():
+    row = show.message_row(
+        {
+            "msg_id": 7,
+            "payload": base64.b64encode(b"hello").decode(),
+            "priority": "urgent",
+            "create_time": 1_769_860_800,
+            "key": "k",
+            "tags": ["a", "b"],
+            "headers": {"X": "y"},
+            "expire_at": 1_769_860_801,
+            "dedup_id": "d",
+            "reply_to": "me",
+            "sent_time": 1_769_860_799,
+            "deliveries": 2,
+        }
+    )
+    assert row[:3] == ("7", "urgent", "2026-01-31 12:00:00Z")
+    assert row[3].split("\n") == [
+        "key k",
+        "tags a,b",
+        "expires 2026-01-31 12:00:01Z",
+        "sent 2026-01-31 11:59:59Z",
+        "dedup id d",
+        "reply to me",
+        "delivery 2",
+        "X: y",
+    ]
+    assert row[4] == "hello"
+
+
+# Options.
+
+
+def test_headers_are_split_at_the_first_colon():
+    assert own_headers(["A:b:c", " B : d "]) == {"A": "b:c", "B": "d"}
+
+
+@pytest.mark.parametrize("wrong", ["A", ":b", " :b"])
+def test_what_is_no_header_is_refused(wrong):
+    with pytest.raises(typer.BadParameter, match="expected NAME:VALUE"):
+        own_headers([wrong])
+
+
+@pytest.mark.parametrize(
+    ("environment", "server"),
+    [
+        ({}, "nats://127.0.0.1:4222"),
+        ({"NATS": "127.0.0.1:4300"}, "nats://127.0.0.1:4300"),
+        ({"NATS": "0.0.0.0:4300", "ALLOW_ANONYMOUS": "true"}, "nats://127.0.0.1:4300"),
+        ({"NATS": "[::]:4300", "ALLOW_ANONYMOUS": "true"}, "nats://[::1]:4300"),
+        ({"NATS_URL": "nats://u:p@one:1,nats://two:2"}, "nats://u:p@one:1,nats://two:2"),
+        ({"NATS_URL": "nats://u:p@one:1,tls://two:2", "NATS_ACCOUNTS": "true"}, "nats://one:1,tls://two:2"),
+    ],
+)
+def test_the_server_is_the_one_that_is_configured(environment, server, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(f"MEDIATOR_{name}", value)
+    assert default_server() == server
+
+
+def test_no_error_shows_a_login():
+    assert Login("nats://u:secret@host:1,nats://v:other@two").shown == "nats://host:1,nats://two"
+
+
+# Help.
+
+
+def commands(group, path="mediator"):
+    for command in group.registered_commands:
+        yield f"{path} {command.name or command.callback.__name__}", command
+    for inner in group.registered_groups:
+        yield from commands(inner.typer_instance, f"{path} {inner.name}")
+
+
+def test_every_command_has_help_and_an_example_of_itself():
+    for path, command in commands(app):
+        assert command.callback.__doc__, path
+        assert command.epilog.startswith(f"Example: {path}"), path
+
+
+def test_the_page_of_commands_is_up_to_date_and_whole():
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert page == module.commands(), "run: python docs/generate.py"
+    for path, _ in commands(app):
+        assert f"## {path}\n" in page
+
+
+def test_nothing_heavy_is_imported_before_a_command_runs():
+    script = f"import sys, mediator.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"
+
+
+# The file to start from.
+
+
+def test_the_template_changes_nothing_and_names_every_option():
+    text = template()
+    assert tomllib.loads(text) == {}
+    for name, field in Settings.model_fields.items():
+        assert f"# {name} = " in text or f"# [{name}]" in text or f"# [{name}." in text, name
+        model = field.annotation
+        for inner in getattr(model, "model_fields", {}):
+            assert f"# {inner} = " in text, inner
+
+
+def test_what_the_template_gives_as_defaults_are_the_defaults(tmp_path):
+    examples = ("data_dir", "nats_url", "database_url", "log_format", "instance", "tenants", "users")
+    lines = []
+    for line in template().splitlines():
+        bare = line.removeprefix("# ")
+        if bare.startswith("[tenants"):
+            break
+        known = " = " in bare and bare.split(" = ")[0].replace("_", "").isalnum()
+        if bare.startswith("[") or (known and bare.split(" = ")[0] not in examples):
+            lines.append(bare)
+    path = tmp_path / "mediator.toml"
+    path.write_text("\n".join(lines))
+    assert Settings.load(path) == Settings.load()
+    assert len(lines) > 20
