@@ -58,7 +58,10 @@ class Connection:
                     reconnected_cb=self._reconnected,
                 )
         except (NatsError, OSError, TimeoutError) as error:
-            raise SetupError(f"cannot connect to NATS: {error or type(error).__name__}") from error
+            # It tries until the time is up; the reason is what the last attempt met.
+            why = self._client.last_error or error
+            await self._client.close()
+            raise SetupError(f"cannot connect to NATS: {str(why) or type(why).__name__}") from error
 
     @property
     def connected(self) -> bool:

@@ -225,7 +225,7 @@ _OURS = frozenset(
 def _check_own(own: Mapping[str, str]) -> None:
     if len(own) > MAX_HEADERS:
         raise BadRequestError("headers", f"expected at most {MAX_HEADERS} of the sender's own, got {len(own)}")
-    size = sum(len(name) + len(value) for name, value in own.items())
+    size = sum(len(text.encode(errors="replace")) for header in own.items() for text in header)
     if size > MAX_HEADER_BYTES:
         raise BadRequestError("headers", f"expected at most {MAX_HEADER_BYTES} bytes of the sender's own, got {size}")
     for name, value in own.items():

@@ -206,6 +206,7 @@ async def test_the_senders_own_headers_are_bounded(tmp_path: Path) -> None:
                 b"".join(b"h%d: x\r\n" % no for no in range(MAX_HEADERS + 1)),
                 b"big: " + b"x" * MAX_HEADER_BYTES + b"\r\n",
                 b"x" * (MAX_HEADER_BYTES + 1) + b": 1\r\n",
+                b"big: " + "\u00fc".encode() * (MAX_HEADER_BYTES // 2) + b"\r\n",
             ],
             "own": [
                 b"own: a\x00b\r\n",

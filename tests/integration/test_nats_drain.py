@@ -20,6 +20,7 @@ from nats.errors import NoRespondersError
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Transaction
+from mediator.nats import connection as connection_module
 from mediator.nats import server as server_module
 from mediator.nats.connection import Connection, connect
 from mediator.nats.server import find_binary
@@ -225,7 +226,7 @@ async def test_a_dead_subscription_is_noticed_and_made_anew(tmp_path: Path, how:
                 inner._stop_processing()
             case "the server forgets it":
                 await inner._conn._send_unsubscribe(inner._id)
-                await inner._conn.flush()
+                await service.connection.settle(5)
             case "somebody ends it":
                 await subscription.drop()
                 await service.connection.settle(5)
@@ -239,7 +240,9 @@ async def test_a_dead_subscription_is_noticed_and_made_anew(tmp_path: Path, how:
 
 
 @pytest.mark.rule("A9")
-async def test_a_server_that_turns_the_service_away_is_tried_again(tmp_path: Path) -> None:
+async def test_a_server_that_turns_the_service_away_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error of the server ended the connection of a plain client for good."""
     config = tmp_path / "nats.conf"
 
@@ -256,8 +259,10 @@ async def test_a_server_that_turns_the_service_away_is_tried_again(tmp_path: Pat
         file = tmp_path / f"nats-server_{process.pid}.ports"
         await until(lambda: server_module._port_in(file))
         url = f"nats://127.0.0.1:{server_module._port_in(file)}"
-        with pytest.raises(SetupError):
-            await _connected(url, "wrong")
+        with monkeypatch.context() as hurried:
+            hurried.setattr(connection_module, "CONNECT_SECONDS", 0.5)
+            with pytest.raises(SetupError, match=r"(?i)authorization violation"):
+                await _connected(url, "wrong")
         connection = await _connected(url, "right")
         write("changed")
         process.send_signal(signal.SIGHUP)
