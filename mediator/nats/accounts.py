@@ -59,7 +59,7 @@ class User:
 class Tenant:
     """A tenant and its NATS logins; ``default`` without logins is open to anonymous clients.
 
-    Raises SetupError when the name is not ``[a-z0-9][a-z0-9-]{0,63}`` or is reserved.
+    Raises SetupError when the name is not ``[a-z0-9][a-z0-9_-]{0,62}`` or is reserved.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Tenant:
     def __post_init__(self) -> None:
         if not _TENANT_NAME.fullmatch(self.name):
             raise SetupError(
-                f"tenant {self.name[:80]!r}: a name is 1 to 64 of a-z, 0-9 and -, and does not begin with -"
+                f"tenant {self.name[:80]!r}: a name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit"
             )
         if account_of(self.name) in (_SERVICE_ACCOUNT, _SYSTEM_ACCOUNT):
             raise SetupError(f"tenant {self.name}: this name is taken by the service's own NATS account")

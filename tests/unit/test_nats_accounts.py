@@ -118,7 +118,7 @@ def test_the_services_own_accounts_are_no_tenants(name):
 
 
 @pytest.mark.rule("A6")
-@given(st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True))
+@given(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True))
 def test_account_and_tenant_lead_to_each_other(name):
     assert tenant_of(account_of(name)) == name
 
