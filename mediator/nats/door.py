@@ -97,9 +97,12 @@ class Door:
         if await self._hears_itself():
             return None
         log.error("subscription is dead, making it anew")
-        if self._subscription is not None:
-            await self._subscription.drop()
-        await self._subscribe()
+        try:
+            if self._subscription is not None:
+                await self._subscription.drop()
+            await self._subscribe()
+        except (NatsError, TimeoutError) as error:
+            return f"the NATS subscription cannot be made anew: {str(error) or type(error).__name__}"
         return None if await self._hears_itself() else "the NATS subscription takes no requests"
 
     async def _hears_itself(self) -> bool:
