@@ -12,13 +12,13 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from mediator.broker import Broker
-from mediator.clock import steady_clock
-from mediator.collector import Collector
-from mediator.control import ControlServer
-from mediator.errand import Errand
+from mediator.housekeeping.clock import steady_clock
+from mediator.housekeeping.collector import Collector
+from mediator.housekeeping.errand import Errand
+from mediator.housekeeping.releaser import Releaser
 from mediator.mailboxes.planning import plan
 from mediator.metrics import Metrics
-from mediator.releaser import Releaser
+from mediator.operators.control import ControlServer
 from mediator.settings import Cleanup
 
 BEAT_SECONDS = 1

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import structlog
 
 from mediator.broker import Broker
-from mediator.control import ControlServer
 from mediator.http.app import build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
@@ -29,7 +28,8 @@ from mediator.nats.door import Door, limit_of, payload_for
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
-from mediator.operating import Operating
+from mediator.operators.control import ControlServer
+from mediator.operators.operating import Operating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
 from mediator.store.base import Store
@@ -65,7 +65,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(open_store, settings)
         stack.callback(store.close)
-        nats_url, connection = await _nats(settings, metrics, health, stack)
+        nats_url, connection = await _nats(settings, stack)
         journal = Journal(settings.journal, settings.data_dir, settings.instance, metrics)
         broker = _broker(settings, store, connection, journal, metrics)
         stack.push_async_callback(broker.close)
@@ -111,7 +111,7 @@ async def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
     log.info("stopped")
 
 
-async def _nats(settings: Settings, metrics: Metrics, health: Health, stack: AsyncExitStack) -> tuple[str, Connection]:
+async def _nats(settings: Settings, stack: AsyncExitStack) -> tuple[str, Connection]:
     """Start the managed NATS server, or find the external one, and connect."""
     name = f"{CLIENT_NAME} {settings.instance}"
     if settings.nats_url is not None:

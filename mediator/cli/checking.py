@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mediator.cli.failing import CommandError
+from mediator.cli.spans import show_bytes, show_span
 from mediator.nats import accounts
 from mediator.settings import DEFAULT_TENANT, Settings
-from mediator.spans import show_bytes, show_span
 from mediator.store.opening import database_path
 
 ARRIVE_SECONDS = 3.0

@@ -9,8 +9,8 @@ from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_on, ask_service
 from mediator.cli.options import AnswerJson, Config, DataDir, Tenant, load
+from mediator.cli.spans import show_bytes, show_moment
 from mediator.mailboxes.address import parse_address
-from mediator.spans import show_bytes, show_moment
 
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
 
@@ -54,7 +54,7 @@ def _installation(data_dir: Path) -> list[dict[str, Any]]:
     except CommandError as error:
         from dataclasses import asdict
 
-        from mediator.operating import disk_findings
+        from mediator.operators.operating import disk_findings
 
         first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
         return [first, *(asdict(finding) for finding in disk_findings(data_dir))]

@@ -15,8 +15,8 @@ def ask_service(config: Path | None, data_dir: Path | None, command: str, **fiel
 
 def ask_on(data_dir: Path, command: str, **fields: Any) -> dict[str, Any]:
     """Return the answer of the service on this data directory."""
-    from mediator.control import ask
     from mediator.errors import SetupError
+    from mediator.operators.control import ask
 
     try:
         answer = asyncio.run(ask(data_dir, command, **fields))

@@ -156,7 +156,7 @@ def cleanup(
     """Remove what has expired, through the running service or, where none runs, by itself."""
     settings = load(config, data_dir=data_dir, database_url=database_url)
     from mediator import logs
-    from mediator.cleanup import run
+    from mediator.housekeeping.cleanup import run
 
     # What was done is said below; the log is for what goes wrong.
     logs.setup(settings.log_level if daemon else "warning", settings.log_format)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mediator import inspecting
-from mediator.diagnosis import Level, diagnose
 from mediator.errors import NoSuchMailboxError
-from mediator.inspecting import inspect
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
+from mediator.operators import inspecting
+from mediator.operators.diagnosis import Level, diagnose
+from mediator.operators.inspecting import inspect
 from tests.unit.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 UNBOUNDED = Bounds()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mediator.broker import Broker, wall_clock
-from mediator.control import ControlServer, ask
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft, Message
@@ -17,6 +16,7 @@ from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.metrics import Metrics
+from mediator.operators.control import ControlServer, ask
 from mediator.scheduler import Scheduler
 from mediator.settings import Cleanup
 from mediator.store.opening import database_path

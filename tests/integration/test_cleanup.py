@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mediator import cleanup
 from mediator.broker import Broker
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
+from mediator.housekeeping import cleanup
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft

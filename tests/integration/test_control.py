@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from mediator import control
-from mediator.control import MAX_CONNECTIONS, MAX_REQUEST, SOCKET_FILE, ControlServer, ask
 from mediator.errors import NoSuchMailboxError, SetupError, UnavailableError
+from mediator.operators import control
+from mediator.operators.control import MAX_CONNECTIONS, MAX_REQUEST, SOCKET_FILE, ControlServer, ask
 
 
 @asynccontextmanager

@@ -221,7 +221,7 @@ async def test_a_message_that_goes_after_its_lease_was_looked_at_leaves_no_lease
         home.clock.ahead += MINUTE
         await home.broker.delete(TENANT, BOX, 0)
         assert (await home.ask("cleanup"))["removed"] == {}
-        monkeypatch.setattr("mediator.collector.LEASE_ROUND", 0)
+        monkeypatch.setattr("mediator.housekeeping.collector.LEASE_ROUND", 0)
         assert (await home.ask("cleanup"))["removed"] == {"leases": 1}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mediator.clock import JUMP, ClockWatch, steady_clock
+from mediator.housekeeping.clock import JUMP, ClockWatch, steady_clock
 
 WALL = 1_767_225_600_000
 STEADY = 5_000

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from mediator.errand import Errand
 from mediator.errors import UnavailableError
+from mediator.housekeeping.errand import Errand
 
 
 class Work:

@@ -1,6 +1,6 @@
 """The size of a slice of housekeeping, on given times."""
 
-from mediator.slices import Slice
+from mediator.housekeeping.slices import Slice
 
 
 def test_a_fast_full_slice_doubles_at_most() -> None:

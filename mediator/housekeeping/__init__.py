@@ -1,0 +1,1 @@
+"""What the scheduler runs beside the requests: releases, the clean-up, and the watch over the clock."""

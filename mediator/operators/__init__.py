@@ -1,0 +1,1 @@
+"""What operators ask of a running service, and the socket they ask it through."""

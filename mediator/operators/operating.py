@@ -1,0 +1,357 @@
+"""What an operator may ask a running service over its control socket; it sees every tenant."""
+
+import asyncio
+import base64
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mediator import __version__
+from mediator.broker import Broker
+from mediator.cli.spans import show_bytes, show_moment
+from mediator.errors import BadRequestError
+from mediator.http.health import Health, Report
+from mediator.journal import FOLDER as JOURNAL_FOLDER
+from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.bounds import DAY, MAX_ACK_WAIT, MAX_FETCH, MIN_ACK_WAIT
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.querying import Query
+from mediator.mailboxes.settling import DEAD_SLICE, Dead
+from mediator.operators.control import ControlServer
+from mediator.operators.diagnosis import Finding, Level, diagnose
+from mediator.operators.inspecting import GroupView, View, inspect
+from mediator.segments import read_gaps
+from mediator.settings import DEFAULT_TENANT, Settings
+from mediator.store.opening import database_path
+
+MAX_LISTED = 1000
+PAYLOAD_START = 200
+DEAD_BUDGET = 32 << 20
+"""Bytes of dead messages read for one list; only the beginning of each is told."""
+FREE_PART = 0.05
+FREE_BYTES = 1 << 30
+LARGE_WAL = 256 << 20
+LATE = 5000
+"""Milliseconds after which delayed mail that is not released is called late."""
+NEARLY = 0.9
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
+
+
+class Operating:
+    """The commands. Times in their answers are Unix seconds."""
+
+    def __init__(self, broker: Broker, settings: Settings, health: Health, nats_url: str, http_port: int) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._health = health
+        self._nats_url = nats_url
+        self._http_port = http_port
+        self._since = time.time()
+
+    def register(self, control: ControlServer) -> None:
+        """Answer from now on."""
+        for name, command in {
+            "mailbox-list": self._list,
+            "mailbox-show": self._show,
+            "mailbox-set": self._set,
+            "mailbox-delete": self._delete,
+            "dead-list": self._dead_list,
+            "dead-redrive": self._redrive,
+            "dead-drop": self._drop,
+            "doctor": self._doctor,
+            "installation": self._installation,
+            "overview": self._overview,
+        }.items():
+            control.register(name, command)
+
+    # Mailboxes.
+
+    async def _list(self, request: Request) -> Answer:
+        tenant, prefix, after = _text(request, "tenant"), _text(request, "prefix"), _text(request, "after")
+        limit = _number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
+            found: list[Mailbox] = []
+            # The order of addresses is that of their bytes, so those that begin alike stand together.
+            if prefix and not after:
+                exact = tx.mailboxes.find(tenant, prefix)
+                found += [exact] if exact is not None and exact.lives(now) else []
+            found += tx.mailboxes.list(tenant, max(after, prefix), limit + 1, now)
+            fitting = [mailbox for mailbox in found if mailbox.address.startswith(prefix)]
+            return fitting[:limit], len(fitting) > limit
+
+        found, more = await self._broker.read(look)
+        return {"mailboxes": [_listed(mailbox) for mailbox in found], "more": more}
+
+    async def _show(self, request: Request) -> Answer:
+        return _shown(await self._look(request), self._broker.bounds.default_ack_wait)
+
+    async def _look(self, request: Request) -> View:
+        tenant, address = _place(request)
+        return await self._broker.read(lambda tx, now: inspect(tx, tenant, address, self._broker.bounds.tenant, now))
+
+    async def _set(self, request: Request) -> Answer:
+        ack_wait = None
+        if request.get("ack_wait_ms") is not None:
+            ack_wait = _number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
+            if 0 < ack_wait < MIN_ACK_WAIT:
+                raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
+        mailbox = await self._broker.set_ack_wait(*_place(request), ack_wait)
+        return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
+
+    async def _delete(self, request: Request) -> Answer:
+        tenant, address = _place(request)
+        await self._broker.delete_mailbox(tenant, address)
+        return {"mail_address": address, "deleted": True}
+
+    # Dead messages.
+
+    async def _dead_list(self, request: Request) -> Answer:
+        tenant, address = _place(request)
+        limit = _number(request, "limit", 1, MAX_FETCH)
+        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=_text(request, "group_name"))
+        return {"messages": [_dead(message) for message in await self._broker.query(question)]}
+
+    async def _redrive(self, request: Request) -> Answer:
+        return {"redriven": await self._all(self._broker.redrive, request)}
+
+    async def _drop(self, request: Request) -> Answer:
+        return {"dropped": await self._all(self._broker.drop, request)}
+
+    async def _all(self, verb: Any, request: Request) -> int:
+        ids = request.get("msg_ids")
+        if ids is not None and not (isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)):
+            raise BadRequestError("msg_ids", "expected a list of msg_ids")
+        dead = Dead(*_place(request), _text(request, "group_name"), ids)
+        total = count = await verb(dead)
+        while ids is None and count == DEAD_SLICE:
+            count = await verb(dead)
+            total += count
+        return int(total)
+
+    # The doctor.
+
+    async def _doctor(self, request: Request) -> Answer:
+        view = await self._look(request)
+        return {"findings": _told(diagnose(view, self._broker.bounds, self._broker.clock()))}
+
+    async def _installation(self, _request: Request) -> Answer:
+        report = await self._health.report()
+        backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
+        files = await asyncio.to_thread(self._files)
+        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *files])}
+
+    def _files(self) -> list[Finding]:
+        folder = self._settings.data_dir
+        return [*disk_findings(folder), *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock())]
+
+    def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:
+        settings, broker = self._settings, self._broker
+        late = broker.clock() - due if due is not None else 0
+        if late > LATE:
+            yield Finding(
+                Level.PROBLEM,
+                f"Delayed mail is late: the first was due {show_moment((due or 0) / 1000)}.",
+                "The log says why the release fails.",
+            )
+        for what, use, limit, option in (
+            ("requests wait inside the service", broker.pending, settings.max_pending, "max_pending"),
+            ("FETCHes wait for mail", broker.waiting, settings.max_waiting, "max_waiting"),
+            ("messages wait for the archive", backlog, settings.archive_limit, "archive_limit"),
+        ):
+            if use >= limit * NEARLY:
+                yield Finding(
+                    Level.PROBLEM,
+                    f"{use} {what}, the bound is {limit}: above it requests are refused.",
+                    f"Find out what stands still, or raise {option}.",
+                )
+
+    # Status.
+
+    async def _overview(self, _request: Request) -> Answer:
+        settings, broker = self._settings, self._broker
+        names = sorted(settings.tenants) or [DEFAULT_TENANT]
+        report = await self._health.report()
+        usage = await broker.read(lambda tx, _now: {name: tx.mailboxes.usage(name) for name in names})
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "instance": settings.instance,
+            "since": self._since,
+            "nats": self._nats_url,
+            "http_port": self._http_port,
+            "data_dir": str(settings.data_dir),
+            "database": "sqlite" if settings.database_url is None else "postgresql",
+            "ready": report.ready,
+            "checks": report.checks,
+            "pending": broker.pending,
+            "waiting": broker.waiting,
+            "tenants": {name: {"messages": held.messages, "bytes": held.bytes} for name, held in usage.items()},
+        }
+
+
+def disk_findings(data_dir: Path) -> Iterator[Finding]:
+    """Say whether the disk has room, and whether the database's log is too long; needs no running service."""
+    try:
+        disk = shutil.disk_usage(data_dir)
+    except OSError as error:
+        yield Finding(Level.PROBLEM, f"{data_dir} cannot be looked at: {error.strerror}.")
+        return
+    free = f"{show_bytes(disk.free)} of {show_bytes(disk.total)} are free under {data_dir}."
+    if disk.free < min(FREE_BYTES, disk.total * FREE_PART):
+        yield Finding(
+            Level.PROBLEM,
+            free,
+            "Make room: a full disk refuses every SEND. Expired mail gives its space back by `mediator cleanup`.",
+        )
+    else:
+        yield Finding(Level.OK, free)
+    database = database_path(data_dir)
+    if not database.exists():
+        return
+    wal = database.with_name(f"{database.name}-wal")
+    size = wal.stat().st_size if wal.exists() else 0
+    if size > LARGE_WAL:
+        yield Finding(
+            Level.PROBLEM,
+            f"The write-ahead log has grown to {show_bytes(size)}.",
+            "Something reads the database for long, from outside the service: end that.",
+        )
+    else:
+        yield Finding(Level.OK, f"The database has {show_bytes(database.stat().st_size)}, its log {show_bytes(size)}.")
+
+
+def journal_findings(folder: Path, now: int) -> Iterator[Finding]:
+    """Say which events no report will ever see; ``now``: milliseconds since the epoch."""
+    gaps = read_gaps(folder)
+    if not gaps:
+        return
+    events = sum(gap["events"] for gap in gaps)
+    since, until = min(gap["from"] for gap in gaps), max(gap["to"] for gap in gaps)
+    yield Finding(
+        Level.PROBLEM if any(now - gap["at"] < DAY for gap in gaps) else Level.NOTE,
+        f"The journal has gaps: {events} events between {show_moment(since / 1000)} and {show_moment(until / 1000)} "
+        "were dropped before they were read.",
+        "Read the journal more often, or raise journal.total_mb; the mail itself is untouched.",
+    )
+
+
+def _readiness(report: Report) -> Iterator[Finding]:
+    if report.ready:
+        yield Finding(Level.OK, f"The service is ready: {', '.join(report.checks)}.")
+    for name, said in report.checks.items():
+        if said != "ok":
+            yield Finding(Level.PROBLEM, f"{name}: {said}", "The service's log says more.")
+
+
+def _told(findings: list[Finding]) -> list[dict[str, str]]:
+    return [asdict(finding) for finding in findings]
+
+
+# Reading requests: whoever may open the socket owns the data, so this guards against mistakes only.
+
+
+def _text(request: Request, name: str) -> str:
+    value = request.get(name, "")
+    if not isinstance(value, str):
+        raise BadRequestError(name, "expected text")
+    return value
+
+
+def _number(request: Request, name: str, lowest: int, highest: int) -> int:
+    value = request.get(name)
+    if type(value) is not int or not lowest <= value <= highest:
+        raise BadRequestError(name, f"expected {lowest} to {highest}")
+    return value
+
+
+def _place(request: Request) -> tuple[str, str]:
+    return _text(request, "tenant") or DEFAULT_TENANT, parse_address(_text(request, "mail_address"))
+
+
+# Writing answers.
+
+
+def _seconds(at: int | None) -> float | None:
+    return None if at is None else at / 1000
+
+
+def _listed(mailbox: Mailbox) -> Answer:
+    return {
+        "mail_address": mailbox.address,
+        "messages": mailbox.messages,
+        "bytes": mailbox.bytes,
+        "newest_at": _seconds(mailbox.last_at or None),
+        "expire_at": _seconds(mailbox.expire_at),
+        "retention": mailbox.retention.value,
+    }
+
+
+def _shown(view: View, default_ack_wait: int) -> Answer:
+    mailbox = view.mailbox
+    oldest = view.oldest
+    return {
+        **_listed(mailbox),
+        "tenant": mailbox.tenant,
+        "created_at": _seconds(mailbox.created_at),
+        "desc": mailbox.desc,
+        "tags": list(mailbox.tags),
+        "public": mailbox.public,
+        "archive": mailbox.archive,
+        "ack_wait_ms": mailbox.ack_wait,
+        "default_ack_wait_ms": default_ack_wait,
+        "next_id": mailbox.next_id,
+        "oldest": None if oldest is None else {"msg_id": oldest.msg_id, "created_at": _seconds(oldest.created_at)},
+        "counted": view.counted,
+        "lanes": [
+            {
+                "lane": lane.lane.name.lower(),
+                "messages": lane.messages,
+                "oldest_id": lane.oldest_id,
+                "oldest_at": _seconds(lane.oldest_at),
+            }
+            for lane in view.lanes
+        ],
+        "delayed": {
+            "messages": view.delayed.messages,
+            "bytes": view.delayed.bytes,
+            "next_due_at": _seconds(view.next_due),
+        },
+        "group_count": view.group_count,
+        "groups": [_group(view, group) for group in view.groups],
+    }
+
+
+def _group(view: View, group: GroupView) -> Answer:
+    return {
+        "name": group.name,
+        "settled": {lane.lane.name.lower(): settled for lane, settled in zip(view.lanes, group.settled, strict=True)},
+        "waiting": group.waiting,
+        "open": group.open,
+        "exact": group.exact,
+        "leased": group.leased,
+        "due": group.due,
+        "dead": group.dead,
+        "dead_more": group.dead_more,
+        "next_lease_end": _seconds(group.next_lease_end),
+        "max_deliver": group.max_deliver,
+    }
+
+
+def _dead(message: Message) -> Answer:
+    return {
+        "msg_id": message.msg_id,
+        "lane": message.lane.name.lower(),
+        "created_at": _seconds(message.created_at),
+        "deliveries": message.deliveries,
+        "size": len(message.payload),
+        "payload_start": base64.b64encode(message.payload[:PAYLOAD_START]).decode(),
+    }
