@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -82,7 +83,13 @@ class Client:
     async def close(self) -> None:
         """End the connections."""
         for connection in self._connections:
-            await connection.close()
+            try:
+                await connection.close()
+            except OSError:
+                # The server was killed; the library gives up in the midst of closing and leaves the socket.
+                with contextlib.suppress(OSError):
+                    connection._transport.close()
+                    await connection._transport.wait_closed()
 
     async def ask(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -12,8 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import aiohttp
 
 import mediator.nats.leash
 from mediator.nats.server import find_binary
@@ -120,15 +119,18 @@ class Service:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Ask the HTTP port; status 0 when nobody answers."""
+        return await asyncio.to_thread(self._get, path)
+
+    def _get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
         try:
-            timeout = aiohttp.ClientTimeout(total=5)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"http://127.0.0.1:{self.http_port}{path}") as answer,
-            ):
-                return answer.status, await answer.text()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException):
             return 0, ""
+        finally:
+            connection.close()
 
     async def unready(self, within: float = READY_WITHIN) -> str:
         """Wait until /readyz answers, and that with something else than 200; return what it says."""

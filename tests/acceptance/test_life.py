@@ -35,7 +35,7 @@ REQUESTS = 4
 """What an agent sends of its own accord, beside its card."""
 LEASE = 1000
 PHOENIX_TTL = 2
-SETTLES_WITHIN = 40.0
+SETTLES_WITHIN = 100.0
 """Seconds after the last agent is done in which every group must have got what it is owed."""
 TRIES = 10
 TAGS = ("billing", "travel", "quick", "draft", "eu", "retry")
@@ -384,7 +384,7 @@ class Life:
                         wait = 200
                     else:
                         wait = min(4500, max(LEASE + 200, int((due - now) * 1000)))
-                    answer = await self._fetch(group, wait, num_msgs=self.chance.choice((1, 5, 20, 100)))
+                    answer = await self._fetch(group, wait, num_msgs=self.chance.choice((5, 20, 100, 100)))
                     if answer is None:
                         return
                     if answer.messages:
@@ -428,7 +428,7 @@ class Life:
 
     async def _settle_plain(self, group: Group, answer: Answer) -> None:
         ids = [item["msg_id"] for item in answer.messages]
-        match self.chance.choices(("last", "all", "each", "half"), (55, 25, 10, 10))[0]:
+        match self.chance.choices(("last", "all", "each", "half"), (60, 25, 5, 10))[0]:
             case "last":
                 await self._ack(group, answer, ids[-1:])
             case "all":
