@@ -33,6 +33,8 @@ MAX_HELD_BYTES = 256 * 1024 * 1024
 SELF_TEST = "_SELFTEST"
 TRIES = 20
 """Requests until a self-test gives up; other instances of the queue group answer some of them."""
+SILENT = 2
+"""Requests without an answer until a self-test gives up."""
 
 log = structlog.get_logger("nats")
 
@@ -107,10 +109,17 @@ class Door:
 
     async def _hears_itself(self) -> bool:
         subject = (self._root.replace("*", "_") if self._accounts else self._root) + SELF_TEST
+        silent = 0
         for _ in range(TRIES):
             try:
                 answer = await self._connection.request(subject, b"", 2)
-            except (NatsError, TimeoutError):
+            except TimeoutError:
+                # An instance that was killed takes a request with it; the next one goes to those that live.
+                silent += 1
+                if silent == SILENT:
+                    return False
+                continue
+            except NatsError:
                 return False
             if answer == self._instance.encode():
                 return True
