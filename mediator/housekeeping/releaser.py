@@ -70,15 +70,16 @@ class Releaser:
         while True:
             limit = self._slice.limit
 
-            def work(tx: Transaction, now: int, limit: int = limit) -> tuple[Released, int | None, float]:
+            def work(tx: Transaction, now: int, limit: int = limit) -> tuple[Released, int | None, bool, float]:
                 begun = time.perf_counter()
-                return sending.release(tx, now, limit), tx.delays.next_due(), begun
+                released, next_due = sending.release(tx, now, limit), tx.delays.next_due()
+                return released, next_due, next_due is not None and next_due <= now, begun
 
-            released, next_due, begun = await self._broker.chore(work)
+            released, next_due, more, begun = await self._broker.chore(work)
             self._slice.took(released.count, time.perf_counter() - begun)
             for _ in range(released.count):
                 self._metrics.released(released.latest / 1000)
-            if released.count < limit:
+            if not (more and released.count):
                 break
         self._not_before = self._loop.time() + LULL_SECONDS
         if next_due is not None:

@@ -66,11 +66,9 @@ def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
             tx.messages.remove(mailbox, handles)
             messages += len(handles)
             room -= len(handles)
-        waiting = tx.delays.of(mailbox, room) if room else []
-        if waiting:
-            tx.delays.remove(waiting)
-            delayed += len(waiting)
-            room -= len(waiting)
+        waiting = tx.delays.clear(mailbox, room) if room else 0
+        delayed += waiting
+        room -= waiting
         seen = tx.dedup_ids.clear(mailbox, room) if room else 0
         seen_ids += seen
         room -= seen

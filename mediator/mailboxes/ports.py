@@ -131,8 +131,8 @@ class Delays(Protocol):
     def add(self, delayed: Delayed) -> None:
         """Keep a delayed message; the store gives it its ``seq``."""
 
-    def due(self, now: int, limit: int) -> list[Delayed]:
-        """Return what is due, by time and then in order of arrival."""
+    def due(self, now: int, limit: int, budget: int) -> list[Delayed]:
+        """Return what is due, by time and then in order of arrival; stops behind ``budget`` bytes of size."""
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         """Return what waits for one mailbox."""
@@ -141,10 +141,13 @@ class Delays(Protocol):
         """Return how much waits for one mailbox."""
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
-        """Forget delayed messages: released, or gone with their mailbox."""
+        """Forget delayed messages that were released."""
 
     def next_due(self) -> int | None:
         """Return when the next message falls due."""
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove what waits for a retired mailbox, unread; return how many."""
 
 
 class DedupIds(Protocol):

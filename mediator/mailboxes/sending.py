@@ -13,6 +13,8 @@ from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
 
 KEEP_ONE_SLICE = 1000
+RELEASE_BYTES = 1 << 20
+"""Sizes of what one slice of releasing reads and writes again, but for a single larger message."""
 
 
 @dataclass(slots=True)
@@ -125,8 +127,8 @@ class Released:
 
 
 def release(tx: Transaction, now: int, limit: int) -> Released:
-    """Make visible what is due, at most ``limit`` of it, in due order (S4)."""
-    due = tx.delays.due(now, limit)
+    """Make visible what is due, at most ``limit`` of it and few large ones, in due order (S4)."""
+    due = tx.delays.due(now, limit, RELEASE_BYTES)
     mailboxes = tx.mailboxes.by_no({delayed.mailbox_no for delayed in due})
     tx.delays.remove(due)
     for delayed in due:

@@ -297,9 +297,14 @@ class _Delays(_Table):
         bisect.insort(self._data.delayed, entry)
         self._undo.append(lambda: self._data.delayed.remove(entry))
 
-    def due(self, now: int, limit: int) -> list[Delayed]:
-        ready = itertools.takewhile(lambda entry: entry[0] <= now, self._data.delayed)
-        return [_copy(entry[2]) for entry in itertools.islice(ready, limit)]
+    def due(self, now: int, limit: int, budget: int) -> list[Delayed]:
+        found: list[Delayed] = []
+        for due_at, _, delayed in itertools.islice(self._data.delayed, limit):
+            if due_at > now or budget <= 0:
+                break
+            found.append(_copy(delayed))
+            budget -= delayed.message.size
+        return found
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         found = (entry[2] for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no)
@@ -317,6 +322,11 @@ class _Delays(_Table):
 
     def next_due(self) -> int | None:
         return self._data.delayed[0][0] if self._data.delayed else None
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        waiting = self.of(mailbox, limit)
+        self.remove(waiting)
+        return len(waiting)
 
 
 class _DedupIds(_Table):

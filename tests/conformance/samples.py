@@ -116,7 +116,7 @@ def furnish(tx: Transaction) -> None:
 def picture(tx: Transaction) -> dict[str, Any]:
     """Return all that the tables tell; replies of groups are left out, since a restart may forget them (K2)."""
     seen: dict[str, Any] = {"backlog": tx.outbox.backlog(), "next_due": tx.delays.next_due()}
-    seen["due"] = deepcopy(tx.delays.due(T0 + 10**9, ALL))
+    seen["due"] = deepcopy(tx.delays.due(T0 + 10**9, ALL, ALL))
     for tenant in (TENANT, "other"):
         seen[tenant] = tx.mailboxes.list(tenant, "", ALL, T0)
     seen["retired"] = tx.mailboxes.retired(ALL)

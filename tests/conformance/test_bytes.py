@@ -50,7 +50,7 @@ def test_a_payload_survives_to_the_byte(opened, payload):
         mailbox = add(tx)
         put(tx, mailbox, payload, size=100)
         tx.delays.add(waiting(mailbox, T0, payload, size=100))
-        found = [everything(tx, mailbox)[0], tx.delays.due(T0, 1)[0].message]
+        found = [everything(tx, mailbox)[0], tx.delays.due(T0, 1, ALL)[0].message]
     if opened.durable:
         store = opened.reopen()
     with store.reading() as tx:
@@ -81,7 +81,7 @@ def test_a_large_payload_survives(opened):
         store = opened.reopen()
     with store.transaction() as tx:
         assert [message.payload for message in everything(tx, get(tx))] == [payload, b"small"]
-        assert tx.delays.due(T0, 1)[0].message.payload == payload
+        assert tx.delays.due(T0, 1, ALL)[0].message.payload == payload
         assert held(get(tx)) == (2, 2, len(payload) + 5)
 
 

@@ -37,7 +37,7 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(opened):
     if opened.durable:
         store = opened.reopen()
     with store.reading() as tx:
-        [kept] = tx.delays.due(T0 + 100, ALL)
+        [kept] = tx.delays.due(T0 + 100, ALL, ALL)
         assert [kept] == tx.delays.of(get(tx), ALL)
         assert (kept.mailbox_no, kept.due_at, kept.archive) == (get(tx).no, T0 + 100, True)
         assert kept.message == delayed.message
@@ -58,24 +58,63 @@ def test_due_messages_come_by_time_and_then_in_order_of_arrival(opened):
         tx.delays.add(waiting(get(tx, "b"), T0 + 20, bytes([6])))
 
         def due(now, limit=ALL):
-            return [delayed.message.payload[0] for delayed in tx.delays.due(now, limit)]
+            return [delayed.message.payload[0] for delayed in tx.delays.due(now, limit, ALL)]
 
         assert due(T0 + 30) == [3, 1, 2, 4, 6, 0]
         assert due(T0 + 30, 3) == [3, 1, 2]
         assert due(T0 + 9) == []
         assert due(T0 + 10) == [3]
         assert tx.delays.next_due() == T0 + 10
-        found = tx.delays.due(T0 + 30, ALL)
+        found = tx.delays.due(T0 + 30, ALL, ALL)
         assert len({delayed.seq for delayed in found}) == 6
         tx.delays.remove(found[:4])
         assert due(T0 + 31) == [6, 0, 5]
         assert tx.delays.next_due() == T0 + 20
         tx.delays.remove([])
-        tx.delays.remove(tx.delays.due(T0 + 31, ALL))
+        tx.delays.remove(tx.delays.due(T0 + 31, ALL, ALL))
         assert tx.delays.next_due() is None
     with store.reading() as tx:
         assert tx.delays.next_due() is None
-        assert tx.delays.due(T0 + 31, ALL) == []
+        assert tx.delays.due(T0 + 31, ALL, ALL) == []
+
+
+@pytest.mark.rule("S4")
+def test_what_is_due_stops_behind_the_budget_and_is_one_message_at_least(store):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        for number, size in enumerate((500, 20, 20, 900, 1)):
+            tx.delays.add(waiting(mailbox, T0 + number, bytes([number]), size=size))
+
+        def due(limit, budget):
+            return [delayed.message.payload[0] for delayed in tx.delays.due(T0 + 4, limit, budget)]
+
+        assert due(ALL, 1) == [0]
+        assert due(ALL, 500) == [0]
+        assert due(ALL, 501) == [0, 1]
+        assert due(ALL, 541) == [0, 1, 2, 3]
+        assert due(2, 541) == [0, 1]
+        assert due(ALL, ALL) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.rule("M1", "S4")
+def test_what_waits_for_a_mailbox_is_cleared_in_slices(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        a, b = add(tx, "a"), add(tx, "b")
+        for number in range(5):
+            tx.delays.add(waiting(a, T0 + number, archive=number % 2 == 0))
+        tx.delays.add(waiting(b, T0, archive=True))
+        assert tx.outbox.backlog() == 4
+        assert tx.delays.clear(a, 3) == 3
+        assert tx.delays.usage(a).messages == 2
+    if opened.durable:
+        store = opened.reopen()
+    with store.transaction() as tx:
+        a, b = get(tx, "a"), get(tx, "b")
+        assert tx.delays.clear(a, ALL) == 2
+        assert tx.delays.clear(a, ALL) == 0
+        assert (tx.delays.usage(a).messages, tx.delays.usage(b).messages) == (0, 1)
+        assert tx.outbox.backlog() == 1
 
 
 @pytest.mark.rule("S4", "S7")
@@ -108,7 +147,7 @@ def test_thousands_of_delayed_messages_are_removed_at_once(store):
         mailbox = add(tx)
         for number in range(1200):
             tx.delays.add(waiting(mailbox, T0 + number))
-        tx.delays.remove(tx.delays.due(T0 + 1100, ALL))
+        tx.delays.remove(tx.delays.due(T0 + 1100, ALL, ALL))
         assert tx.delays.usage(mailbox) == Usage(99, 99)
 
 
@@ -265,7 +304,7 @@ def test_the_outbox_counts_copies_and_delayed_messages_that_will_need_one(opened
         store = opened.reopen()
     with store.transaction() as tx:
         assert tx.outbox.backlog() == 2
-        tx.delays.remove(tx.delays.due(T0 + 1, ALL))
+        tx.delays.remove(tx.delays.due(T0 + 1, ALL, ALL))
         assert tx.outbox.backlog() == 1
         tx.messages.remove(get(tx), tx.messages.first(get(tx), ALL))
         assert tx.outbox.backlog() == 1

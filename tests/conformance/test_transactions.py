@@ -40,7 +40,7 @@ def upset(tx):
     put(tx, mailbox, b"new", lane=Lane.CRITICAL, created_at=T0 + 50, recipient="r", tags=("even",))
     put(tx, mailbox, b"newer", lane=Lane.LOW, created_at=T0 + 50, key="k9", recipient="new")
     cut(tx, mailbox, 0, 5, 6)
-    tx.delays.remove(tx.delays.due(T0 + 4000, 1))
+    tx.delays.remove(tx.delays.due(T0 + 4000, 1, ALL))
     tx.delays.add(waiting(mailbox, T0 + 1, b"soonest", archive=True))
     tx.dedup_ids.add(mailbox, "d2", 5, T0 + 10_000)
     tx.dedup_ids.add(mailbox, "d0", 5, T0 + 20_000)

@@ -393,14 +393,14 @@ def test_only_one_instance_releases_a_delayed_message(url, open_store):
         tx.delays.add(Delayed(0, mailbox.no, 5, False, Message(HIDDEN_ID, Lane.NORMAL, b"x", 1, 1, 1)))
     with ThreadPoolExecutor(1) as pool:
         with first.transaction() as tx:
-            due = tx.delays.due(5, 10)
+            due = tx.delays.due(5, 10, 1024)
             assert len(due) == 1
             asked = threading.Event()
 
             def ask() -> int:
                 with second.transaction() as late:
                     asked.set()
-                    return len(late.delays.due(5, 10))
+                    return len(late.delays.due(5, 10, 1024))
 
             answer = pool.submit(ask)
             assert asked.wait(DEADLINE)

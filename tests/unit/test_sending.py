@@ -13,6 +13,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS, Bounds
 from mediator.mailboxes.events import What
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mailboxes.sending import RELEASE_BYTES
 from mediator.store.memory import MemoryStore
 from tests.unit.broker import BOX, DAY, HOUR, SECOND, START, TENANT, Broker
 
@@ -392,6 +393,19 @@ def test_a_backlog_is_released_in_due_order_in_slices(broker: Broker) -> None:
     assert [m.payload for m in broker.query()] == [b"1", b"1", b"2", b"3"]
     assert [m.payload for m in broker.query("other")] == [b"2"]
     assert broker.next_due() == START + 4 * SECOND
+
+
+@pytest.mark.rule("S4")
+def test_a_slice_holds_few_large_messages(broker: Broker) -> None:
+    large = RELEASE_BYTES // 2
+    for size in (large, large, 3 * RELEASE_BYTES, 1, 1):
+        broker.send(bytes(size), delay=SECOND)
+    broker.advance(SECOND)
+    counts = []
+    while (released := broker.release()).count:
+        counts.append(released.count)
+    assert counts == [2, 1, 2]
+    assert [m.size for m in broker.query(budget=8 * RELEASE_BYTES)] == [large, large, 3 * RELEASE_BYTES, 1, 1]
 
 
 @pytest.mark.rule("S4", "A8")

@@ -43,13 +43,24 @@ class Delays(Table):
             ),
         )
 
-    def due(self, now: int, limit: int) -> list[Delayed]:
-        # Locked, so that of two instances only one releases a message.
+    def due(self, now: int, limit: int, budget: int) -> list[Delayed]:
+        # Locked, so that of two instances only one releases a message; weighed before any payload is read.
         sql = (
-            f"SELECT {rows.DELAYED} FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ?"
+            "SELECT seq, size FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ?"
             f" {self._session.dialect.lock()}"
         )
-        return [rows.delayed(row) for row in self._session.dialect.execute(sql, (now, limit))]
+        chosen: list[int] = []
+        for seq, size in self._session.dialect.execute(sql, (now, limit)):
+            if budget <= 0:
+                break
+            chosen.append(seq)
+            budget -= size
+        found: list[Delayed] = []
+        for chunk in chunks(chosen):
+            wanted, parameters = self._session.dialect.any_of("seq", chunk)
+            sql = f"SELECT {rows.DELAYED} FROM delayed WHERE {wanted} ORDER BY due_at, seq"
+            found += [rows.delayed(row) for row in self._session.dialect.execute(sql, parameters)]
+        return found
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
@@ -70,6 +81,14 @@ class Delays(Table):
     def next_due(self) -> int | None:
         row = self._session.one("SELECT min(due_at) FROM delayed")
         return None if row[0] is None else int(row[0])
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        gone = self._session.dialect.execute(
+            "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE mailbox_no = ? LIMIT ?) RETURNING archive",
+            (mailbox.no, limit),
+        )
+        self._backlog.count -= sum(archive for (archive,) in gone)
+        return len(gone)
 
 
 class DedupIds(Table):
