@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -83,13 +82,9 @@ class Client:
     async def close(self) -> None:
         """End the connections."""
         for connection in self._connections:
-            try:
-                await connection.close()
-            except OSError:
-                # The server was killed; the library gives up in the midst of closing and leaves the socket.
-                with contextlib.suppress(OSError):
-                    connection._transport.close()
-                    await connection._transport.wait_closed()
+            # The library would write what is left to a server that may have been killed, and give up half closed.
+            connection._pending, connection._pending_data_size = [], 0
+            await connection.close()
 
     async def ask(
         self,
