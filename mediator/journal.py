@@ -31,12 +31,14 @@ from mediator.settings import Journal as Options
 __all__ = ["FOLDER", "Journal", "events", "mark_read"]
 
 FOLDER = "journal"
-FLUSH_SECONDS = 0.5
+FLUSH_SECONDS = 1.0
 """Longest time between a commit and its lines on a disk that takes them."""
 FLUSH_BYTES = 1 << 18
 """Lines that are written without waiting for that time, and that one write takes."""
-UNSAVED_BYTES = 1 << 20
-"""Lines that only messages vouch for; above it they go into the tail, so that a start has little to rebuild."""
+FLUSH_EVENTS = 5000
+"""Events that are not made lines of yet and are then written without waiting."""
+UNSAVED_EVENTS = 30_000
+"""Events that only messages vouch for; above it they go into the tail, so that a start has little to rebuild."""
 WAITING_BYTES = 1 << 25
 """Lines that may wait for a disk that takes none, in memory as in the tail; above it events are dropped."""
 MARK_EVENTS = 5000
@@ -58,6 +60,7 @@ class _Entry:
     last: int
     """The last seq of this instance in them, 0 when another instance wrote them."""
     lines: bytes
+    events: int = 0
 
 
 @dataclass(slots=True)
@@ -121,17 +124,20 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop
         # Shared by the store's thread, which adds, and the relay, which takes away.
         self._lock = threading.Lock()
+        self._loose: list[Event] = []
+        """Committed and stored, and not made lines of yet: that is cheaper for many at once. The latest there are."""
         self._waiting: deque[_Entry] = deque()
         self._waiting_bytes = 0
         self._unsaved: list[_Entry] = []
         """Those that no row of the tail holds."""
-        self._unsaved_bytes = 0
+        self._unsaved_events = 0
+        self._seqs = count(1)
+        self._last: int | None = None
         self._dropped: _Dropped | None = None
         # Of the store's thread.
         self._started = False
         self._queues = True
-        self._seqs = count(1)
-        self._last: int | None = None
+        self._happened: Sequence[Event] = ()
         self._unmarked = MARK_EVENTS
         self._in_commit = False
         self._doubt = True
@@ -211,74 +217,95 @@ class Journal:
             # The last commit failed, as far as we know.
             self._doubt = self._rows = True
         self._in_commit = True
-        if self._waiting_bytes >= WAITING_BYTES:
-            return self._drop(tx, now)
+        self._unmarked += len(happened)
         alone = (
             rebuildable
             and self._queues
             and self._segments.begun
-            and self._unsaved_bytes < UNSAVED_BYTES
+            and len(self._loose) + self._unsaved_events < UNSAVED_EVENTS
             and all(event.what is _STORED for event in happened)
         )
-        self._unmarked += len(happened)
-        mark = tail.mark() if tail.ordered and (not alone or self._unmarked >= MARK_EVENTS) else None
-        entry = self._entry(tx.events, now, mark)
-        if not alone:
-            with self._lock:
-                lines = [unsaved.lines for unsaved in self._unsaved]
-            tail.add(self._instance, b"".join((*lines, entry.lines)), now)
-
-        def committed() -> None:
-            self._in_commit = False
-            self._last = entry.last
-            if mark is not None:
-                self._unmarked = 0
-            if self._queues:
-                self._keep(entry, alone)
-
-        return committed
-
-    def _entry(self, happened: Sequence[Event], now: int, mark: int | None) -> _Entry:
-        lines, last = encode(happened, now, instance=self._instance, seqs=self._seqs, after=self._last, mark=mark)
-        return _Entry(last, lines)
-
-    def _keep(self, entry: _Entry, alone: bool) -> None:
-        """Queue committed lines for the relay."""
+        if alone and self._unmarked < MARK_EVENTS:
+            self._happened = happened
+            return self._keep_loose
+        mark = tail.mark() if tail.ordered else None
         with self._lock:
+            self._bind()
+            entry = self._entry(happened, mark)
+            lines = [unsaved.lines for unsaved in self._unsaved]
+        if self._waiting_bytes >= WAITING_BYTES:
+            return partial(self._drop, entry, now)
+        if not alone:
+            tail.add(self._instance, b"".join((*lines, entry.lines)), now)
+        return partial(self._keep, entry, alone, mark is not None)
+
+    def _keep_loose(self) -> None:
+        """Queue committed events that need no row and no mark."""
+        self._in_commit = False
+        with self._lock:
+            self._loose += self._happened
+        if len(self._loose) >= FLUSH_EVENTS:
+            self._hurry()
+
+    def _keep(self, entry: _Entry, alone: bool, marked: bool) -> None:
+        """Queue committed lines for the relay."""
+        self._in_commit = False
+        if marked:
+            self._unmarked = 0
+        with self._lock:
+            self._last = entry.last
+            if not self._queues:
+                return
             if alone:
                 self._unsaved.append(entry)
-                self._unsaved_bytes += len(entry.lines)
+                self._unsaved_events += entry.events
             else:
                 self._rows = True
                 self._unsaved = []
-                self._unsaved_bytes = 0
+                self._unsaved_events = 0
             self._push(entry)
-        if self._waiting_bytes >= FLUSH_BYTES and not self._woken and self._problem is None:
+        if self._waiting_bytes >= FLUSH_BYTES:
+            self._hurry()
+
+    def _drop(self, entry: _Entry, now: int) -> None:
+        """Let events go that there is no room for, so that mail does not stop."""
+        self._in_commit = False
+        # Places may have been taken anew, so the next line says where it stands.
+        self._unmarked = MARK_EVENTS
+        with self._lock:
+            gap = self._dropped or _Dropped((self._last or 0) + 1, 0, now, now, 0, 0)
+            gap.last_seq, gap.last_at = entry.last, now
+            gap.events += entry.events
+            gap.size += len(entry.lines)
+            self._dropped, self._last = gap, entry.last
+
+    def _hurry(self) -> None:
+        if not self._woken and self._problem is None:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake.set)
+
+    # Under the lock.
+
+    def _bind(self) -> None:
+        """Make lines of loose events."""
+        if not self._loose:
+            return
+        entry = self._entry(self._loose, None)
+        self._last = entry.last
+        self._unsaved.append(entry)
+        self._unsaved_events += entry.events
+        self._loose = []
+        self._push(entry)
+
+    def _entry(self, happened: Sequence[Event], mark: int | None) -> _Entry:
+        lines, last = encode(happened, instance=self._instance, seqs=self._seqs, after=self._last, mark=mark)
+        return _Entry(last, lines, len(happened))
 
     def _push(self, entry: _Entry) -> None:
         self._waiting.append(entry)
         self._waiting_bytes += len(entry.lines)
 
-    def _drop(self, tx: Transaction, now: int) -> Callable[[], None]:
-        """Let events go that there is no room for, so that mail does not stop."""
-        entry, events = self._entry(tx.events, now, None), len(tx.events)
-
-        def committed() -> None:
-            self._in_commit = False
-            first = (self._last or 0) + 1
-            self._last = entry.last
-            # Places may have been taken anew, so the next line says where it stands.
-            self._unmarked = MARK_EVENTS
-            with self._lock:
-                gap = self._dropped or _Dropped(first, 0, now, now, 0, 0)
-                gap.last_seq, gap.last_at = entry.last, now
-                gap.events += events
-                gap.size += len(entry.lines)
-                self._dropped = gap
-
-        return committed
+    # In transactions of its own.
 
     def _recover(self, tx: Transaction, now: int) -> None:
         """Learn where the last run stopped counting."""
@@ -301,7 +328,7 @@ class Journal:
         behind = [] if past.settled or past.mark is None else tail.behind(past.mark, AT_ONCE)
         lost = [event for _, event in behind if (event.mailbox_no, event.msg_id) not in past.stored]
         mark = behind[-1][0] if behind else tail.mark()
-        entry = self._entry(lost, now, mark)
+        entry = self._entry(lost, mark)
         tail.add(self._instance, entry.lines, now)
         past.mark = mark
         return bool(behind), entry.last
@@ -311,6 +338,7 @@ class Journal:
         queued = self._sweep(self._numbers, False, tx, now) if self._problem is None else []
         self._queues = False
         with self._lock:
+            self._bind()
             lines = b"".join(unsaved.lines for unsaved in self._unsaved)
         if lines:
             tx.tail.add(self._instance, lines, now)
@@ -355,7 +383,8 @@ class Journal:
 
     async def _step(self) -> None:
         written = True
-        if self._waiting or self._dropped or self._segments.full or not self._segments.begun or self._problem:
+        waits = self._loose or self._waiting or self._dropped
+        if waits or self._segments.full or not self._segments.begun or self._problem:
             written = await asyncio.to_thread(self._flush)
         if written and (self._numbers or self._rows or self._loop.time() >= self._adopt_at):
             await self._tidy()
@@ -377,7 +406,9 @@ class Journal:
         try:
             if not self._segments.begun:
                 self._segments.begin(self._written + 1)
-            rest = len(self._waiting)
+            with self._lock:
+                self._bind()
+                rest = len(self._waiting)
             while rest:
                 taken = self._take(rest)
                 lines = b"".join(entry.lines for entry in taken)
@@ -419,7 +450,7 @@ class Journal:
                 self._waiting.popleft()
                 self._waiting_bytes -= len(entry.lines)
             self._unsaved = [entry for entry in self._unsaved if entry.last > self._written]
-            self._unsaved_bytes = sum(len(entry.lines) for entry in self._unsaved)
+            self._unsaved_events = sum(entry.events for entry in self._unsaved)
 
     def _record(self, gap: _Dropped) -> None:
         self._segments.gap(

@@ -1,7 +1,6 @@
-"""Lines of the journal: what a commit did to a tenant's mail, column by column; docs/journal.md is the format."""
+"""Lines of the journal: what happened to a tenant's mail, column by column; docs/journal.md is the format."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,24 @@ import orjson
 from mediator.mailboxes.events import Event
 from mediator.segments import ACTIVE, Line, closed_segments, read_segment
 
-COLUMNS = ("what", "mailbox", "lane", "msg_id", "bytes", "created_at", "group")
+COLUMNS = ("at", "what", "mailbox", "lane", "msg_id", "bytes", "created_at", "group")
+LINE_EVENTS = 1000
+"""More of them than this go into several lines."""
 
 
 def encode(
-    events: Sequence[Event], now: int, *, instance: str, seqs: Iterator[int], after: int | None, mark: int | None
+    events: Sequence[Event], *, instance: str, seqs: Iterator[int], after: int | None, mark: int | None
 ) -> tuple[bytes, int]:
     """Return whole lines and the last seq; ``after`` is the seq before the first, ``mark`` goes with the last line."""
-    parts = _parts(events, now)
+    parts = list(_parts(events))
     lines = []
-    for index, ((at, tenant), columns) in enumerate(parts):
+    for index, (tenant, columns) in enumerate(parts):
         seq = next(seqs)
-        head: dict[str, Any] = {"instance": instance, "seq": seq, "after": after, "at": at, "tenant": tenant}
+        line: Line = {"instance": instance, "seq": seq, "after": after, "tenant": tenant}
         if mark is not None and index == len(parts) - 1:
-            head["mark"] = mark
-        what, mailbox, lane, msg_id, size, created_at, group = columns
-        head |= {
-            "what": what,
-            "mailbox": mailbox,
-            "lane": lane,
-            "msg_id": msg_id,
-            "bytes": size,
-            "created_at": created_at,
-            "group": group,
-        }
-        lines.append(orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE))
+            line["mark"] = mark
+        line.update(zip(COLUMNS, columns, strict=True))
+        lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         after = seq
     assert after is not None
     return b"".join(lines), after
@@ -42,7 +34,7 @@ def encode(
 
 def expand(line: Line) -> Iterator[dict[str, Any]]:
     """Return a line's events; instance, seq and position together name one for ever."""
-    head = {name: line[name] for name in ("instance", "seq", "at", "tenant")}
+    head = {name: line[name] for name in ("instance", "seq", "tenant")}
     rows = zip(*(line[name] for name in COLUMNS), strict=True)
     for position, row in enumerate(rows):
         yield {**head, "position": position, **dict(zip(COLUMNS, row, strict=True))}
@@ -55,17 +47,16 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
             yield from expand(line)
 
 
-_Part = tuple[tuple[int, str], Iterable[Sequence[Any]]]
-
-
-def _parts(events: Sequence[Event], now: int) -> list[_Part]:
-    """Split by time and tenant; nearly always there is one of each."""
+def _parts(events: Sequence[Event]) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
+    """Split what is long, and by tenant; nearly always there is one."""
     if not events:
-        return [((now, ""), ((),) * len(COLUMNS))]
-    what, at, tenant, *rest = zip(*events, strict=True)
-    if at.count(at[0]) == tenant.count(tenant[0]) == len(events):
-        return [((at[0], tenant[0]), (what, *rest))]
-    split: defaultdict[tuple[int, str], list[Event]] = defaultdict(list)
-    for event in events:
-        split[event.at, event.tenant].append(event)
-    return [part for some in split.values() for part in _parts(some, now)]
+        yield "", ((),) * len(COLUMNS)
+    for start in range(0, len(events), LINE_EVENTS):
+        some = events[start : start + LINE_EVENTS]
+        what, at, tenant, *others = zip(*some, strict=True)
+        if tenant.count(tenant[0]) == len(some):
+            yield tenant[0], (at, what, *others)
+            continue
+        for name in dict.fromkeys(tenant):
+            what, at, _, *others = zip(*(event for event in some if event.tenant == name), strict=True)
+            yield name, (at, what, *others)

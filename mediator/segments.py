@@ -204,17 +204,18 @@ def _mend(path: Path) -> int:
 def _summary(path: Path) -> Line:
     """Return what a file holds: which seqs, which time, how much."""
     seqs: dict[str, list[int]] = {}
-    times: list[int] = []
-    events = 0
+    first, last, events = [], [], 0
     for line in read_segment(path):
         span = seqs.setdefault(line["instance"], [line["seq"], line["seq"]])
         span[0], span[1] = min(span[0], line["seq"]), max(span[1], line["seq"])
-        times.append(line["at"])
+        if line["at"]:
+            first.append(min(line["at"]))
+            last.append(max(line["at"]))
         events += len(line["what"])
     return {
         "seqs": seqs,
-        "from": min(times, default=0),
-        "to": max(times, default=0),
+        "from": min(first, default=0),
+        "to": max(last, default=0),
         "events": events,
         "bytes": path.stat().st_size,
     }

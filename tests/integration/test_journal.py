@@ -320,7 +320,7 @@ async def test_rows_of_an_instance_that_is_gone_are_adopted_after_a_minute(tmp_p
                 "instance": instance,
                 "seq": 5,
                 "after": 4,
-                "at": 1,
+                "at": [1],
                 "tenant": "t",
                 "what": [1],
                 "mailbox": [number],

@@ -28,7 +28,7 @@ EVENTS = st.lists(
 
 
 def _lines(events: list[Event], after: int | None = 6, mark: int | None = None) -> list[dict[str, object]]:
-    data, last = encode(events, 5000, instance="host-1", seqs=count(7), after=after, mark=mark)
+    data, last = encode(events, instance="host-1", seqs=count(7), after=after, mark=mark)
     lines = [orjson.loads(line) for line in data.splitlines(keepends=True)]
     assert last == lines[-1]["seq"]
     return lines
@@ -49,15 +49,21 @@ def test_lines_are_a_chain_and_the_last_has_the_mark(events: list[Event]) -> Non
     assert [line.get("mark") for line in lines] == [None] * (len(lines) - 1) + [0]
 
 
-def test_one_commit_of_one_tenant_is_one_line() -> None:
+def test_one_tenant_is_one_line() -> None:
     events = [Event(What.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(100)]
     (line,) = _lines(events, after=None)
     assert line["after"] is None
-    assert line["at"] == 1
+    assert line["at"] == [1] * 100
     assert line["msg_id"] == list(range(100))
+
+
+def test_a_line_has_a_bounded_length() -> None:
+    events = [Event(What.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(2500)]
+    lines = _lines(events)
+    assert [len(line["what"]) for line in lines] == [1000, 1000, 500]  # type: ignore[arg-type]
 
 
 def test_a_commit_without_events_still_makes_its_mark() -> None:
     (line,) = _lines([], mark=12)
-    assert (line["at"], line["mark"], line["what"]) == (5000, 12, [])
+    assert (line["at"], line["mark"], line["what"]) == ([], 12, [])
     assert list(expand(line)) == []

@@ -29,7 +29,7 @@ class Folder:
     def line(self, events: int = 1) -> bytes:
         """A line of some 100 bytes."""
         self.seq += 1
-        line = {"instance": "host-1", "seq": self.seq, "at": 1000 + self.seq, "what": [4] * events, "pad": "x" * 40}
+        line = {"instance": "host-1", "seq": self.seq, "at": [1000 + self.seq], "what": [4] * events, "pad": "x" * 40}
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
     def fill(self, segments: Segments, files: int) -> None:
