@@ -58,7 +58,6 @@ def up(migrator, db):
     CREATE UNIQUE INDEX message_uid ON message (mailbox_no, msg_id);
     CREATE INDEX message_critical ON message (mailbox_no, msg_id) WHERE lane = 0;
     CREATE INDEX message_urgent ON message (mailbox_no, msg_id) WHERE lane = 1;
-    CREATE INDEX message_normal ON message (mailbox_no, msg_id) WHERE lane = 2;
     CREATE INDEX message_low ON message (mailbox_no, msg_id) WHERE lane = 3;
     CREATE INDEX message_expiry ON message (expire_at) WHERE expire_at IS NOT NULL;
     CREATE INDEX message_key ON message (mailbox_no, key) WHERE key IS NOT NULL;

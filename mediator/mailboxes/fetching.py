@@ -14,6 +14,9 @@ from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
+SKIP_FROM = 1000
+"""Ids that must have gone by before a lane that holds nothing for a group is skipped."""
+
 
 class Deliver(StrEnum):
     """Where a FETCH starts that has no position yet (F1)."""
@@ -110,7 +113,8 @@ def _look(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: in
 
 def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, request: Fetch, now: int) -> Fetched:
     ack_wait = _ack_wait(bounds, mailbox, request)
-    changed = _name_max_deliver(group, request)
+    must_keep = _name_max_deliver(group, request)
+    moved = False
     open_leases = tx.leases.count(group)
     due: list[Lease] = []
     if open_leases:
@@ -129,16 +133,20 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         if taken.full or fresh_room <= len(fresh):
             continue
         limit = min(taken.room, fresh_room - len(fresh))
-        fresh += taken.add(tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now))
+        new = tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now)
+        fresh += taken.add(new)
+        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM:
+            # Stores may have to walk over other lanes' messages to see that there is none of this one.
+            group.skip_to(lane, mailbox.next_id - 1)
+            moved = True
     if not taken.messages:
-        if changed:
-            tx.groups.save(group)
+        _keep(tx, group, must_keep, moved)
         ends = [tx.leases.next_end(group, now) if open_leases else None, mailbox.expire_at]
         return Fetched(mailbox.no, [], retry_at=min((end for end in ends if end is not None), default=None))
     counts = {lease.msg_id: lease.deliveries for lease in due}
     if ack_wait:
         _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)
-        changed = True
+        must_keep = True
     else:
         given = {message.msg_id for message in taken.messages}
         loosened = [
@@ -148,9 +156,8 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         ]
         if loosened:
             tx.leases.put(group, loosened)
-        changed |= group.hand_out((message.lane, message.msg_id) for message in taken.messages)
-    if changed:
-        tx.groups.save(group)
+        moved |= group.hand_out((message.lane, message.msg_id) for message in taken.messages)
+    _keep(tx, group, must_keep, moved)
     tx.events.extend(
         Event(
             What.DELIVERED,
@@ -166,6 +173,14 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         for message in taken.messages
     )
     return Fetched(mailbox.no, taken.messages)
+
+
+def _keep(tx: Transaction, group: Group, must_keep: bool, moved: bool) -> None:
+    """Save what counts; what a group was merely handed may be forgotten, at the price of duplicates (K2)."""
+    if must_keep:
+        tx.groups.save(group)
+    elif moved:
+        tx.groups.remember(group)
 
 
 def _ack_wait(bounds: Bounds, mailbox: Mailbox, request: Fetch) -> int:

@@ -108,6 +108,10 @@ class Group:
             reply for reply in self.replies if any(last > self.settled[lane] for lane, (_, last) in reply.spans.items())
         ]
 
+    def skip_to(self, lane: Lane, last: int) -> None:
+        """Move past ids up to ``last`` in a lane that holds nothing behind its mark any more."""
+        self.settled[lane] = self.delivered[lane] = last
+
 
 @dataclass(slots=True)
 class Lease:

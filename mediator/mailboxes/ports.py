@@ -193,6 +193,9 @@ class Groups(Protocol):
     def save(self, group: Group) -> None:
         """Keep the group as it is now."""
 
+    def remember(self, group: Group) -> None:
+        """Know the group as it is now to whoever may ask for it next, but for a restart, which may forget it."""
+
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         """Remove groups of a retired mailbox with their leases; return how many rows went."""
 

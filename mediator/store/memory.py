@@ -395,6 +395,9 @@ class _Groups(_Table):
     def save(self, group: Group) -> None:
         self._set(self._data.boxes[group.mailbox_no].groups, group.name, deepcopy(group))
 
+    def remember(self, group: Group) -> None:
+        self.save(group)
+
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         groups = self._box(mailbox).groups
         gone = list(itertools.islice(groups.values(), limit))

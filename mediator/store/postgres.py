@@ -16,7 +16,7 @@ from mediator.store.base import Place
 from mediator.store.migrate import migrate
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.known import Backlog, Known, Remembered
 from mediator.store.sql.transaction import SqlTransaction
 
 try:
@@ -132,7 +132,7 @@ class PostgresStore:
             known = Known(len(mailboxes))
             for mailbox in mailboxes:
                 known.add(mailbox)
-            tx = SqlTransaction(dialect, known, self._backlog)
+            tx = SqlTransaction(dialect, known, Remembered(0), self._backlog)
             try:
                 yield tx
                 with dialect.together():
@@ -147,7 +147,7 @@ class PostgresStore:
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         with self._readers.take() as link, link.transaction() as (dialect, _):
-            yield SqlTransaction(dialect, Known(0), Backlog())
+            yield SqlTransaction(dialect, Known(0), Remembered(0), Backlog())
 
     def checkpoint(self) -> None:
         """The server does it."""

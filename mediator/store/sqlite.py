@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from mediator.store.base import Place
 from mediator.store.migrate import migrate
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.known import Backlog, Known, Remembered
 from mediator.store.sql.transaction import SqlTransaction
 
 KNOWN_MAILBOXES = 50_000
+REMEMBERED_GROUPS = 50_000
 STORE_EVERY = 1000
 """Sends to a mailbox after which its counters are written; a restart counts at most that many messages anew."""
 BUSY_SECONDS = 5
@@ -35,7 +36,7 @@ WAL_PAGES = 32_768
 """Pages (of 4 kB) in the WAL above which even a busy writer stops to let it begin anew."""
 VACUUM_PAGES = 64
 
-_LANES = ("message_critical", "message_urgent", "message_normal", "message_low")
+_LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
 _ROWS = (64, 16, 4, 1)
 _INSERT = {
     count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 12)})"] * count)
@@ -77,18 +78,22 @@ class SqliteStore:
             raise
         self._writer = SqliteDialect(self._database.connection())
         self._known = Known(KNOWN_MAILBOXES)
+        self._remembered = Remembered(REMEMBERED_GROUPS)
         self._backlog = Backlog()
         self._readers = _Readers(path)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._wal_pages = 0
 
-    @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
         del places
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[SqlTransaction]:
         connection = self._writer.connection
-        tx = SqlTransaction(self._writer, self._known, self._backlog)
+        tx = SqlTransaction(self._writer, self._known, self._remembered, self._backlog)
         try:
             connection.execute("BEGIN IMMEDIATE")
             yield tx
@@ -98,6 +103,7 @@ class SqliteStore:
             # What was cached of the mailboxes is of a transaction that did not happen.
             for mailbox in tx.session.touched.values():
                 self._known.forget(mailbox)
+            tx.groups.take_back()
             self._backlog.doubt()
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -114,7 +120,7 @@ class SqliteStore:
         with self._readers.take() as connection:
             try:
                 connection.execute("BEGIN")
-                yield SqlTransaction(SqliteDialect(connection), Known(READERS), Backlog())
+                yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Backlog())
             except sqlite3.OperationalError as error:
                 if "interrupted" in str(error):
                     raise UnavailableError("the question took too long; narrow it by since or before_id") from error
@@ -157,7 +163,12 @@ class SqliteStore:
             raise UnavailableError(str(error)) from error
 
     def close(self) -> None:
-        """Write what the WAL holds into the file and let go of it."""
+        """Write what was only remembered and what the WAL holds into the file, and let go of it."""
+        if self._database.is_closed():
+            return
+        # A position that cannot be written is forgotten, as by a crash.
+        with suppress(UnavailableError), self._transaction() as tx:
+            tx.groups.write_remembered()
         self._readers.close()
         if self._keeper is not None:
             self._keeper.close()

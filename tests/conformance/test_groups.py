@@ -5,6 +5,7 @@ import pytest
 from mediator.mailboxes.group import LOOSE, Lease, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.ports import LeasePlace
+from mediator.store.sqlite import SqliteStore
 from tests.conformance.samples import ALL, T0, add, get, ids, leases
 
 BEGIN = LeasePlace(-1, -1, -1)
@@ -277,3 +278,54 @@ def test_as_many_leases_as_a_group_may_have_are_kept_at_once(store):
         assert len(tx.leases.get(group, range(10_000))) == 10_000
         tx.leases.remove(group, range(1_000))
         assert ids(tx.leases.due(group, T0, ALL)) == list(range(1_000, 10_000))
+
+
+@pytest.mark.rule("K2", "A8")
+def test_what_was_only_remembered_is_seen_at_once_and_taken_back_with_its_transaction(store):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        group = tx.groups.add(mailbox, "g")
+        group.delivered = [1, 2, 3, 4]
+        tx.groups.remember(group)
+    with store.transaction() as tx:
+        found = tx.groups.find(get(tx), "g")
+        assert found.delivered == [1, 2, 3, 4]
+    with pytest.raises(RuntimeError), store.transaction() as tx:  # noqa: PT012
+        found.delivered = [9, 9, 9, 9]
+        found.settled = [5, 5, 5, 5]
+        tx.groups.save(found)
+        found.delivered = [10, 10, 10, 10]
+        tx.groups.remember(found)
+        assert tx.groups.find(get(tx), "g").delivered == [10, 10, 10, 10]
+        raise RuntimeError
+    with store.reading() as tx:
+        found = tx.groups.find(get(tx), "g")
+        assert (found.settled, found.delivered) == ([-1] * 4, [1, 2, 3, 4])
+        assert tx.groups.by_no([found.no])[found.no].delivered == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("K2")
+def test_what_was_only_remembered_is_written_by_an_orderly_end(store, reopen):
+    with store.transaction() as tx:
+        group = tx.groups.add(add(tx), "g")
+    with store.transaction() as tx:
+        group.delivered = [1, 2, 3, 4]
+        tx.groups.remember(group)
+    store = reopen()
+    with store.reading() as tx:
+        assert tx.groups.find(get(tx), "g").delivered == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("K2")
+def test_more_positions_than_are_remembered_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("mediator.store.sqlite.REMEMBERED_GROUPS", 2)
+    store = SqliteStore(tmp_path / "m.db")
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        groups = [tx.groups.add(mailbox, f"g{number}") for number in range(5)]
+        for group in groups:
+            group.delivered = [group.no] * 4
+            tx.groups.remember(group)
+    with store.transaction() as tx:
+        assert [tx.groups.find(get(tx), g.name).delivered for g in groups] == [[g.no] * 4 for g in groups]
+    store.close()

@@ -9,28 +9,34 @@ from mediator.mailboxes.ports import LeasePlace
 from mediator.store import rows
 from mediator.store.rows import Row
 from mediator.store.sql.dialect import chunks
-from mediator.store.sql.session import Table
+from mediator.store.sql.known import Remembered
+from mediator.store.sql.session import Session, Table
 
 
 class Groups(Table):
     """See :class:`mediator.mailboxes.ports.Groups`."""
 
+    def __init__(self, session: Session, remembered: Remembered) -> None:
+        super().__init__(session)
+        self._remembered = remembered
+        self._before: dict[int, bytes | None] = {}
+
     def find(self, mailbox: Mailbox, name: str) -> Group | None:
         row = self._session.first(
             "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? AND name = ?", (mailbox.no, name)
         )
-        return None if row is None else rows.group(*row)
+        return None if row is None else self._read(row)
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         sql = "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? ORDER BY name LIMIT ?"
-        return [rows.group(*row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
+        return [self._read(row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         found: dict[int, Group] = {}
         for chunk in chunks(sorted(numbers)):
             wanted, parameters = self._session.dialect.any_of("no", chunk)
             sql = f"SELECT no, mailbox_no, name, state FROM consumer WHERE {wanted}"
-            found |= {row[0]: rows.group(*row) for row in self._session.dialect.execute(sql, parameters)}
+            found |= {row[0]: self._read(row) for row in self._session.dialect.execute(sql, parameters)}
         return found
 
     def count(self, mailbox: Mailbox) -> int:
@@ -46,7 +52,36 @@ class Groups(Table):
         return group
 
     def save(self, group: Group) -> None:
-        self._session.dialect.execute("UPDATE consumer SET state = ? WHERE no = ?", (rows.group_state(group), group.no))
+        self._change(group.no, None)
+        self._write(group.no, rows.group_state(group))
+
+    def remember(self, group: Group) -> None:
+        self._change(group.no, rows.group_state(group))
+        for no, state in self._remembered.surplus():
+            self._change(no, None)
+            self._write(no, state)
+
+    def _read(self, row: Row) -> Group:
+        no, mailbox_no, name, state = row
+        return rows.group(no, mailbox_no, name, self._remembered.get(no) or state)
+
+    def _write(self, no: int, state: bytes) -> None:
+        self._session.dialect.execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
+
+    def _change(self, no: int, state: bytes | None) -> None:
+        self._before.setdefault(no, self._remembered.get(no))
+        self._remembered.put(no, state)
+
+    def take_back(self) -> None:
+        """Remember what was remembered before this transaction."""
+        for no, state in self._before.items():
+            self._remembered.put(no, state)
+
+    def write_remembered(self) -> None:
+        """Write every remembered position into its row."""
+        for no, state in self._remembered.all():
+            self._change(no, None)
+            self._write(no, state)
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         gone = 0

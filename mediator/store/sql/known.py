@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.store.rows import KeptMailbox
@@ -46,6 +47,37 @@ class Known:
         while len(self._by_place) > self._capacity:
             _, mailbox = self._by_place.popitem(last=False)
             self._by_no.pop(mailbox.no, None)
+
+
+class Remembered:
+    """Positions of groups that are newer than their rows, by number; a crash forgets them, which costs duplicates (K2).
+
+    Where several instances share a database each must see them at once: there ``capacity`` is 0, and rows are written.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._states: OrderedDict[int, bytes] = OrderedDict()
+
+    def get(self, no: int) -> bytes | None:
+        """Return the position that is newer than the row's."""
+        return self._states.get(no)
+
+    def put(self, no: int, state: bytes | None) -> None:
+        """Remember a position; None: the row is right again."""
+        if state is None:
+            self._states.pop(no, None)
+        else:
+            self._states[no] = state
+            self._states.move_to_end(no)
+
+    def surplus(self) -> list[tuple[int, bytes]]:
+        """Return the positions that are more than may be remembered, least recently used first."""
+        return list(islice(self._states.items(), max(0, len(self._states) - self._capacity)))
+
+    def all(self) -> list[tuple[int, bytes]]:
+        """Return every position that is remembered."""
+        return list(self._states.items())
 
 
 class Backlog:

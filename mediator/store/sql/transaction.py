@@ -3,7 +3,7 @@
 from mediator.mailboxes.events import Event
 from mediator.store.sql.dialect import Dialect
 from mediator.store.sql.groups import Groups, Leases
-from mediator.store.sql.known import Backlog, Known
+from mediator.store.sql.known import Backlog, Known, Remembered
 from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.messages import Messages
 from mediator.store.sql.session import Session
@@ -14,13 +14,13 @@ from mediator.store.sql.waiting import DedupIds, Delays, Outbox
 class SqlTransaction:
     """See :class:`mediator.mailboxes.ports.Transaction`."""
 
-    def __init__(self, dialect: Dialect, known: Known, backlog: Backlog) -> None:
+    def __init__(self, dialect: Dialect, known: Known, remembered: Remembered, backlog: Backlog) -> None:
         self.session = session = Session(dialect, known)
         self.mailboxes = Mailboxes(session)
         self.messages = Messages(session)
         self.delays = Delays(session, backlog)
         self.dedup_ids = DedupIds(session, self.mailboxes)
-        self.groups = Groups(session)
+        self.groups = Groups(session, remembered)
         self.leases = Leases(session)
         self.outbox = Outbox(session, backlog)
         self.tail = Tail(session)
