@@ -2,8 +2,9 @@
 
 Each event reaches the files at least once, whatever crashes: lines are written soon after their commit, and until they
 are on the disk the database can tell them again. Where a store keeps messages in order, messages tell by themselves
-that they were stored; anything else goes into a row of the journal's tail, in the transaction it tells of, and that
-row holds what was stored before as well, since its messages may be gone next.
+that they were stored, and a delivery without a lease is made again if a crash takes it back; anything else goes into a
+row of the journal's tail, in the transaction it tells of, and that row holds what was stored before as well, since its
+messages may be gone next.
 """
 
 import asyncio
@@ -48,7 +49,9 @@ ADOPT_SECONDS = 60
 """Age at which a row of the tail belongs to whichever instance sees it."""
 AT_ONCE = 1000
 _MIB = 1 << 20
-_STORED = What.STORED
+_SOFT = frozenset({What.STORED, What.DELIVERED})
+"""Events that need no row: messages tell that they were stored, and a delivery without lease that a crash takes back is
+made again."""
 
 log = structlog.get_logger("journal")
 
@@ -223,7 +226,7 @@ class Journal:
             and self._queues
             and self._segments.begun
             and len(self._loose) + self._unsaved_events < UNSAVED_EVENTS
-            and all(event.what is _STORED for event in happened)
+            and all(event.what in _SOFT for event in happened)
         )
         if alone and self._unmarked < MARK_EVENTS:
             self._happened = happened

@@ -19,6 +19,7 @@ _MESSAGE_EVENTS = {
     What.DELAYED: "delayed",
     What.RELEASED: "released",
     What.DELIVERED: "delivered",
+    What.LEASED: "leased",
     What.ACKNOWLEDGED: "acknowledged",
     What.EXPIRED: "expired",
     What.COMPACTED: "compacted",

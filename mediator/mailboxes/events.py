@@ -19,6 +19,8 @@ class What(IntEnum):
     COMPACTED = 10
     DELETED = 11
     DEAD = 12
+    LEASED = 13
+    """Delivered to one worker under a lease; DELIVERED is without one."""
 
 
 class Event(NamedTuple):

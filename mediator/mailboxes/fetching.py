@@ -160,7 +160,7 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
     _keep(tx, group, must_keep, moved)
     tx.events.extend(
         Event(
-            What.DELIVERED,
+            What.LEASED if ack_wait else What.DELIVERED,
             now,
             mailbox.tenant,
             mailbox.no,

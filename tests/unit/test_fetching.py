@@ -264,6 +264,15 @@ def test_without_an_ack_the_same_messages_come_again(broker: Broker) -> None:
     send(broker, CRITICAL)
     assert broker.take() == [3, 2, 0, 1]
     assert broker.told(What.DELIVERED) == [2, 0, 2, 0, 3, 2, 0, 1]
+    assert broker.told(What.LEASED) == []
+
+
+@pytest.mark.rule("F6")
+def test_a_delivery_under_a_lease_is_told_as_one(broker: Broker) -> None:
+    send(broker, NORMAL, URGENT)
+    assert broker.take(ack_wait=SECOND) == [1, 0]
+    assert broker.told(What.LEASED) == [1, 0]
+    assert broker.told(What.DELIVERED) == []
 
 
 # F4: force_deliver
