@@ -12,6 +12,7 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import PERMISSIONS_ERR, Parser
 
 _CRLF = b"\r\n"
+_ABOUT_ASKER = b"Nats-Request-Info:"
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 
 
@@ -51,10 +52,13 @@ class SturdyClient(Client):
 
 
 def read_headers(lines: bytes) -> dict[str, str]:
-    """Read header lines; bytes that are no UTF-8 become lone surrogates, which no reader takes for text."""
+    """Read header lines; bytes that are no UTF-8 become lone surrogates, which no reader takes for text.
+
+    The server's own line about the asker is left out: it is in every request, and is none of the sender's.
+    """
     found: dict[str, str] = {}
     for line in lines.split(_CRLF):
-        if line:
+        if line and not line.startswith(_ABOUT_ASKER):
             name, _, value = line.decode("utf-8", "surrogateescape").partition(":")
             found[name.strip(" \t")] = value.strip(" \t")
     return found
