@@ -180,6 +180,10 @@ class Journal:
         await asyncio.to_thread(self._flush)
         self._relay = asyncio.create_task(self._run(), name="journal")
 
+    def leave_to_others(self, now: int) -> None:
+        """Begin without files: what happens goes into the tail, and a service that shares the database adopts it."""
+        self._seqs, self._queues, self._started = count(now * 1000), False, True
+
     async def stop(self) -> None:
         """Write all that was committed; what is committed later waits in the tail for the next start."""
         if self._relay is None:

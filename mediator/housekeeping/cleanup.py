@@ -18,7 +18,9 @@ import structlog
 from mediator.broker import Broker, wall_clock
 from mediator.errors import MediatorError, SetupError, StoreHeldError, UnavailableError
 from mediator.housekeeping.collector import Collector
+from mediator.journal import Journal
 from mediator.mailboxes.planning import plan
+from mediator.metrics import Metrics
 from mediator.operators.control import ask
 from mediator.scheduler import EXAMPLES, PASS_SECONDS
 from mediator.settings import Settings
@@ -133,9 +135,20 @@ async def _opened(settings: Settings) -> AsyncIterator[Broker]:
     # Not on another thread: given up while it opens, the file would stay held.
     store = open_store(settings)
     try:
-        broker = Broker(store, settings.bounds)
+        owner = settings.database_url is None
+        # Its owner tells as the service would; who only shares it leaves that to the services.
+        name = settings.instance if owner else f"{settings.instance[:48]}.cleanup.{os.getpid()}"
+        journal = Journal(settings.journal, settings.data_dir, name, Metrics())
+        broker = Broker(store, settings.bounds, observers=[journal.observe] if settings.journal.enabled else [])
         try:
-            yield broker
+            if owner:
+                await journal.start(broker)
+            else:
+                journal.leave_to_others(broker.clock())
+            try:
+                yield broker
+            finally:
+                await journal.stop()
         finally:
             await broker.close()
     finally:

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import orjson
 import pytest
 
 from mediator.broker import Broker
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.housekeeping import cleanup
+from mediator.journal import FOLDER, events
+from mediator.journal_lines import expand
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
+from mediator.mailboxes.events import What
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.settings import Cleanup, Settings
@@ -72,6 +76,7 @@ async def test_without_a_service_it_owns_the_file_for_a_pass(tmp_path: Path) -> 
     await fill(sqlite(tmp_path))
     assert await once(settings(tmp_path)) == ["removed 20 messages"]
     assert rows(tmp_path, "message") == 1
+    assert [event["msg_id"] for event in events(tmp_path / FOLDER) if event["what"] == What.EXPIRED] == list(range(20))
     assert await once(settings(tmp_path)) == ["nothing to remove"]
     SqliteStore(database_path(tmp_path)).close()
 
@@ -221,6 +226,9 @@ async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgre
         assert await once(options, dry_run=True) == ["nothing to remove"]
         store = open_store(options)
         with store.reading() as tx:
+            left = [orjson.loads(line) for row in tx.tail.read(0, 1000) for line in row.lines.splitlines()]
+            expired = {event["msg_id"] for line in left for event in expand(line) if event["what"] == What.EXPIRED}
+            assert expired == set(range(300))
             mailbox = tx.mailboxes.find(TENANT, BOX)
             assert mailbox is not None
             assert (mailbox.messages, mailbox.bytes) == (1, len(b"living"))
