@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenError
@@ -34,7 +35,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The mailbox, and the token if this call made it (M3)."""
+    """The mailbox as it was then, and the token if this call made it (M3)."""
 
     mailbox: Mailbox
     token: str | None
@@ -67,15 +68,19 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
         )
     )
     if mailbox is None:
-        raise MailboxExistsError(address)
+        # Another instance was first while this one waited for it.
+        first = tx.mailboxes.find(request.tenant, address)
+        if first is None:
+            raise MailboxExistsError(address)
+        return _taken(first, request)
     tx.events.append(Event(What.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
-    return Created(mailbox, token)
+    return Created(copy(mailbox), token)
 
 
 def _taken(holder: Mailbox, request: Create) -> Created:
     if request.public is None:
         raise MailboxExistsError(holder.address)
-    return Created(holder, None)
+    return Created(copy(holder), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +95,21 @@ class Update:
 
 
 def update(tx: Transaction, request: Update, now: int) -> Mailbox:
-    """Change what describes a mailbox; the token of its CREATE is asked for (M3, M4)."""
+    """Change what describes a mailbox, and return it as it is then; the token of its CREATE is asked for (M3, M4)."""
     mailbox = living(tx, request.tenant, request.address, now)
     if not hmac.compare_digest(_hash(request.token), mailbox.token_hash):
         raise WrongTokenError
     desc = mailbox.desc if request.desc is None else request.desc
     tags = mailbox.tags if request.tags is None else request.tags
     tx.mailboxes.describe(mailbox, desc, tags, mailbox.ack_wait)
-    return mailbox
+    return copy(mailbox)
 
 
 def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | None, now: int) -> Mailbox:
     """Give a mailbox its own lease for groups that name none; None: as configured (F8). For operators."""
     mailbox = living(tx, tenant, address, now)
     tx.mailboxes.describe(mailbox, mailbox.desc, mailbox.tags, ack_wait)
-    return mailbox
+    return copy(mailbox)
 
 
 def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:

@@ -211,6 +211,20 @@ def test_one_of_several_creates_of_an_address_wins(store, instances):
         assert (f"m{turn}", int(kept[0].payload)) in won
 
 
+@pytest.mark.rule("M2")
+def test_a_create_with_public_succeeds_also_when_another_instance_is_first(store, instances):
+    created: list[tuple[int, bool]] = []
+
+    def creator(number: int) -> None:
+        for turn in range(25):
+            with instances[number].transaction([(TENANT, f"m{turn}")]) as tx:
+                made = creating.create(tx, BOUNDS, random.randbytes, Create(TENANT, f"m{turn}", public=True), NOW)
+            created.append((turn, made.token is not None))
+
+    together(*(lambda number=number: creator(number) for number in range(INSTANCES)))
+    assert Counter(created) == {(turn, first): 1 if first else INSTANCES - 1 for turn in range(25) for first in (0, 1)}
+
+
 @pytest.mark.rule("S3")
 def test_a_dedup_id_sent_to_several_instances_is_stored_once(store, instances):
     create(store, "a")

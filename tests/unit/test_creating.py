@@ -225,6 +225,18 @@ def test_update_changes_what_it_names_with_the_right_token_only(broker: Broker) 
     assert (mailbox.desc, mailbox.tags) == ("", ())
 
 
+@pytest.mark.rule("M3", "M4")
+def test_an_answer_says_how_it_was_whatever_comes_after_it(broker: Broker) -> None:
+    created = broker.create("brief", public=True)
+    assert created.token is not None
+    answers = [created.mailbox, broker.create("brief", public=True).mailbox]
+    answers += [broker.update(created.token, "brief", desc="d"), broker.set_ack_wait(SECOND, "brief")]
+    broker.delete_mailbox("brief")
+    assert [answer.address for answer in answers] == ["brief"] * 4
+    assert [answer.desc for answer in answers] == ["", "", "d", "d"]
+    assert [answer.ack_wait for answer in answers] == [None, None, None, SECOND]
+
+
 @pytest.mark.rule("M4", "F5")
 def test_a_deleted_mailbox_is_gone_at_once(broker: Broker) -> None:
     broker.create()
