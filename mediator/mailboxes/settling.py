@@ -77,13 +77,10 @@ def _cover(tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int]
         if mark <= settled and not loose:
             continue
         ended += loose
-        after = min([settled, *[msg_id - 1 for msg_id in loose]])
-        alone = set(loose)
-        done += [
-            handle
-            for handle in tx.messages.between(mailbox, lane, after, mark)
-            if handle.msg_id > settled or handle.msg_id in alone
-        ]
+        # Not all that stands between them: that may be the whole mailbox. Expired ones are settled too.
+        done += tx.messages.handles(mailbox, loose, 0).values()
+        if mark > settled:
+            done += tx.messages.between(mailbox, lane, settled, mark)
     if any(mark > settled for mark, settled in zip(marks, group.settled, strict=True)):
         group.settle(marks)
         tx.groups.save(group)

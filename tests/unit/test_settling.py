@@ -6,7 +6,9 @@ from mediator.errors import BadRequestError, NoSuchMailboxError
 from mediator.mailboxes.events import What
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.mailbox import Mailbox, Retention
+from mediator.mailboxes.message import Handle
+from mediator.mailboxes.ports import Messages
 from tests.unit.broker import GROUP, HOUR, SECOND, START, Broker
 
 CRITICAL, URGENT, NORMAL, LOW = Lane
@@ -26,6 +28,31 @@ def send(broker: Broker, *lanes: Lane, to: str = "task") -> None:
 
 
 # K2: without a lease
+
+
+@pytest.mark.rule("K2", "K3")
+def test_an_old_message_among_new_ones_is_settled_without_a_look_at_all_between(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(broker, *[NORMAL] * 50)
+    assert broker.take(ack_wait=SECOND) == list(range(50))
+    broker.ack(*range(1, 50))
+    send(broker, NORMAL)
+    broker.advance(SECOND)
+    assert broker.take() == [0, 50]
+    looked: list[tuple[int, int]] = []
+    with broker.store.transaction() as tx:
+        between = type(tx.messages).between
+
+    def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+        looked.append((after, last))
+        return between(messages, mailbox, lane, after, last)
+
+    monkeypatch.setattr(type(tx.messages), "between", watched)
+    broker.ack(50)
+    assert looked == [(49, 50)]
+    assert broker.take() == []
+    assert broker.told(What.ACKNOWLEDGED)[-2:] == [0, 50]
 
 
 @pytest.mark.rule("K2", "F3")
