@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
@@ -23,6 +24,7 @@ from mediator.mailboxes.ports import Transaction
 from mediator.nats import connection as connection_module
 from mediator.nats import server as server_module
 from mediator.nats.connection import Connection, connect
+from mediator.nats.door import QUEUE
 from mediator.nats.server import find_binary
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
@@ -237,6 +239,29 @@ async def test_a_dead_subscription_is_noticed_and_made_anew(tmp_path: Path, how:
         answered = [await service.send(b"%d" % no) for no in range(3)]
         assert len(set(answered)) == 3, "and each request is answered once"
         assert payloads(await service.query())[-3:] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.rule("A9")
+async def test_among_many_instances_a_subscription_that_lives_is_left_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service, contextlib.AsyncExitStack() as stack:
+        for number in range(15):
+            other = await connect(
+                [service.server.url],
+                "other",
+                user=service.server.service_user,
+                password=service.server.service_password,
+            )
+            stack.push_async_callback(other.close)
+
+            async def answer(message: Msg, other: Connection = other, number: int = number) -> None:
+                await other.publish(message.reply, b"other %d" % number)
+
+            await other.subscribe("mq9.*.$mq9.AI.>", QUEUE, answer)
+            await other.settle(5)
+        subscription = service.door._subscription
+        for _ in range(40):
+            assert await service.door.check() is None
+        assert service.door._subscription is subscription
 
 
 @pytest.mark.rule("A9")
