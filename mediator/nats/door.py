@@ -69,6 +69,7 @@ class Door:
         self._answers: deque[tuple[str, bytes]] = deque()
         self._answered = asyncio.Event()
         self._publisher: asyncio.Task[None] | None = None
+        self._closing = False
         self._held_bytes = 0
         self._verbs: dict[str, tuple[str, Verb]] = {
             "MSG.FETCH": ("FETCH", self._fetch),
@@ -145,11 +146,12 @@ class Door:
                 await self._broker.write(lambda _tx, _now: None)
         except (MediatorError, TimeoutError) as error:
             log.warning("last requests", error=str(error) or type(error).__name__)
-        if self._publisher is not None:
-            self._publisher.cancel()
-            await asyncio.gather(self._publisher, return_exceptions=True)
-        while self._answers:
-            await self._answer_one()
+        self._closing = True
+        self._answered.set()
+        # Told and not cancelled: in the midst of a flush the client would swallow that, and the task wait for ever.
+        if self._publisher is not None and (await asyncio.wait({self._publisher}, timeout=seconds))[1]:
+            log.warning("answers not sent", count=len(self._answers))
+            self._answers.clear()
         if self._connection.connected:
             try:
                 await self._connection.settle(seconds)
@@ -295,7 +297,7 @@ class Door:
 
     async def _publish(self) -> None:
         """Send answers in the order of their commits; one task, since publishing may wait."""
-        while True:
+        while not self._closing:
             await self._answered.wait()
             self._answered.clear()
             while self._answers:

@@ -20,7 +20,9 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from mediator.errors import SetupError, UnavailableError
+from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.sending import Send
 from mediator.nats import connection as connection_module
 from mediator.nats import server as server_module
 from mediator.nats.connection import Connection, connect
@@ -149,6 +151,31 @@ async def test_a_slow_commit_is_waited_for_when_the_door_closes(tmp_path: Path) 
     with reopened(tmp_path) as again:
         assert stored(again) == [b"slow"]
         assert stored(again, "slow") == []
+
+
+async def test_a_server_that_takes_no_answers_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "PENDING_BYTES", 1 << 16)
+    async with serving(tmp_path) as service:
+        await service.create()
+        waiting = [
+            asyncio.create_task(service.ask("MSG.FETCH.task", {"config": {"max_wait_ms": 4500}})) for _ in "0" * 30
+        ]
+        await service.waits(30)
+        pid = service.server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await service.broker.send(Send("default", "task", Draft(bytes(1 << 20))))
+            await service.waits(0)
+            async with asyncio.timeout(20):
+                await service.door.close(1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @pytest.mark.rule("A8")
