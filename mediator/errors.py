@@ -142,6 +142,15 @@ class UnavailableError(MediatorError):
         super().__init__(f"unavailable: {why}")
 
 
+class UncertainError(UnavailableError):
+    """The database went away during the commit, which may have been done or not; a dedup id makes a retry safe."""
+
+    code = "uncertain"
+
+    def __init__(self) -> None:
+        super().__init__("the database went away during the commit, which may have been done or not")
+
+
 class BusyError(UnavailableError):
     """More requests wait than the bound allows; try again later."""
 

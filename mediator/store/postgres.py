@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from peewee import PeeweeException, PostgresqlDatabase
 
-from mediator.errors import BusyError, SetupError, UnavailableError
+from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.ports import Transaction
 from mediator.store import rows
@@ -133,14 +133,20 @@ class PostgresStore:
             for mailbox in mailboxes:
                 known.add(mailbox)
             tx = SqlTransaction(dialect, known, Remembered(0), self._backlog)
+            committing = False
             try:
                 yield tx
+                committing = True
                 with dialect.together():
                     tx.finish()
                     dialect.commit()
                 dialect.committed()
-            except BaseException:
+            except BaseException as error:
                 self._backlog.doubt()
+                # Only a server that says so has not committed.
+                failed = dialect.connection.info.transaction_status == TransactionStatus.INERROR
+                if committing and isinstance(error, psycopg.Error) and not failed:
+                    raise UncertainError from error
                 raise
 
     @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mediator.errors import BusyError, MediatorError, UnavailableError
+from mediator.errors import BusyError, MediatorError, UnavailableError, UncertainError
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place, Store
@@ -30,6 +30,8 @@ BATCH_SECONDS = 0.010
 """A batch takes no new work after this long, so that one that reads much keeps nobody waiting."""
 CHORE_REST = 3.0
 """While requests come without a pause, a chore waits this many times as long as the last one took."""
+SAY_SECONDS = 5.0
+"""How often the log says that the store still fails."""
 
 log = structlog.get_logger("store")
 
@@ -50,6 +52,26 @@ class _Job:
     place: Place | None
     work: Work[Any]
     done: Done
+
+
+class _Failing:
+    """Says once that the store fails, now and then that it still does, and once that it works again."""
+
+    def __init__(self) -> None:
+        self._said_at: float | None = None
+        self._refused = 0
+
+    def fails(self, why: str, requests: int) -> None:
+        self._refused += requests
+        now = time.monotonic()
+        if self._said_at is None or now - self._said_at >= SAY_SECONDS:
+            log.error("store unavailable", why=why, refused=self._refused)
+            self._said_at = now
+
+    def works(self) -> None:
+        if self._said_at is not None:
+            log.warning("store works again", refused=self._refused)
+            self._said_at, self._refused = None, 0
 
 
 class Writer:
@@ -75,6 +97,7 @@ class Writer:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._ringing = False
         self._closing = False
+        self._failing = _Failing()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -162,12 +185,16 @@ class Writer:
         try:
             try:
                 outcomes, committed = self._commit(queue, batch)
+            except UncertainError:
+                # Once more might be twice.
+                raise
             except UnavailableError:
                 # A deadlock or a lost connection may be over by now; a full disk is not.
                 outcomes, committed = self._commit(queue, batch)
+            self._failing.works()
         except UnavailableError as error:
             outcomes, committed = [(job, error) for job in batch], None
-            log.error("store unavailable", why=str(error), requests=len(outcomes))
+            self._failing.fails(str(error), len(batch))
         except Exception:
             if len(batch) > 1:
                 # One of them is poison: alone, it can only fail itself.

@@ -267,8 +267,8 @@ def test_a_weaker_default_of_the_operator_does_not_count(url, open_store, postgr
     store = open_store(url)
     create(store)
     with store.transaction() as tx:
-        assert tx.dialect.execute("SHOW synchronous_commit") == [(used,)]
-        assert tx.dialect.execute("SHOW transaction_isolation") == [("read committed",)]
+        assert tx.session.dialect.execute("SHOW synchronous_commit") == [(used,)]
+        assert tx.session.dialect.execute("SHOW transaction_isolation") == [("read committed",)]
 
 
 @pytest.mark.rule("A9")
@@ -287,13 +287,13 @@ def test_a_statement_that_failed_unnoticed_does_not_commit(url, open_store):
         with store.transaction([PLACE]) as tx:
             mailbox = tx.mailboxes.find(*PLACE)
             with suppress(psycopg.Error):
-                tx.dialect.execute("SELECT 1 / 0")
+                tx.session.dialect.execute("SELECT 1 / 0")
             tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, b"lost", 4, 1, 1))
 
     with pytest.raises(UnavailableError):
         send_behind_a_failure()
     with pytest.raises(UnavailableError), store.transaction() as tx, suppress(psycopg.Error):
-        tx.dialect.execute("SELECT 1 / 0")
+        tx.session.dialect.execute("SELECT 1 / 0")
     assert kept(store) == {}
 
 
@@ -301,7 +301,7 @@ def test_a_question_that_takes_too_long_is_ended(url, open_store, monkeypatch):
     monkeypatch.setattr(store_module, "READ_SECONDS", 1)
     store = open_store(url)
     with pytest.raises(UnavailableError, match="narrow it by since or before_id"), store.reading() as tx:
-        tx.dialect.execute("SELECT pg_sleep(60)")
+        tx.session.dialect.execute("SELECT pg_sleep(60)")
     create(store)
     assert kept(store) == {}
 
