@@ -9,7 +9,7 @@ from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bo
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.group import LOOSE, MAX_GROUPS, MAX_LEASED, Group, Lease
-from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
@@ -135,7 +135,7 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         limit = min(taken.room, fresh_room - len(fresh))
         new = tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now)
         fresh += taken.add(new)
-        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM:
+        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM and _empty(tx, mailbox, group, lane):
             # Stores may have to walk over other lanes' messages to see that there is none of this one.
             group.skip_to(lane, mailbox.next_id - 1)
             moved = True
@@ -173,6 +173,12 @@ def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, requ
         for message in taken.messages
     )
     return Fetched(mailbox.no, taken.messages)
+
+
+def _empty(tx: Transaction, mailbox: Mailbox, group: Group, lane: Lane) -> bool:
+    """Whether a lane holds nothing behind the group's mark, expired or not: a clock set back revives what is there."""
+    # At the beginning of time nothing has expired.
+    return not tx.messages.lane(mailbox, lane, group.settled[lane], 1, 1, 0)
 
 
 def _keep(tx: Transaction, group: Group, must_keep: bool, moved: bool) -> None:

@@ -5,7 +5,7 @@ import pytest
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import What
-from mediator.mailboxes.fetching import Deliver, Fetch
+from mediator.mailboxes.fetching import SKIP_FROM, Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.store.memory import MemoryStore
@@ -641,3 +641,14 @@ def test_a_message_fetched_by_nobody_stays(broker: Broker) -> None:
     broker.advance(1000 * HOUR)
     broker.clean_up()
     assert broker.take("b", "queue") == [0]
+
+
+@pytest.mark.rule("A8")
+def test_mail_that_was_over_by_a_wrong_clock_comes_when_the_clock_is_set_back(broker: Broker) -> None:
+    for _ in range(SKIP_FROM + 2):
+        broker.send(ttl=HOUR)
+    assert broker.take(num_msgs=1) == [0]
+    broker.advance(2 * HOUR)
+    assert broker.take() == []
+    broker.advance(-2 * HOUR)
+    assert broker.take(num_msgs=2) == [0, 1]
