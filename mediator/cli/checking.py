@@ -82,8 +82,7 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
 
     Raises :class:`SetupError` when the server does not let the service in.
     """
-    from nats.aio.msg import Msg
-
+    from mediator.nats.client import Request
     from mediator.nats.connection import connect
 
     assert settings.nats_url is not None
@@ -92,7 +91,7 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
     nonce = secrets.token_hex(16).encode()
     arrived: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def received(message: Msg) -> None:
+    def received(message: Request) -> None:
         if message.data == nonce and not arrived.done():
             arrived.set_result(message.subject)
 
@@ -103,11 +102,11 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
         await ours.settle(ARRIVE_SECONDS)
         lines = [f"connected  {ours.max_payload} bytes a message at most"]
         if settings.nats_accounts and user is None:
-            await ours.publish(f"mq9._.{SELF_TEST}", nonce)
+            await ours.publish([(f"mq9._.{SELF_TEST}".encode(), nonce)])
         elif settings.nats_accounts:
             await _publish_as(urls, user, password, nonce)
         else:
-            await ours.publish(SELF_TEST, nonce)
+            await ours.publish([(SELF_TEST.encode(), nonce)])
         try:
             came = await asyncio.wait_for(arrived, ARRIVE_SECONDS)
         except TimeoutError:
@@ -128,7 +127,7 @@ async def _publish_as(urls: list[str], user: str | None, password: str | None, n
         password=password,
     )
     try:
-        await theirs.publish(SELF_TEST, nonce)
+        await theirs.publish([(SELF_TEST.encode(), nonce)])
         await theirs.settle(ARRIVE_SECONDS)
     finally:
         await theirs.close()

@@ -1,19 +1,37 @@
 """A NATS client that nobody else's bytes can disconnect, and that no error of the server ends for good.
 
 The server passes subjects and headers on as their sender wrote them; nats-py stops reading at some of these bytes.
+Requests go from the parser straight to who serves them, and answers into the socket many at a time: nats-py's queue,
+task and flush for each message cost as much as all that the mediator does with it.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import ProtocolError
+from nats.errors import OutboundBufferLimitError, ProtocolError
 from nats.protocol.parser import PERMISSIONS_ERR, Parser
 
 _CRLF = b"\r\n"
 _ABOUT_ASKER = b"Nats-Request-Info:"
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
+
+log = structlog.get_logger("nats")
+
+
+class Request(NamedTuple):
+    """A message as it came; ``reply`` is where an answer goes, empty when none is wanted."""
+
+    subject: str
+    reply: bytes
+    data: bytes
+    headers: dict[str, str] | None
+
+
+Received = Callable[[Request], None]
 
 
 class SturdyClient(Client):
@@ -22,6 +40,35 @@ class SturdyClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._ps = _Parser(self)
+        self._receivers: dict[int, Received] = {}
+
+    def receive(self, sid: int, received: Received | None) -> None:
+        """Hand the messages of a subscription to ``received``, which must neither wait nor raise; None: no more."""
+        if received is None:
+            self._receivers.pop(sid, None)
+        else:
+            self._receivers[sid] = received
+
+    def hand_over(self, sid: int, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bool:
+        """Give a message to its receiver; False: the subscription has none."""
+        received = self._receivers.get(sid)
+        if received is None:
+            return False
+        found = read_headers(headers.partition(_CRLF)[2]) if headers else None
+        try:
+            received(Request(subject.decode("utf-8", "replace"), reply, payload, found))
+        except Exception:
+            log.exception("request")
+        return True
+
+    async def send_all(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send messages, subject and payload each, with one write; waits while the server takes none."""
+        frames = b"".join([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
+        if not self.is_connected and self._pending_data_size + len(frames) > self._max_pending_size:
+            raise OutboundBufferLimitError
+        await self._send_command(frames)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Msg:
         return self.msg_class(
@@ -89,7 +136,8 @@ class _Parser(Parser):
                     return
                 headers, payload = bytes(unread[start : start + head]), bytes(unread[start + head : end])
                 at = end + len(_CRLF)
-                await self.nc._process_msg(sid, subject, reply, payload, headers)
+                if not self.nc.hand_over(sid, subject, reply, headers, payload):
+                    await self.nc._process_msg(sid, subject, reply, payload, headers)
         finally:
             del unread[:at]
 

@@ -1,7 +1,7 @@
 """Our connection to NATS: kept for ever, rebuilt when it breaks, and known to be alive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,15 +11,13 @@ from nats.errors import BadSubscriptionError
 from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
-from mediator.nats.client import SturdyClient
+from mediator.nats.client import Received, Request, SturdyClient
 
 CONNECT_SECONDS = 10
 PENDING_BYTES = 64 * 1024 * 1024
 """Replies held while the connection is being rebuilt; their askers may still be there."""
 
 log = structlog.get_logger("nats")
-
-Received = Callable[[Msg], Awaitable[None]]
 
 
 async def connect(
@@ -75,15 +73,18 @@ class Connection:
 
     async def subscribe(self, subject: str, queue: str, received: Received) -> "Subscription":
         """Take the messages of a subject; ``received`` gets them one after the other and must not wait."""
-        return Subscription(
-            await self._client.subscribe(
-                subject, queue=queue, cb=received, pending_msgs_limit=-1, pending_bytes_limit=PENDING_BYTES * 4
-            )
-        )
 
-    async def publish(self, subject: str, data: bytes) -> None:
-        """Send a message; waits while the server does not take what was sent before."""
-        await self._client.publish(subject, data)
+        async def early(message: Msg) -> None:
+            received(Request(message.subject, message.reply.encode(), message.data, message.headers))
+
+        # What comes before the receiver is known takes the library's way.
+        subscription = await self._client.subscribe(subject, queue=queue, cb=early)
+        self._client.receive(subscription._id, received)
+        return Subscription(self._client, subscription)
+
+    async def publish(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send messages, subject and payload each; waits while the server does not take what was sent before."""
+        await self._client.send_all(messages)
 
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
         """Ask and wait for one answer; raises ``nats.errors.Error`` or TimeoutError."""
@@ -114,7 +115,8 @@ class Connection:
 class Subscription:
     """A subscription that can be ended without losing what has arrived."""
 
-    def __init__(self, subscription: Any) -> None:
+    def __init__(self, client: SturdyClient, subscription: Any) -> None:
+        self._client = client
         self._subscription = subscription
 
     async def drain(self) -> None:
@@ -123,5 +125,6 @@ class Subscription:
 
     async def drop(self) -> None:
         """End it at once, if it has not ended by itself."""
+        self._client.receive(self._subscription._id, None)
         with suppress(BadSubscriptionError):
             await self._subscription.unsubscribe()

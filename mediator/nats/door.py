@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mediator.broker import Broker
@@ -21,6 +20,7 @@ from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
 from mediator.nats import replies, requests
+from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.fields import Fields, parse_body
 from mediator.nats.tenants import DEFAULT, Tenants
@@ -30,6 +30,7 @@ QUEUE = "mediator"
 REPLY_MARGIN = 4096
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Bytes of messages and replies under way; above it requests are refused as busy."""
+WRITE_BYTES = 1024 * 1024
 SELF_TEST = "_SELFTEST"
 TRIES = 20
 """Requests, for each instance that answers, until a self-test gives up: any of the queue group may take one."""
@@ -66,7 +67,7 @@ class Door:
         self._root = "mq9.*." + PREFIX if accounts else PREFIX
         self._subscription: Subscription | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answers: deque[tuple[str, bytes]] = deque()
+        self._answers: deque[tuple[bytes, bytes]] = deque()
         self._answered = asyncio.Event()
         self._publisher: asyncio.Task[None] | None = None
         self._closing = False
@@ -160,7 +161,7 @@ class Door:
 
     # Receiving.
 
-    async def _received(self, message: Msg) -> None:
+    def _received(self, message: Request) -> None:
         started = time.perf_counter()
         subject = message.subject
         verb = ""
@@ -206,7 +207,7 @@ class Door:
         verb: str,
         work: Callable[[str, Fields], Awaitable[bytes]],
         tenant: str,
-        message: Msg,
+        message: Request,
         started: float,
     ) -> None:
         try:
@@ -222,13 +223,13 @@ class Door:
             self._metrics.request(verb, OK, time.perf_counter() - started)
             self._answer(message.reply, answer)
 
-    def _refuse(self, reply: str, verb: str, error: MediatorError, started: float) -> None:
+    def _refuse(self, reply: bytes, verb: str, error: MediatorError, started: float) -> None:
         self._metrics.request(verb or "UNKNOWN", error.code, time.perf_counter() - started)
         self._answer(reply, replies.failure(verb, error))
 
     # The verbs.
 
-    def _send(self, message: Msg, tenant: str, address: str, started: float) -> None:
+    def _send(self, message: Request, tenant: str, address: str, started: float) -> None:
         size = len(message.data)
         if self._held_bytes + size > MAX_HELD_BYTES:
             raise BusyError("too many bytes are under way")
@@ -236,7 +237,7 @@ class Door:
         self._broker.send_soon(request, partial(self._sent, message.reply, size, started))
         self._held_bytes += size
 
-    def _sent(self, reply: str, size: int, started: float, outcome: Any) -> None:
+    def _sent(self, reply: bytes, size: int, started: float, outcome: Any) -> None:
         self._held_bytes -= size
         if isinstance(outcome, MediatorError):
             self._refuse(reply, "SEND", outcome, started)
@@ -289,11 +290,13 @@ class Door:
 
     # Answering.
 
-    def _answer(self, reply: str, data: bytes) -> None:
+    def _answer(self, reply: bytes, data: bytes) -> None:
         if reply:
             self._held_bytes += len(data)
             self._answers.append((reply, data))
             self._answered.set()
+            if self._held_bytes > MAX_HELD_BYTES:
+                self._broker.hold_looks(True)
 
     async def _publish(self) -> None:
         """Send answers in the order of their commits; one task, since publishing may wait."""
@@ -301,16 +304,28 @@ class Door:
             await self._answered.wait()
             self._answered.clear()
             while self._answers:
-                await self._answer_one()
+                answers = self._take_answers()
+                try:
+                    await self._connection.publish(answers)
+                except NatsError as error:
+                    # The askers time out and ask again; what was committed stays.
+                    log.warning("answers not sent", error=str(error) or type(error).__name__, count=len(answers))
 
-    async def _answer_one(self) -> None:
-        reply, data = self._answers.popleft()
-        self._held_bytes -= len(data)
-        try:
-            await self._connection.publish(reply, data)
-        except (NatsError, ValueError) as error:
-            # The asker times out and asks again; what was committed stays.
-            log.warning("answer not sent", error=str(error) or type(error).__name__, size=len(data))
+    def _take_answers(self) -> list[tuple[bytes, bytes]]:
+        """Take what one write sends; what is too large for the server, so that it would close the connection, goes."""
+        taken: list[tuple[bytes, bytes]] = []
+        size = 0
+        while self._answers and size < WRITE_BYTES:
+            reply, data = self._answers.popleft()
+            self._held_bytes -= len(data)
+            if len(data) > self._connection.max_payload:
+                log.warning("answer too large for the server", size=len(data))
+                continue
+            taken.append((reply, data))
+            size += len(data)
+        if self._held_bytes <= MAX_HELD_BYTES:
+            self._broker.hold_looks(False)
+        return taken
 
 
 def limit_of(max_payload: int) -> int:

@@ -8,7 +8,6 @@ import orjson
 from mediator.errors import BadRequestError
 
 MAX_BODY = 1024 * 1024
-MAX_DEPTH = 64
 MAX_NUMBER = 2**63 - 1
 MILLISECONDS_FROM = 10**11
 """Seconds above this are milliseconds given by mistake (N5)."""
@@ -20,8 +19,6 @@ def parse_body(data: bytes) -> "Fields":
         raise BadRequestError("body", f"expected at most {MAX_BODY} bytes, got {len(data)}")
     if not data or data == b'""':
         return Fields({})
-    if _depth(data) > MAX_DEPTH:
-        raise BadRequestError("body", f"expected at most {MAX_DEPTH} levels of nesting")
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -31,31 +28,6 @@ def parse_body(data: bytes) -> "Fields":
     if not isinstance(body, dict):
         raise BadRequestError("body", f"expected a JSON object, got {_kind(body)}")
     return Fields(body)
-
-
-def _depth(data: bytes) -> int:
-    """Bound the nesting from above; brackets inside strings count too, which only ever refuses more."""
-    opened = data.count(b"[") + data.count(b"{")
-    if opened <= MAX_DEPTH:
-        return opened
-    depth = deepest = 0
-    inside = escaped = False
-    for byte in data:
-        if inside:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                inside = False
-        elif byte == 0x22:
-            inside = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
 
 
 class Fields:

@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 
 import structlog
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mediator.broker import WAKE_KEY_BYTES as DIGEST
 from mediator.broker import Broker
+from mediator.nats.client import Request
 from mediator.nats.connection import Connection
 from mediator.store.writer import Committed
 
@@ -55,11 +55,12 @@ class Wakes:
             self._waiting.clear()
             for start in range(0, len(keys), MAX_KEYS):
                 try:
-                    await self._connection.publish(SUBJECT, self._own + b"".join(keys[start : start + MAX_KEYS]))
+                    told = self._own + b"".join(keys[start : start + MAX_KEYS])
+                    await self._connection.publish([(SUBJECT.encode(), told)])
                 except NatsError as error:
                     log.warning("wake-up not sent", error=str(error) or type(error).__name__)
 
-    async def _heard(self, message: Msg) -> None:
+    def _heard(self, message: Request) -> None:
         told = message.data
         if told[:DIGEST] != self._own:
             self._broker.wake(told[at : at + DIGEST] for at in range(DIGEST, len(told) - DIGEST + 1, DIGEST))

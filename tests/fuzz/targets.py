@@ -146,6 +146,9 @@ class _Collector:
     def __init__(self) -> None:
         self.messages: list[tuple[int, bytes, bytes, bytes, bytes]] = []
 
+    def hand_over(self, *_message: object) -> bool:
+        return False
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         self.messages.append((sid, subject, reply, data, headers))
 
