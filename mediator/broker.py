@@ -28,6 +28,8 @@ from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
 T = TypeVar("T")
 READER_THREADS = 4
+MAX_LOOKS = 64
+"""FETCHes and QUERYs that read at the same time: what they found is in memory until a door has made it an answer."""
 WAKE_KEY_BYTES = 16
 
 
@@ -64,6 +66,9 @@ class Broker:
         self._wake_secret = wake_secret
         self._waiters: defaultdict[bytes, set[asyncio.Event]] = defaultdict(set)
         self._waiting = 0
+        self._looks = asyncio.Semaphore(MAX_LOOKS)
+        self._room = asyncio.Event()
+        self._room.set()
         self._stopping = False
 
     def listen(self, told: Callable[[Committed], None]) -> None:
@@ -74,6 +79,13 @@ class Broker:
     def pending(self) -> int:
         """How many requests wait for a commit or a reader."""
         return self._writer.pending + self._reading
+
+    def hold_looks(self, hold: bool) -> None:
+        """Let no FETCH or QUERY read, or let them again: for a door that has more answers in memory than it may."""
+        if hold:
+            self._room.clear()
+        else:
+            self._room.set()
 
     @property
     def waiting(self) -> int:
@@ -142,9 +154,11 @@ class Broker:
                 return fetching.fetch(tx, self.bounds, request, now)
             return fetching.again(tx, self.bounds, request, before, now)
 
-        if request.group is None:
-            return await self.read(look)
-        return await self._writer.write((request.tenant, request.address), look)
+        await self._room.wait()
+        async with self._looks:
+            if request.group is None:
+                return await self.read(look)
+            return await self._writer.write((request.tenant, request.address), look)
 
     async def ack(self, request: settling.Ack) -> None:
         """Settle messages (K1–K4)."""
@@ -160,7 +174,9 @@ class Broker:
 
     async def query(self, request: querying.Query) -> list[Message]:
         """Look at messages without moving any group (Q1)."""
-        return await self.read(lambda tx, now: querying.query(tx, request, now))
+        await self._room.wait()
+        async with self._looks:
+            return await self.read(lambda tx, now: querying.query(tx, request, now))
 
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""

@@ -42,7 +42,7 @@ class Scheduler:
         self._broker = broker
         self._cleanup = cleanup
         self._collector = Collector(broker.clock(), metrics)
-        self._releaser = Releaser(broker, metrics)
+        self._releaser = Releaser(broker, metrics, self._collector.trusts)
         self._collecting = Errand("cleanup", self._collect)
         self._keeping = Errand("upkeep", broker.upkeep)
         self._jobs = AsyncIOScheduler(

@@ -74,6 +74,10 @@ class Collector:
             "or confirm that it is right with `mediator cleanup --confirm-clock`"
         )
 
+    def trusts(self, now: int) -> bool:
+        """Whether things may expire at this time; from any thread."""
+        return self._watch.trusts(now, steady_clock())
+
     def look(self, wall: int) -> None:
         """Compare the clocks, and pause or go on."""
         was = self._watch.paused
@@ -130,7 +134,7 @@ class Collector:
         """Run one slice; None: the clock is not to be trusted."""
 
         def work(tx: Transaction, now: int) -> tuple[_Done, float] | None:
-            if not self._watch.trusts(now, steady_clock()):
+            if not self.trusts(now):
                 return None
             begun = time.perf_counter()
             return step(tx, now, size.limit), begun

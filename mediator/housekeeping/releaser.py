@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from mediator.broker import Broker
 from mediator.housekeeping.errand import Errand
@@ -21,7 +22,9 @@ LULL_SECONDS = 0.02
 class Releaser:
     """Holds the timer. Made and used on the event loop."""
 
-    def __init__(self, broker: Broker, metrics: Metrics) -> None:
+    def __init__(self, broker: Broker, metrics: Metrics, trusts: Callable[[int], bool]) -> None:
+        """``trusts`` says, on the store's thread, whether the clock may end anything at this time."""
+        self._trusts = trusts
         self._broker = broker
         self._metrics = metrics
         self._slice = Slice(SLICE_SECONDS)
@@ -72,7 +75,7 @@ class Releaser:
 
             def work(tx: Transaction, now: int, limit: int = limit) -> tuple[Released, int | None, bool, float]:
                 begun = time.perf_counter()
-                released, next_due = sending.release(tx, now, limit), tx.delays.next_due()
+                released, next_due = sending.release(tx, now, limit, trusted=self._trusts(now)), tx.delays.next_due()
                 return released, next_due, next_due is not None and next_due <= now, begun
 
             released, next_due, more, begun = await self._broker.chore(work)

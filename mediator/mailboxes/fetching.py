@@ -76,6 +76,8 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         tx.leases.clear(group)
         group.start_at(_start(tx, mailbox, request))
         tx.groups.save(group)
+        # Other members that wait find what is before the new position.
+        tx.woken.add(mailbox.place)
     return _serve(tx, bounds, mailbox, group, request, now)
 
 

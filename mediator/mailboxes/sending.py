@@ -126,17 +126,21 @@ class Released:
     """How late the latest of them was, in milliseconds."""
 
 
-def release(tx: Transaction, now: int, limit: int) -> Released:
-    """Make visible what is due, at most ``limit`` of it and few large ones, in due order (S4)."""
+def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> Released:
+    """Make visible what is due, at most ``limit`` of it and few large ones, in due order (S4).
+
+    While the clock is not ``trusted``, nothing is dropped because its time is over: it is made visible, its TTL hides
+    it, and should the clock be set back it is there.
+    """
     due = tx.delays.due(now, limit, RELEASE_BYTES)
     mailboxes = tx.mailboxes.by_no({delayed.mailbox_no for delayed in due})
     tx.delays.remove(due)
     for delayed in due:
         mailbox = mailboxes.get(delayed.mailbox_no)
-        if mailbox is None or not mailbox.lives(now):
+        if mailbox is None or not mailbox.address or (trusted and not mailbox.lives(now)):
             continue
         message = delayed.message
-        if message.expire_at is not None and message.expire_at <= now:
+        if trusted and message.expire_at is not None and message.expire_at <= now:
             tx.events.append(
                 Event(
                     What.EXPIRED,

@@ -46,6 +46,8 @@ def ack(tx: Transaction, request: Ack, now: int) -> None:
             marks = [max(pair) for pair in zip(marks, covered, strict=True)]
     done += _cover(tx, mailbox, group, marks, ended)
     if ended:
+        if tx.leases.count(group) >= MAX_LEASED:
+            tx.woken.add(mailbox.place)
         tx.leases.remove(group, ended)
     if mailbox.retention is Retention.UNTIL_ACK and done:
         tx.messages.remove(mailbox, done)

@@ -94,8 +94,8 @@ class Broker:
         request = Send(tenant, to, Draft(payload, **draft))
         return self.run(lambda tx: sending.send(tx, self.bounds, self.quotas, request, self.now))
 
-    def release(self, limit: int = 1000) -> Released:
-        return self.run(lambda tx: sending.release(tx, self.now, limit))
+    def release(self, limit: int = 1000, *, trusted: bool = True) -> Released:
+        return self.run(lambda tx: sending.release(tx, self.now, limit, trusted=trusted))
 
     def next_due(self) -> int | None:
         return self.run(lambda tx: tx.delays.next_due())

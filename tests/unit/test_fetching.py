@@ -652,3 +652,12 @@ def test_mail_that_was_over_by_a_wrong_clock_comes_when_the_clock_is_set_back(br
     assert broker.take() == []
     broker.advance(-2 * HOUR)
     assert broker.take(num_msgs=2) == [0, 1]
+
+
+@pytest.mark.rule("F2", "F4")
+def test_a_new_position_wakes_the_members_that_wait(broker: Broker) -> None:
+    send(broker, NORMAL)
+    broker.take(deliver=Deliver.EARLIEST)
+    broker.ack(0)
+    broker.fetch(force_deliver=True, deliver=Deliver.EARLIEST, num_msgs=1)
+    assert broker.woken == {(TENANT, BOX)}

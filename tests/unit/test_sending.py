@@ -551,3 +551,21 @@ def test_a_visible_message_wakes_its_mailbox_and_no_other(broker: Broker) -> Non
     assert broker.woken == {(TENANT, "other")}
     broker.send(to="other", delay=SECOND)
     assert broker.woken == set()
+
+
+@pytest.mark.rule("S4", "S5", "A8")
+def test_a_clock_that_is_not_trusted_ends_no_delayed_mail(broker: Broker) -> None:
+    broker.create("short", ttl=HOUR)
+    broker.send(b"mail", delay=10 * SECOND, ttl=HOUR)
+    broker.send(b"mail", to="short", delay=10 * SECOND)
+    right = broker.now + 20 * SECOND
+    broker.now += 2 * HOUR
+    broker.release(trusted=False)
+    assert broker.shown() == []
+    broker.now = right
+    assert (broker.shown(), broker.shown("short")) == ([0], [0])
+    broker.send(b"mail", delay=10 * SECOND, ttl=HOUR)
+    broker.now += 2 * HOUR
+    broker.release()
+    broker.now = right
+    assert broker.shown() == [0], "with a clock that is trusted, what is over is over"

@@ -9,7 +9,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Messages
-from tests.unit.broker import GROUP, HOUR, SECOND, START, Broker
+from tests.unit.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
 
 CRITICAL, URGENT, NORMAL, LOW = Lane
 QUEUE = "queue"
@@ -598,3 +598,22 @@ def test_dead_messages_take_no_room_among_the_leased(broker: Broker) -> None:
     assert broker.take(ack_wait=SECOND) == []
     broker.advance(SECOND)
     assert broker.take(ack_wait=SECOND) == [10_000]
+
+
+@pytest.mark.rule("F2", "F6")
+def test_an_ack_that_makes_room_among_the_leased_wakes_those_that_wait_for_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("fetching", "settling"):
+        monkeypatch.setattr(f"mediator.mailboxes.{module}.MAX_LEASED", 2)
+    for _ in range(4):
+        broker.send(b"x")
+    assert broker.take(deliver=Deliver.EARLIEST, ack_wait=SECOND) == [0, 1]
+    assert broker.take(ack_wait=SECOND) == []
+    broker.ack(0)
+    assert broker.woken == {(TENANT, BOX)}
+    assert broker.take(ack_wait=SECOND) == [2]
+    broker.ack(1, 2)
+    broker.take(num_msgs=1, ack_wait=SECOND)
+    broker.ack(3)
+    assert broker.woken == set(), "there was room before"

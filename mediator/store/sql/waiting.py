@@ -162,11 +162,12 @@ class Outbox(Table):
         return self._backlog.read(self._count)
 
     def _count(self) -> int:
-        return int(
-            self._session.one(
-                "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM delayed WHERE archive = 1)"
-            )[0]
+        # The oldest go first, so the numbers say it; counting a million rows would hold up senders.
+        sql = (
+            "SELECT (SELECT coalesce(max(seq) - min(seq) + 1, 0) FROM outbox)"
+            " + (SELECT count(*) FROM delayed WHERE archive = 1)"
         )
+        return int(self._session.one(sql)[0])
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
         self._backlog.count += 1
