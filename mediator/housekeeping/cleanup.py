@@ -92,7 +92,7 @@ async def _turn(settings: Settings, command: str, work: _Work) -> dict[str, Any]
     while True:
         try:
             return await _asked(settings, command)
-        except _NobodyError as nobody:
+        except SetupError as nobody:
             if not database_path(settings.data_dir).exists():
                 raise SetupError(f"data_dir: no database in {settings.data_dir}, and {nobody}") from None
         try:
@@ -103,25 +103,12 @@ async def _turn(settings: Settings, command: str, work: _Work) -> dict[str, Any]
         await asyncio.sleep(RETRY_SECONDS)
 
 
-class _NobodyError(SetupError):
-    """No service listens."""
-
-
 async def _asked(settings: Settings, command: str) -> dict[str, Any]:
-    try:
-        answer = await ask(settings.data_dir, command, within=PASS_SECONDS)
-    except SetupError as error:
-        raise _NobodyError(str(error)) from None
+    """Have the service do it; :class:`SetupError` when none listens, else the error is the service's own."""
+    answer = await ask(settings.data_dir, command, within=PASS_SECONDS)
     if answer["error"]:
-        raise _RefusedError(answer["error"])
+        raise UnavailableError(answer["error"].removeprefix("unavailable: "))
     return answer
-
-
-class _RefusedError(UnavailableError):
-    """The service did not do it; the text is its own."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why.removeprefix("unavailable: "))
 
 
 async def _own(settings: Settings, work: _Work) -> dict[str, Any]:
