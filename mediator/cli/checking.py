@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mediator.cli.failing import CommandError
-from mediator.cli.spans import show_bytes, show_span
 from mediator.nats import accounts
+from mediator.operators.spans import show_bytes, show_span
 from mediator.settings import DEFAULT_TENANT, Settings
 from mediator.store.opening import database_path
 

@@ -9,7 +9,7 @@ from mediator.cli import show
 from mediator.cli.operator import ask_service
 from mediator.cli.options import Address, AnswerJson, Config, DataDir, Group, Tenant
 from mediator.cli.show import payload_text
-from mediator.cli.spans import show_moment
+from mediator.operators.spans import show_moment
 
 app = typer.Typer(help="List, redrive and drop a group's dead messages.", no_args_is_help=True)
 

@@ -9,8 +9,8 @@ from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_on, ask_service
 from mediator.cli.options import AnswerJson, Config, DataDir, Tenant, load
-from mediator.cli.spans import show_bytes, show_moment
 from mediator.mailboxes.address import parse_address
+from mediator.operators.spans import show_bytes, show_moment
 
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
 

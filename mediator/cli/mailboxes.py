@@ -23,7 +23,7 @@ from mediator.cli.options import (
     seconds,
     span,
 )
-from mediator.cli.spans import show_bytes, show_moment, show_span
+from mediator.operators.spans import show_bytes, show_moment, show_span
 
 PAGE = 500
 """Mailboxes asked for at once; an answer of the control socket is at most 1 MiB."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mediator.cli.spans import parse_moment, parse_seconds, parse_span
 from mediator.mailboxes.address import parse_address
+from mediator.operators.spans import parse_moment, parse_seconds, parse_span
 
 if TYPE_CHECKING:
     from mediator.settings import Settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mediator.cli.spans import show_moment
+from mediator.operators.spans import show_moment
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mediator.cli.spans import show_bytes, show_moment, show_span
 from mediator.mailboxes.bounds import DAY, Bounds, Quota
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.ports import Usage
 from mediator.operators.inspecting import GroupView, View
+from mediator.operators.spans import show_bytes, show_moment, show_span
 
 QUIET = 60_000
 """Milliseconds a message may wait before it is called stuck."""

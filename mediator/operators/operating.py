@@ -12,7 +12,6 @@ from typing import Any
 
 from mediator import __version__
 from mediator.broker import Broker
-from mediator.cli.spans import show_bytes, show_moment
 from mediator.errors import BadRequestError
 from mediator.http.health import Health, Report
 from mediator.journal import FOLDER as JOURNAL_FOLDER
@@ -26,6 +25,7 @@ from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Finding, Level, diagnose
 from mediator.operators.inspecting import GroupView, View, inspect
+from mediator.operators.spans import show_bytes, show_moment
 from mediator.segments import read_gaps
 from mediator.settings import DEFAULT_TENANT, Settings
 from mediator.store.opening import database_path

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mediator.cli.spans import parse_moment, parse_seconds, parse_span, show_bytes, show_moment, show_span
+from mediator.operators.spans import parse_moment, parse_seconds, parse_span, show_bytes, show_moment, show_span
 
 NOW = 1_767_225_600
 
