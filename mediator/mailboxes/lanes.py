@@ -13,14 +13,10 @@ class Lane(IntEnum):
     NORMAL = 2
     LOW = 3
 
-    @property
-    def shown(self) -> str:
-        """The word for the lane in the current protocol, which has none for low (N9)."""
-        return _SHOWN[self]
-
 
 LANES = tuple(Lane)
-_SHOWN = ("critical", "urgent", "normal", "normal")
+SHOWN = ("critical", "urgent", "normal", "normal")
+"""The word for each lane in the current protocol, which has none for low (N9)."""
 _WORDS = {
     "": Lane.NORMAL,
     "critical": Lane.CRITICAL,

@@ -1,6 +1,6 @@
 """Writes replies: every one a JSON object with ``error``, complete also when it failed (N1, N6, N9)."""
 
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +8,7 @@ import orjson
 
 from mediator.errors import MediatorError
 from mediator.mailboxes.creating import Created
+from mediator.mailboxes.lanes import SHOWN
 from mediator.mailboxes.message import Message
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {
@@ -52,20 +53,22 @@ def messages(found: Sequence[Message], *, text: bool = False, headers_only: bool
 
 
 def _item(message: Message, text: bool, headers_only: bool) -> dict[str, Any]:
-    item: dict[str, Any] = {"msg_id": message.msg_id}
+    item: dict[str, Any] = {
+        "msg_id": message.msg_id,
+        "payload": "",
+        "priority": SHOWN[message.lane],
+        "create_time": message.created_at // 1000,
+    }
     if headers_only:
-        item["payload"] = ""
         item["size"] = len(message.payload)
     else:
         encoded = _as_text(message.payload) if text else None
         if encoded is None:
-            item["payload"] = b64encode(message.payload).decode("ascii")
+            item["payload"] = b2a_base64(message.payload, newline=False).decode("ascii")
             if text:
                 item["encoding"] = "base64"
         else:
             item["payload"] = encoded
-    item["priority"] = message.lane.shown
-    item["create_time"] = message.created_at // 1000
     if message.key is not None:
         item["key"] = message.key
     if message.tags:

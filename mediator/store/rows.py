@@ -67,22 +67,24 @@ def handle(row: Row) -> Handle:
 
 def message(row: Row, deliveries: int = 0) -> Message:
     """Read a row of ``MESSAGE`` columns."""
-    extra: Mapping[str, Any] = orjson.loads(row[8]) if row[8] else _NOTHING
+    msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload = row
+    words = tuple(tags.split(",")) if tags else ()
+    # By position: this runs for every message of every FETCH.
+    common = msg_id, _LANES[lane], payload, size, created_at
+    if extra is None:
+        return Message(*common, created_at, expire_at, key, words, _NOTHING, None, None, recipient, deliveries)
+    rare: Mapping[str, Any] = orjson.loads(extra)
     return Message(
-        msg_id=row[0],
-        lane=_LANES[row[1]],
-        payload=row[9],
-        size=row[2],
-        created_at=row[3],
-        sent_at=extra.get("s", row[3]),
-        expire_at=row[4],
-        key=row[5],
-        tags=split_tags(row[6]),
-        headers=extra.get("h", _NOTHING),
-        dedup_id=extra.get("d"),
-        reply_to=extra.get("r"),
-        recipient=row[7],
-        deliveries=deliveries,
+        *common,
+        rare.get("s", created_at),
+        expire_at,
+        key,
+        words,
+        rare.get("h", _NOTHING),
+        rare.get("d"),
+        rare.get("r"),
+        recipient,
+        deliveries,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.lanes import LANES, Lane, parse_lane
+from mediator.mailboxes.lanes import LANES, SHOWN, Lane, parse_lane
 
 
 @pytest.mark.rule("A2")
@@ -42,4 +42,4 @@ def test_another_word_is_refused_and_the_field_is_named(word: str) -> None:
 
 @pytest.mark.rule("N9")
 def test_low_is_shown_as_normal() -> None:
-    assert [lane.shown for lane in LANES] == ["critical", "urgent", "normal", "normal"]
+    assert [SHOWN[lane] for lane in LANES] == ["critical", "urgent", "normal", "normal"]
