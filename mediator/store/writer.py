@@ -5,9 +5,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import structlog
@@ -29,7 +30,9 @@ MAX_BATCH = 1000
 BATCH_SECONDS = 0.010
 """A batch takes no new work after this long, so that one that reads much keeps nobody waiting."""
 CHORE_REST = 3.0
-"""While requests come without a pause, a chore waits this many times as long as the last one took."""
+"""While requests come, a chore waits this many times as long as the last one took."""
+LULL_SECONDS = 0.05
+"""Without a request for this long nobody is held up by a chore."""
 SAY_SECONDS = 5.0
 """How often the log says that the store still fails."""
 
@@ -97,6 +100,8 @@ class Writer:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._ringing = False
         self._closing = False
+        self._served = False
+        """Whether requests came since the last upkeep."""
         self._failing = _Failing()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -157,7 +162,7 @@ class Writer:
             self._bell.put(None)
 
     def _run(self) -> None:
-        rest_until = 0.0
+        rest_until = lull_from = 0.0
         while True:
             if not (self._jobs or self._chores):
                 if self._closing:
@@ -166,14 +171,19 @@ class Writer:
                 continue
             if self._jobs:
                 self._answer(self._jobs, self._batch())
-            if self._chores and (not self._jobs or time.monotonic() >= rest_until):
-                started = time.monotonic()
+                self._served = True
+                lull_from = time.monotonic() + LULL_SECONDS
+            started = time.monotonic()
+            if self._chores and started >= min(rest_until, lull_from):
                 chore = self._chores.popleft()
                 if chore.work is _own_upkeep:
                     self._upkeep(chore)
                 else:
                     self._answer(deque(), deque([chore]))
                 rest_until = time.monotonic() + CHORE_REST * (time.monotonic() - started)
+            elif self._chores and not self._jobs:
+                with suppress(Empty):
+                    self._bell.get(timeout=min(rest_until, lull_from) - started)
 
     def _batch(self) -> deque[_Job]:
         """Take what waits now, up to the cap."""
@@ -231,7 +241,8 @@ class Writer:
     def _upkeep(self, chore: _Job) -> None:
         outcome: MediatorError | None = None
         try:
-            self._store.upkeep(bool(self._jobs))
+            self._store.upkeep(bool(self._jobs) or self._served)
+            self._served = False
         except MediatorError as error:
             outcome = error
         except Exception:
