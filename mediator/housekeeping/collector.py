@@ -17,7 +17,7 @@ from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.metrics import Metrics
 
-SLICE_SECONDS = 0.003
+SLICE_SECONDS = 0.002
 """From the beginning of a slice's transaction to its end on disk: for so long senders wait behind it."""
 LEASE_ROUND = 3600 * 1000
 """Milliseconds after which all ended leases are looked at again: a message may go after its lease was looked at."""

@@ -13,7 +13,7 @@ from mediator.mailboxes.sending import Released
 from mediator.metrics import Metrics
 from mediator.store.writer import Committed
 
-SLICE_SECONDS = 0.005
+SLICE_SECONDS = 0.0015
 """From the beginning of a slice's transaction to its end on disk: for so long senders wait behind it."""
 LULL_SECONDS = 0.02
 """After a release the next one waits this long, so that mail falling due bit by bit does not cost a commit each."""
