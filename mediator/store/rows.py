@@ -110,6 +110,11 @@ def extra(sent: Message) -> bytes | None:
     return orjson.dumps(rare)
 
 
+def particulars(sent: Message) -> Row:
+    """Write the columns that stand alike in every table of messages: expire_at, key, tags, recipient, extra."""
+    return sent.expire_at, sent.key, join_tags(sent.tags), sent.recipient, extra(sent)
+
+
 def join_tags(tags: Sequence[str]) -> str | None:
     """Write tags; no tag holds a comma (S1)."""
     return ",".join(tags) if tags else None

@@ -57,11 +57,7 @@ class Session:
                     message.lane.value,
                     message.size,
                     message.created_at,
-                    message.expire_at,
-                    message.key,
-                    rows.join_tags(message.tags),
-                    message.recipient,
-                    rows.extra(message),
+                    *rows.particulars(message),
                     None if id(message.payload) in bodies else message.payload,
                     bodies.get(id(message.payload)),
                 )
