@@ -235,10 +235,10 @@ class Door:
             raise BusyError("too many bytes are under way")
         request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
         self._broker.send_soon(request, partial(self._sent, message.reply, size, started))
-        self._held_bytes += size
+        self._hold(size)
 
     def _sent(self, reply: bytes, size: int, started: float, outcome: Any) -> None:
-        self._held_bytes -= size
+        self._hold(-size)
         if isinstance(outcome, MediatorError):
             self._refuse(reply, "SEND", outcome, started)
             return
@@ -292,11 +292,17 @@ class Door:
 
     def _answer(self, reply: bytes, data: bytes) -> None:
         if reply:
-            self._held_bytes += len(data)
+            self._hold(len(data))
             self._answers.append((reply, data))
             self._answered.set()
-            if self._held_bytes > MAX_HELD_BYTES:
-                self._broker.hold_looks(True)
+
+    def _hold(self, size: int) -> None:
+        """Count bytes in or out; above the bound no FETCH or QUERY may read more into memory."""
+        was_full = self._held_bytes > MAX_HELD_BYTES
+        self._held_bytes += size
+        is_full = self._held_bytes > MAX_HELD_BYTES
+        if is_full is not was_full:
+            self._broker.hold_looks(is_full)
 
     async def _publish(self) -> None:
         """Send answers in the order of their commits; one task, since publishing may wait."""
@@ -317,14 +323,12 @@ class Door:
         size = 0
         while self._answers and size < WRITE_BYTES:
             reply, data = self._answers.popleft()
-            self._held_bytes -= len(data)
+            self._hold(-len(data))
             if len(data) > self._connection.max_payload:
                 log.warning("answer too large for the server", size=len(data))
                 continue
             taken.append((reply, data))
             size += len(data)
-        if self._held_bytes <= MAX_HELD_BYTES:
-            self._broker.hold_looks(False)
         return taken
 
 
