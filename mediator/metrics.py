@@ -27,6 +27,11 @@ _MESSAGE_EVENTS = {
     What.DELETED: "deleted",
     What.DEAD: "dead",
 }
+_MAILBOX_EVENTS = {
+    What.MAILBOX_CREATED: "created",
+    What.MAILBOX_EXPIRED: "expired",
+    What.MAILBOX_DELETED: "deleted",
+}
 _WHAT_AND_LANE = attrgetter("what", "lane")
 # An event without a lane carries -1, which finds the last.
 _LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
@@ -66,6 +71,8 @@ class Metrics:
         self._messages = {
             what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in _MESSAGE_EVENTS.items()
         }
+        mailboxes = Counter("mediator_mailboxes", "What happened to mailboxes.", ["event"], registry=registry)
+        self._mailboxes = {what: mailboxes.labels(word) for what, word in _MAILBOX_EVENTS.items()}
         self._batch_size = Histogram(
             "mediator_store_batch_size", "Changes in one commit.", buckets=_BATCH_SIZES, registry=registry
         )
@@ -89,7 +96,6 @@ class Metrics:
         )
         self.pending = Gauge("mediator_pending_requests", "Requests waiting inside the service.", registry=registry)
         self.waiting = Gauge("mediator_waiting_fetches", "FETCH requests waiting for mail.", registry=registry)
-        self.mailboxes = Gauge("mediator_mailboxes", "Mailboxes that exist.", registry=registry)
         self.expiry_paused = Gauge(
             "mediator_expiry_paused",
             "1 while expiry waits for somebody to confirm a jump of the clock.",
@@ -107,10 +113,12 @@ class Metrics:
         bound[1].observe(seconds)
 
     def events(self, batch: Iterable[Event]) -> None:
-        """Count what a commit did to messages; events of mailboxes are passed over."""
+        """Count what a commit did to messages and mailboxes."""
         for (what, lane), count in Tally(map(_WHAT_AND_LANE, batch)).items():
             if lanes := self._messages.get(what):
                 lanes[lane].inc(count)
+            else:
+                self._mailboxes[what].inc(count)
 
     def committed(self, changes: int, seconds: float) -> None:
         """Count one commit of the store."""

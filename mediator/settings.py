@@ -274,8 +274,8 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         default=False,
         description="Let clients without credentials in as tenant `default`, also when other machines can reach the "
-        "managed NATS server and also when users are configured. Protects all mail while false; set it only on a "
-        "network you trust.",
+        "managed NATS server; while that tenant has users of its own, everybody needs one. Protects all mail while "
+        "false; set it only on a network you trust.",
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
         default="info",

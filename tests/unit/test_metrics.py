@@ -66,7 +66,7 @@ def test_a_request_is_counted_by_verb_and_outcome_and_timed_by_verb() -> None:
     assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.25") == 3
 
 
-def test_events_are_counted_by_lane_and_those_of_mailboxes_passed_over() -> None:
+def test_events_of_messages_are_counted_by_lane_and_those_of_mailboxes_on_their_own() -> None:
     metrics = Metrics()
     metrics.events(
         [
@@ -77,11 +77,20 @@ def test_events_are_counted_by_lane_and_those_of_mailboxes_passed_over() -> None
             event(What.MAILBOX_CREATED, -1),
         ]
     )
+    assert value(metrics, "mediator_mailboxes_total", event="created") == 1
     assert value(metrics, "mediator_messages_total", event="stored", lane="critical") == 2
     assert value(metrics, "mediator_messages_total", event="stored", lane="low") == 1
     assert value(metrics, "mediator_messages_total", event="expired", lane="none") == 1
     counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_messages_total"]
     assert sum(counted) == 4
+
+
+def test_every_event_of_a_mailbox_has_a_series() -> None:
+    metrics = Metrics()
+    of_mailboxes = [what for what in What if what.name.startswith("MAILBOX_")]
+    metrics.events(event(what, -1) for what in of_mailboxes)
+    counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_mailboxes_total"]
+    assert counted == [1] * len(of_mailboxes)
 
 
 def test_every_event_of_a_message_has_a_series() -> None:
@@ -103,12 +112,11 @@ def test_the_other_series_take_what_they_are_told() -> None:
     waiting = [1, 2, 3]
     metrics.waiting.set_function(lambda: len(waiting))
     metrics.pending.set(4)
-    metrics.mailboxes.set(5)
     metrics.expiry_paused.set(1)
     metrics.nats_up.set(1)
     found = samples(metrics.registry)
     assert [found[name, frozenset()] for name in ("mediator_waiting_fetches", "mediator_pending_requests")] == [3, 4]
-    assert [found[name, frozenset()] for name in ("mediator_mailboxes", "mediator_expiry_paused")] == [5, 1]
+    assert found["mediator_expiry_paused", frozenset()] == 1
     assert found["mediator_nats_up", frozenset()] == 1
 
 
