@@ -8,9 +8,9 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -21,9 +21,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
-from mediator.store.base import Place, Store
+from mediator.store.base import Place, Store, Transaction
 from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
 T = TypeVar("T")
@@ -122,31 +121,26 @@ class Broker:
             return (await self._look(request, None)).messages
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._max_waiting} requests wait for mail already")
-        key = self.wake_key((request.tenant, request.address))
         end = time.monotonic() + request.max_wait / 1000
-        woken = asyncio.Event()
-        # Listening begins before the first look, so that nothing falls between look and wait.
-        self._waiters[key].add(woken)
         self._waiting += 1
         try:
-            found = await self._look(request, None)
-            while not found.messages and not self._stopping:
-                rest = end - time.monotonic()
-                if rest <= 0:
-                    break
-                if found.retry_at is not None:
-                    rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
-                # When time is up it looks once more: the mailbox may be gone, or another instance have sent (F5).
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), rest)
-                woken.clear()
-                found = await self._look(request, found)
-            return found.messages
+            # Listening begins before the first look, so that nothing falls between look and wait.
+            with self.watching((request.tenant, request.address)) as woken:
+                found = await self._look(request, None)
+                while not found.messages and not self._stopping:
+                    rest = end - time.monotonic()
+                    if rest <= 0:
+                        break
+                    if found.retry_at is not None:
+                        rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
+                    # When time is up it looks once more: the mailbox may be gone, or another instance have sent (F5).
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(woken.wait(), rest)
+                    woken.clear()
+                    found = await self._look(request, found)
+                return found.messages
         finally:
             self._waiting -= 1
-            self._waiters[key].discard(woken)
-            if not self._waiters[key]:
-                del self._waiters[key]
 
     async def _look(self, request: Fetch, before: Fetched | None) -> Fetched:
         def look(tx: Transaction, now: int) -> Fetched:
@@ -248,6 +242,19 @@ class Broker:
         for key in keys:
             for woken in self._waiters.get(key, ()):
                 woken.set()
+
+    @contextmanager
+    def watching(self, place: Place) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever something may have become visible in a mailbox, on any instance."""
+        key = self.wake_key(place)
+        woken = asyncio.Event()
+        self._waiters[key].add(woken)
+        try:
+            yield woken
+        finally:
+            self._waiters[key].discard(woken)
+            if not self._waiters[key]:
+                del self._waiters[key]
 
     def stop_waiting(self) -> None:
         """Answer every FETCH that waits, and let none wait any more."""

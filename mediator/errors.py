@@ -1,6 +1,7 @@
 """The one tree of errors: each has a stable code, a message that names the field, and says whether a retry helps.
 
-Every door maps the same tree: NATS puts the message into ``error``, HTTP answers ``status``.
+Every door maps the same tree: NATS puts the message into ``error``, HTTP answers ``status``, DIDComm reports
+``problem``, a code of its own scheme.
 ``docs/errors.md`` lists it.
 """
 
@@ -13,6 +14,7 @@ class MediatorError(Exception):
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retry: ClassVar[bool] = False
+    problem: ClassVar[str] = "e.p.me"
 
     def __init__(self, text: str = "internal error") -> None:
         super().__init__(text)
@@ -23,6 +25,7 @@ class BadRequestError(MediatorError):
 
     code = "bad_request"
     status = 400
+    problem = "e.p.msg"
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -34,6 +37,7 @@ class MessageTooLargeError(BadRequestError):
 
     code = "message_too_large"
     status = 413
+    problem = "e.p.me.res.storage.message_too_big"
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__("payload", f"message_too_large, {size} bytes with headers, the limit is {limit}")
@@ -105,6 +109,7 @@ class QuotaExceededError(MediatorError):
     code = "quota_exceeded"
     status = 429
     retry = True
+    problem = "e.p.me.res.storage"
 
     def __init__(self, what: str, limit: int, use: int) -> None:
         super().__init__(f"quota_exceeded: {what}, limit {limit}, in use {use}")
@@ -137,6 +142,7 @@ class UnavailableError(MediatorError):
     code = "unavailable"
     status = 503
     retry = True
+    problem = "e.p.me.res"
 
     def __init__(self, why: str) -> None:
         super().__init__(f"unavailable: {why}")
@@ -155,6 +161,101 @@ class BusyError(UnavailableError):
     """More requests wait than the bound allows; try again later."""
 
     code = "busy"
+
+
+class EnvelopeError(BadRequestError):
+    """Bytes that are no DIDComm envelope for one of our keys, or that are not what they claim to be (D8, D12)."""
+
+    code = "bad_envelope"
+    problem = "e.p.trust.crypto"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("envelope", problem)
+
+
+class UnresolvedDidError(MediatorError):
+    """A DID that leads to no document: malformed, of a method we do not resolve, or not to be had now."""
+
+    code = "did_not_resolved"
+    status = 400
+    problem = "e.p.did"
+
+
+class UnsupportedMessageError(MediatorError):
+    """A DIDComm message of a protocol or version that is not spoken here (D12)."""
+
+    code = "unsupported_message"
+    status = 400
+    problem = "e.p.msg.unsupported"
+
+    def __init__(self, type: str) -> None:
+        super().__init__(f"type: {type[:200]} is not supported")
+
+
+class MediationDeniedError(MediatorError):
+    """The mediator's policy does not give this peer mediation."""
+
+    code = "mediation_denied"
+    status = 403
+    problem = "e.p.req.denied"
+
+    def __init__(self, why: str = "mediation is not granted") -> None:
+        super().__init__(why)
+
+
+class NotEnrolledError(MediatorError):
+    """Whoever packed the message has no mediation here, or did not say who it is (D8)."""
+
+    code = "not_enrolled"
+    status = 403
+    problem = "e.p.trust.not-enrolled"
+
+    def __init__(self, why: str = "the sender has no mediation here") -> None:
+        super().__init__(why)
+
+
+class LiveModeError(MediatorError):
+    """Live mode was asked for on a connection that cannot carry it (D6)."""
+
+    code = "live_mode_not_supported"
+    status = 400
+    problem = "e.m.live-mode-not-supported"
+
+    def __init__(self) -> None:
+        super().__init__("Connection does not support Live Delivery")
+
+
+class RateLimitedError(MediatorError):
+    """One peer asks more often than it may."""
+
+    code = "rate_limited"
+    status = 429
+    retry = True
+    problem = "e.p.me.res.net"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"rate_limited: at most {limit} messages a second")
+
+
+class NoSuchInvitationError(MediatorError):
+    """An invitation that was never made, is used up, or has expired."""
+
+    code = "invitation_not_found"
+    status = 404
+    problem = "e.p.req.invitation"
+
+    def __init__(self) -> None:
+        super().__init__("invitation: there is none, or it is not open any more")
+
+
+class NoSuchConnectionError(MediatorError):
+    """The DIDComm connection that an operator names is not there."""
+
+    code = "connection_not_found"
+    status = 404
+
+    def __init__(self, no: int) -> None:
+        super().__init__(f"connection {no} does not exist")
 
 
 class StoreHeldError(MediatorError):

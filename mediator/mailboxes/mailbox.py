@@ -12,10 +12,12 @@ class Retention(StrEnum):
 
 
 class Kind(StrEnum):
-    """First-edition type: ``latest`` keeps one message (M1)."""
+    """What it is for: first-edition type ``latest`` keeps one message (M1), a mediation mailbox is a grant's (D1)."""
 
     STANDARD = "standard"
     LATEST = "latest"
+    MEDIATION = "mediation"
+    """Made by a grant, never by CREATE; takes DIDComm envelopes only (D11)."""
 
 
 @dataclass(slots=True)

@@ -121,6 +121,11 @@ class Messages(Protocol):
     def expired(self, now: int, limit: int) -> list[Expired]:
         """Return messages whose TTL is over, oldest expiry first."""
 
+    def addressed(
+        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+    ) -> list[Message]:
+        """Return messages for one recipient key behind msg_id ``after``, as :meth:`lane` does (D3)."""
+
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
         """Return what is kept for one recipient key, without a scan (D1)."""
 

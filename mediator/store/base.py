@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes import ports as mailboxes
+from mediator.mediation import ports as mediation
+
+
+class Transaction(mailboxes.Transaction, mediation.Tables, Protocol):
+    """All contexts of the domain over one database, so that what belongs together is one transaction."""
+
 
 Place = tuple[str, str]
 """Tenant and address of a mailbox."""

@@ -16,8 +16,8 @@ from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Transaction, Usage
-from mediator.store.base import Place
+from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
+from mediator.store.base import Place, Transaction
 
 K = TypeVar("K")
 V = TypeVar("V")

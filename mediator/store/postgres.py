@@ -10,9 +10,8 @@ from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.ports import Transaction
 from mediator.store import rows
-from mediator.store.base import Place
+from mediator.store.base import Place, Transaction
 from mediator.store.migrate import migrate
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS

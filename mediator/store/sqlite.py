@@ -16,8 +16,7 @@ from peewee import SqliteDatabase
 
 from mediator.errors import StoreHeldError, UnavailableError
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.ports import Transaction
-from mediator.store.base import Place
+from mediator.store.base import Place, Transaction
 from mediator.store.migrate import migrate
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS

@@ -15,8 +15,7 @@ import structlog
 
 from mediator.errors import BusyError, MediatorError, UnavailableError, UncertainError
 from mediator.mailboxes.events import Event
-from mediator.mailboxes.ports import Transaction
-from mediator.store.base import Place, Store
+from mediator.store.base import Place, Store, Transaction
 
 T = TypeVar("T")
 Work = Callable[[Transaction, int], T]

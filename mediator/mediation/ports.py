@@ -1,0 +1,109 @@
+"""What mediation needs kept, beside mailboxes and messages, in the same transaction; ``mediator.store`` implements it.
+
+The rules of :mod:`mediator.mailboxes.ports` hold here too.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mediator.mailboxes import ports as mailboxes
+from mediator.mediation.records import Connection, Invitation, KeptIdentity, NewConnection, Route
+
+
+class Connections(Protocol):
+    """Peers that are connected."""
+
+    def get(self, no: int) -> Connection | None:
+        """Return a connection, locked until the transaction ends."""
+
+    def called(self, tenant: str, caller: str) -> Connection | None:
+        """Return the connection whose envelopes this canonical key or DID packs, locked."""
+
+    def of_mailbox(self, mailbox_no: int) -> Connection | None:
+        """Return the connection that was granted the mailbox."""
+
+    def add(self, new: NewConnection) -> Connection | None:
+        """Keep a new connection; None when one of its callers was taken in the meantime."""
+
+    def save(self, connection: Connection) -> None:
+        """Keep the connection as it is now, its callers too."""
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection with its callers and its routes; its mailbox is not touched."""
+
+    def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
+        """Return connections of a tenant behind a number, in order."""
+
+    def count(self, tenant: str) -> int:
+        """Return how many connections a tenant has."""
+
+
+class Routes(Protocol):
+    """The keylists of all connections, and what an operator attached (D8, D11)."""
+
+    def find(self, tenant: str, key: str) -> Route | None:
+        """Return where mail for a canonical key goes."""
+
+    def put(self, route: Route) -> None:
+        """Keep a route, new or changed."""
+
+    def remove(self, route: Route) -> None:
+        """Forget a route."""
+
+    def of(self, connection: Connection, offset: int, limit: int) -> list[Route]:
+        """Return routes of a connection in order of creation, then key."""
+
+    def count(self, connection: Connection) -> int:
+        """Return how many routes a connection has, without reading them all."""
+
+    def attached(self, tenant: str, limit: int) -> list[Route]:
+        """Return what an operator attached."""
+
+
+class Invitations(Protocol):
+    """Invitations of ours."""
+
+    def get(self, id: str) -> Invitation | None:
+        """Return an invitation, locked until the transaction ends."""
+
+    def keyed(self, key: str) -> Invitation | None:
+        """Return the invitation that has the canonical key."""
+
+    def put(self, invitation: Invitation) -> None:
+        """Keep an invitation, new or changed."""
+
+    def remove(self, invitation: Invitation) -> None:
+        """Forget an invitation; connections that came by it stay."""
+
+    def list(self, tenant: str, limit: int) -> list[Invitation]:
+        """Return invitations of a tenant, the newest first."""
+
+
+class Identities(Protocol):
+    """The mediator's own keys."""
+
+    def all(self) -> list[KeptIdentity]:
+        """Return the identities of all tenants, retired ones too, in order of their numbers."""
+
+    def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> KeptIdentity:
+        """Keep a new identity and retire the tenant's others."""
+
+    def save(self, identity: KeptIdentity) -> None:
+        """Keep the identity as it is now."""
+
+
+class Tables(Protocol):
+    """What a transaction has for mediation."""
+
+    @property
+    def connections(self) -> Connections: ...  # noqa: D102
+    @property
+    def routes(self) -> Routes: ...  # noqa: D102
+    @property
+    def invitations(self) -> Invitations: ...  # noqa: D102
+    @property
+    def identities(self) -> Identities: ...  # noqa: D102
+
+
+class Transaction(mailboxes.Transaction, Tables, Protocol):
+    """Everything a verb of mediation may touch."""

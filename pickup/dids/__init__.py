@@ -1,0 +1,1 @@
+"""DIDs: documents of others resolved and cached, and the mediator's own with their secrets."""

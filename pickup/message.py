@@ -1,0 +1,272 @@
+"""DIDComm messages in one shape for both generations: what was received, what is answered, and how each is written.
+
+v1 decorates one flat object (``@type``, ``@id``, ``~thread``, ``~transport``, ``~attach``), v2 has headers and a
+``body``. Handlers see neither: they get a :class:`Message` and give :class:`Reply` objects.
+"""
+
+import base64
+import binascii
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from mediator.errors import BadRequestError
+from mediator.mediation.records import Generation
+
+DIDCOMM = "https://didcomm.org/"
+OLD = "did:sov:BzCbsNYhMrjHiqZDTUASHg;spec/"
+"""The prefix that agents of old write (D12); they are answered in kind."""
+MAX_ID = 256
+MAX_ATTACHMENTS = 64
+PLAIN = "application/didcomm-plain+json"
+
+Json = dict[str, Any]
+
+_TYPE = re.compile(
+    r"(?P<prefix>.+[/;])(?P<family>[a-z0-9_-]+)/(?P<major>\d{1,3})\.(?P<minor>\d{1,3})/(?P<name>[A-Za-z0-9_-]+)"
+)
+
+
+class MessageType(NamedTuple):
+    """``prefix family/major.minor/name``."""
+
+    prefix: str
+    family: str
+    major: int
+    minor: int
+    name: str
+
+    @property
+    def protocol(self) -> str:
+        """The protocol's URI, without the message's name."""
+        return f"{self.prefix}{self.family}/{self.major}.{self.minor}"
+
+    def __str__(self) -> str:
+        return f"{self.protocol}/{self.name}"
+
+    def named(self, name: str) -> "MessageType":
+        """Another message of the same protocol, in the same prefix."""
+        return self._replace(name=name)
+
+    @classmethod
+    def parse(cls, text: object, where: str) -> "MessageType":
+        """Read a type URI; BadRequestError names ``where``."""
+        match = _TYPE.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_ID else None
+        if match is None:
+            raise BadRequestError(where, "expected a message type URI")
+        return cls(match["prefix"], match["family"], int(match["major"]), int(match["minor"]), match["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One attachment: an id and JSON data or bytes."""
+
+    id: str
+    data: bytes | Json
+    """Bytes travel as base64."""
+    filename: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was received; ``raw`` is the whole plaintext."""
+
+    generation: Generation
+    type: MessageType
+    id: str
+    body: Mapping[str, Any]
+    """v2: ``body``; v1: the whole message, fields and decorators."""
+    raw: Mapping[str, Any]
+    thid: str | None = None
+    pthid: str | None = None
+    return_route: str | None = None
+    """``all``, ``thread`` or ``none`` as written; None when absent (D5)."""
+    from_did: str | None = None
+    """v2: what the plaintext says of its sender, which must agree with the envelope (D8)."""
+    to: tuple[str, ...] = ()
+    expires_time: int | None = None
+    """v2: Unix seconds."""
+
+    @property
+    def thread(self) -> str:
+        """The thread an answer belongs to."""
+        return self.thid or self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A message to be sent; ``type`` decides its protocol, the peer's generation decides its shape."""
+
+    type: MessageType
+    body: Json = field(default_factory=dict)
+    attachments: Sequence[Attachment] = ()
+    thid: str | None = None
+    pthid: str | None = None
+    decorators: Json = field(default_factory=dict)
+    """v1 only: further top-level fields such as ``connection~sig``."""
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+def read(plaintext: Mapping[str, Any], generation: Generation) -> Message:
+    """Read a plaintext; :class:`BadRequestError` names the field that is wrong."""
+    return _read_v1(plaintext) if generation is Generation.V1 else _read_v2(plaintext)
+
+
+def _read_v1(raw: Mapping[str, Any]) -> Message:
+    thread = _object(raw, "~thread")
+    transport = _object(raw, "~transport")
+    return Message(
+        generation=Generation.V1,
+        type=MessageType.parse(raw.get("@type"), "@type"),
+        id=_id(raw, "@id"),
+        body=raw,
+        raw=raw,
+        thid=_optional(thread, "thid"),
+        pthid=_optional(thread, "pthid"),
+        return_route=_optional(transport, "return_route"),
+    )
+
+
+def _read_v2(raw: Mapping[str, Any]) -> Message:
+    to = raw.get("to")
+    if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
+        raise BadRequestError("to", "expected a list of DIDs")
+    expires = raw.get("expires_time")
+    if expires is not None and type(expires) is not int:
+        raise BadRequestError("expires_time", "expected Unix seconds")
+    return Message(
+        generation=Generation.V2,
+        type=MessageType.parse(raw.get("type"), "type"),
+        id=_id(raw, "id"),
+        body=_object(raw, "body"),
+        raw=raw,
+        thid=_optional(raw, "thid"),
+        pthid=_optional(raw, "pthid"),
+        return_route=_optional(raw, "return_route"),
+        from_did=_optional(raw, "from", 16 * 1024),
+        to=tuple(to or ()),
+        expires_time=expires,
+    )
+
+
+def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = raw.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequestError(name, "expected an object")
+    return value
+
+
+def _id(raw: Mapping[str, Any], name: str) -> str:
+    value = _optional(raw, name)
+    if not value:
+        raise BadRequestError(name, "expected an id")
+    return value
+
+
+def _optional(raw: Mapping[str, Any], name: str, longest: int = MAX_ID) -> str | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > longest:
+        raise BadRequestError(name, f"expected text of at most {longest} characters")
+    return value
+
+
+def attachments(message: Message, v1_name: str = "~attach") -> list[Attachment]:
+    """Return what is attached; links are refused, since fetching them would be done in our name (D12)."""
+    where = v1_name if message.generation is Generation.V1 else "attachments"
+    id_name = "@id" if message.generation is Generation.V1 else "id"
+    items = message.raw.get(where, [])
+    if not isinstance(items, list) or len(items) > MAX_ATTACHMENTS:
+        raise BadRequestError(where, f"expected a list of at most {MAX_ATTACHMENTS}")
+    return [_attachment(item, where, id_name) for item in items]
+
+
+def _attachment(item: object, where: str, id_name: str) -> Attachment:
+    data = item.get("data") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(data, dict):
+        raise BadRequestError(where, "expected objects with data")
+    id = item.get(id_name) or ""
+    if not isinstance(id, str) or len(id) > MAX_ID:
+        raise BadRequestError(where, f"expected ids of at most {MAX_ID} characters")
+    if isinstance(data.get("json"), dict):
+        return Attachment(id, data["json"])
+    if isinstance(data.get("base64"), str):
+        return Attachment(id, unbase64(data["base64"], where))
+    raise BadRequestError(where, "expected json or base64; links are not followed")
+
+
+def unbase64(text: str, where: str) -> bytes:
+    """Decode base64 or base64url, padded or not; BadRequestError names ``where``."""
+    try:
+        return base64.b64decode(text.translate(_URL_TO_STANDARD) + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequestError(where, "expected base64") from None
+
+
+_URL_TO_STANDARD = str.maketrans("-_", "+/")
+
+
+def write(reply: Reply, generation: Generation, sender: str, receiver: str) -> Json:
+    """Write a plaintext; ``sender`` and ``receiver`` are DIDs, which only v2 names in it."""
+    return _write_v1(reply) if generation is Generation.V1 else _write_v2(reply, sender, receiver)
+
+
+def _write_v1(reply: Reply) -> Json:
+    raw: Json = {"@type": str(reply.type), "@id": reply.id, **reply.body, **reply.decorators}
+    thread = {name: value for name, value in (("thid", reply.thid), ("pthid", reply.pthid)) if value is not None}
+    if thread:
+        raw["~thread"] = thread
+    if reply.attachments:
+        raw["~attach"] = [_written(attachment, "@id") for attachment in reply.attachments]
+    return raw
+
+
+def _write_v2(reply: Reply, sender: str, receiver: str) -> Json:
+    raw: Json = {
+        "id": reply.id,
+        "typ": PLAIN,
+        "type": str(reply.type),
+        "from": sender,
+        "to": [receiver],
+        "body": reply.body,
+    }
+    if reply.thid is not None:
+        raw["thid"] = reply.thid
+    if reply.pthid is not None:
+        raw["pthid"] = reply.pthid
+    if reply.attachments:
+        raw["attachments"] = [_written(attachment, "id") for attachment in reply.attachments]
+    return raw
+
+
+def _written(attachment: Attachment, id_name: str) -> Json:
+    if isinstance(attachment.data, bytes):
+        data: Json = {"base64": base64.urlsafe_b64encode(attachment.data).decode()}
+    else:
+        data = {"json": attachment.data}
+    written: Json = {id_name: attachment.id, "data": data}
+    if attachment.filename is not None:
+        written["filename"] = attachment.filename
+    return written
+
+
+def encode(raw: Mapping[str, Any]) -> bytes:
+    """Write JSON in ASCII: some peers get other text wrong inside a v1 envelope."""
+    encoded = orjson.dumps(raw)
+    return encoded if encoded.isascii() else _escaped(encoded)
+
+
+def _escaped(encoded: bytes) -> bytes:
+    return "".join(c if c.isascii() else _escape(c) for c in encoded.decode()).encode("ascii")
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
