@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class Channel(Protocol):
     """Where a message came in, and where answers may go back (D5)."""
 
+    routes: set[str]
+    """Who asked for answers on this channel for as long as it lasts: canonical callers (D5). Bounded by the post."""
+
     @property
     def persistent(self) -> bool:
         """Whether it can carry live mode: a WebSocket (D6)."""
@@ -40,6 +43,8 @@ class Call:
     """Our DID (v2) or canonical key (v1) that the message was sealed for."""
     caller: str | None
     """Canonical DID (v2) or key (v1) that sealed it; None: anonymous (D8)."""
+    sender: str | None
+    """The same as it was written, the long form of a did:peer:4: what an answer is sealed for."""
     connection: Connection | None
     channel: Channel
     after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
