@@ -92,9 +92,10 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             "nats": door.check,
         }.items():
             health.add(name, check)
-        http = HttpServer(build_app(health, metrics.registry), settings.http)
-        await http.start()
+        http = HttpServer(settings.http)
+        await http.bind()
         stack.push_async_callback(http.stop)
+        await http.start(build_app(health, metrics.registry))
         Operating(broker, settings, health, nats_url, http.port).register(control)
         stack.push_async_callback(health.close)
         watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")

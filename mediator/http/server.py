@@ -1,7 +1,9 @@
 """The HTTP server: listens, bounds what a connection may send, and gives nothing away about itself."""
 
+import asyncio
 import functools
 import logging
+import socket
 
 from aiohttp import hdrs, web
 
@@ -13,28 +15,42 @@ MAX_HEADER = 8192
 MAX_HEADERS = 64
 IDLE_SECONDS = 75.0
 """A connection is closed after this time without a whole request, longer than reverse proxies keep theirs."""
+BACKLOG = 1024
+"""Connections that may wait to be taken: wallets come all at once when a network comes back."""
 STOP_SECONDS = 2.0
 """Time for requests that are being answered when the server stops."""
 
 
 class HttpServer:
-    """Serves an application on an endpoint. Use :meth:`start` and :meth:`stop`."""
+    """Serves an application on an endpoint. Use :meth:`bind`, :meth:`start` and :meth:`stop`, in this order."""
 
-    def __init__(self, app: web.Application, endpoint: Endpoint) -> None:
-        self._app = app
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._sockets: list[socket.socket] = []
         self._runner: web.AppRunner | None = None
 
     @property
     def port(self) -> int:
-        """The port it listens on, also where the endpoint asked for any; 0 while it does not."""
-        addresses = self._runner.addresses if self._runner else []
-        return int(addresses[0][1]) if addresses else 0
+        """The port it has, also where the endpoint asked for any; 0 while it has none."""
+        return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
 
-    async def start(self) -> None:
-        """Listen; SetupError if that address cannot be had."""
+    async def bind(self) -> None:
+        """Take the address, so that the port is known before the application is made; SetupError if it is taken."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            # A name may stand for several addresses, but "any port" for one port only.
+            for family, _, _, _, address in found[:1] if self._endpoint.port == 0 else dict.fromkeys(found):
+                self._sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+        except OSError as error:
+            self._release()
+            raise SetupError(f"http: cannot listen on {self._endpoint}: {error.strerror or error}") from error
+
+    async def start(self, app: web.Application) -> None:
+        """Answer requests with ``app`` from now on."""
         runner = web.AppRunner(
-            self._app,
+            app,
             access_log=None,
             logger=_protocol_log,
             keepalive_timeout=IDLE_SECONDS,
@@ -46,19 +62,22 @@ class HttpServer:
         )
         await runner.setup()
         assert runner.server is not None
-        runner.server.request_factory = functools.partial(self._app._make_request, _cls=_Request)
-        try:
-            await web.TCPSite(runner, self._endpoint.host, self._endpoint.port).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise SetupError(f"http: cannot listen on {self._endpoint}: {error.strerror or error}") from error
+        runner.server.request_factory = functools.partial(app._make_request, _cls=_Request)
         self._runner = runner
+        for bound in self._sockets:
+            await web.SockSite(runner, bound, backlog=BACKLOG).start()
 
     async def stop(self) -> None:
         """Take no more connections, let requests finish for a short time, close."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        self._release()
+
+    def _release(self) -> None:
+        for bound in self._sockets:
+            bound.close()
+        self._sockets.clear()
 
 
 class _Request(web.Request):

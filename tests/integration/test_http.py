@@ -54,9 +54,10 @@ async def serving(
     health = health or Health()
     app = build_app(health, (metrics or Metrics()).registry, **options)
     add(app)
-    server = HttpServer(app, LOOPBACK)
-    await server.start()
+    server = HttpServer(LOOPBACK)
+    await server.bind()
     try:
+        await server.start(app)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client:
             yield Door(server, client)
     finally:
@@ -288,9 +289,9 @@ async def test_no_answer_tells_our_software_or_may_be_kept_by_a_proxy() -> None:
 async def test_an_address_in_use_is_a_setup_error_naming_it() -> None:
     async with serving() as door:
         endpoint = Endpoint("127.0.0.1", door.server.port)
-        second = HttpServer(build_app(Health(), Metrics().registry), endpoint)
+        second = HttpServer(endpoint)
         with pytest.raises(SetupError, match=f"http: cannot listen on 127.0.0.1:{endpoint.port}: .*in use"):
-            await second.start()
+            await second.bind()
         assert second.port == 0
         await second.stop()
 
