@@ -28,6 +28,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
+from mediator.mediation.records import Policy
+from mediator.settings_didcomm import Didcomm
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
 
 DEFAULT_TENANT = "default"
@@ -344,6 +346,7 @@ class Settings(BaseSettings):
     )
     journal: Journal = Field(default=Journal(), description="The journal of lifecycle events.")
     cleanup: Cleanup = Field(default=Cleanup(), description="Removal of what has expired.")
+    didcomm: Didcomm = Field(default=Didcomm(), description="The DIDComm door.")
     instance: str = Field(
         default_factory=_instance,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
@@ -415,6 +418,8 @@ class Settings(BaseSettings):
         problems = [*doors, *self._tenant_problems()]
         if self.journal.total_mb < 2 * self.journal.segment_mb:
             problems.append("journal.total_mb: expected at least twice journal.segment_mb")
+        if self.didcomm.allow and self.didcomm.policy is not Policy.ALLOW:
+            problems.append("didcomm.allow: expected only with didcomm.policy allow")
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -20,7 +20,7 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 OptionPath = tuple[int | str, ...]
 
 _ENVIRONMENT = "the environment"
-_SECRETS = frozenset({"password", "database_url", "nats_url"})
+_SECRETS = frozenset({"password", "database_url", "nats_url", "key"})
 _EXPECTED = {
     "missing": "expected a value, there is none",
     "int_parsing": "expected a whole number",

@@ -1,0 +1,34 @@
+"""Short announcements between instances that share a database, over NATS; one that is lost is not repeated."""
+
+from collections.abc import Callable
+
+import structlog
+from nats.errors import Error as NatsError
+
+from mediator.nats.client import Request
+from mediator.nats.connection import Connection
+
+log = structlog.get_logger("nats")
+
+
+class Announcements:
+    """One subject on which every instance hears the others, and itself."""
+
+    def __init__(self, connection: Connection, subject: str) -> None:
+        self._connection = connection
+        self._subject = subject
+
+    async def publish(self, data: bytes) -> None:
+        """Tell all instances."""
+        try:
+            await self._connection.publish([(self._subject.encode(), data)])
+        except NatsError as error:
+            log.warning("announcement not sent", error=str(error) or type(error).__name__)
+
+    async def listen(self, heard: Callable[[bytes], None]) -> None:
+        """Call ``heard`` with what is told, on the event loop."""
+
+        def received(message: Request) -> None:
+            heard(message.data)
+
+        await self._connection.subscribe(self._subject, "", received)

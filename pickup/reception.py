@@ -1,0 +1,67 @@
+"""The reception: opens what comes in at any transport, finds out who sent it, and has it handled and answered."""
+
+from mediator.errors import BadRequestError, EnvelopeError
+from mediator.mediation import connecting
+from mediator.mediation.names import canonical
+from mediator.mediation.records import Connection
+from pickup.dispatch import Call, Channel
+from pickup.message import Message, read
+from pickup.office import Office
+from pickup.post import Post
+from pickup.protocols import routing
+
+SEEN_EVERY = 3600 * 1000
+"""Milliseconds after which it is noted again that a connection is in use."""
+
+
+class Reception:
+    """Takes envelopes from the transports."""
+
+    def __init__(self, office: Office, post: Post) -> None:
+        self._office = office
+        self._post = post
+
+    async def receive(self, data: bytes, channel: Channel) -> None:
+        """Handle one envelope; what is answered goes out on ``channel`` or to the sender's endpoint (D5).
+
+        Raises what cannot be told to a known sender: :class:`EnvelopeError`, :class:`UnresolvedDidError`, and for
+        anonymous senders any error of the tree (D12). Returning means that all it asked for is committed.
+        """
+        office = self._office
+        opened = await office.envelopes.open(data)
+        owner = await office.identities.owner(opened.recipient)
+        message = read(opened.plaintext, opened.generation)
+        _in_time(message, office.broker.clock())
+        if message.type.family == routing.FAMILY and message.type.name == routing.FORWARD:
+            await routing.forward(office, owner.tenant, message)
+            return
+        caller = None if opened.sender is None else canonical(opened.sender)
+        if opened.sender is not None and caller is None:
+            raise EnvelopeError("expected a sender with a DID or a key")
+        call = Call(
+            office=office,
+            tenant=owner.tenant,
+            message=message,
+            me=opened.recipient,
+            caller=caller,
+            sender=opened.sender,
+            connection=await self._connection(owner.tenant, caller),
+            channel=channel,
+        )
+        replies = await office.dispatcher.handle(call)
+        await self._post.answer(call, replies)
+
+    async def _connection(self, tenant: str, caller: str | None) -> Connection | None:
+        if caller is None:
+            return None
+        broker = self._office.broker
+        connection = await broker.read(lambda tx, _now: tx.connections.called(tenant, caller))
+        if connection is not None and broker.clock() - connection.seen_at >= SEEN_EVERY:
+            seen = connection
+            await broker.write(lambda tx, now: connecting.seen(tx, seen, now))
+        return connection
+
+
+def _in_time(message: Message, now: int) -> None:
+    if message.expires_time is not None and message.expires_time * 1000 <= now:
+        raise BadRequestError("expires_time", "expected a time to come, got one that is past")
