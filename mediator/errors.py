@@ -275,3 +275,21 @@ class SetupError(MediatorError):
     """The service cannot start as configured; the text says what to change."""
 
     code = "setup"
+
+
+class UnreachableError(MediatorError):
+    """Somebody else's server did not answer, or not as it should; later it may (D10)."""
+
+    code = "unreachable"
+    status = 502
+    retry = True
+    problem = "e.p.me.res.net"
+
+
+class AddressRefusedError(UnreachableError):
+    """An address that a stranger chose and that the mediator does not call, whenever it is tried (D10)."""
+
+    code = "address_refused"
+    status = 400
+    retry = False
+    problem = "e.p.msg"

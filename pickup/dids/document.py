@@ -68,3 +68,9 @@ class Secrets(Protocol):
 
     def kid(self, kid: str) -> Secret | None:
         """v2: return the secret of a key id of ours."""
+
+    async def renew(self) -> bool:
+        """Look for keys that another instance made, at most once a second; True when there were new ones.
+
+        For when no recipient of a v2 envelope is known: then look at ``kid`` once more.
+        """
