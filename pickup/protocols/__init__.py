@@ -1,0 +1,1 @@
+"""The protocols, one module each; each registers its handlers with the dispatcher."""
