@@ -4,6 +4,7 @@ import enum
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -201,6 +202,8 @@ def _values(field: FieldInfo) -> str:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{word}`" for word in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(f"`{word.value}`" for word in annotation)
     if annotation in _KINDS:
         return _KINDS[annotation] + _range(field)
     return {dict: "table", list: "list"}[get_origin(annotation)]

@@ -20,7 +20,7 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 OptionPath = tuple[int | str, ...]
 
 _ENVIRONMENT = "the environment"
-_SECRETS = frozenset({"password", "database_url", "nats_url", "key"})
+_SECRETS = frozenset({"password", "database_url", "nats_url", "key", "public_url", "push_webhook"})
 _EXPECTED = {
     "missing": "expected a value, there is none",
     "int_parsing": "expected a whole number",
@@ -160,7 +160,7 @@ def _expected(detail: ErrorDetails, model: type[BaseModel]) -> str:
             return f"expected at least {context['ge']:.15g}"
         case "less_than_equal":
             return f"expected at most {context['le']:.15g}"
-        case "literal_error":
+        case "literal_error" | "enum":
             return f"expected {context['expected']}".replace("'", "")
         case "string_pattern_mismatch":
             return f"expected text that matches {context['pattern']}"

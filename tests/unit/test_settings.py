@@ -144,6 +144,24 @@ WRONG = [
     ("journal.total_mb", "127", "expected at least twice journal.segment_mb"),
     ("journal.enabled", '"sometimes"', "expected true or false, got 'sometimes'"),
     ("cleanup.interval_seconds", "0", "expected at least 1, got '0'"),
+    ("didcomm", "1", "expected a table of options, got '1'"),
+    ("didcomm.public_url", '"ftp://x"', "expected http://HOST[:PORT] or https://HOST[:PORT], with a path or without"),
+    ("didcomm.public_url", '"https://u:hidden@x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("didcomm.public_url", '"https://x?a=b"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("didcomm.public_url", '"https://x:port"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("didcomm.label", '""', "expected at least 1 characters"),
+    ("didcomm.policy", '"closed"', "expected open, invitation or allow"),
+    ("didcomm.allow", '["nobody"]', ".0: expected a DID, a did:key or a base58 key"),
+    ("didcomm.allow", '["did:web:example.org"]', "expected only with didcomm.policy allow"),
+    ("didcomm.key", '"hidden"', "expected 32 bytes in base64"),
+    ("didcomm.max_keys", "0", "expected at least 1, got '0'"),
+    ("didcomm.max_messages", "-1", "expected at least 0, got '-1'"),
+    ("didcomm.max_mb", "-1", "expected at least 0, got '-1'"),
+    ("didcomm.keep_days", "0", "expected at least 1, got '0'"),
+    ("didcomm.max_sockets", "0", "expected at least 1, got '0'"),
+    ("didcomm.rate", "0", "expected at least 1, got '0'"),
+    ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
+    ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
     ("tenants", "[]", "expected a table of options"),
     ("tenants.Acme", "{}", "expected text that matches ^[a-z0-9][a-z0-9_-]{0,62}$"),
     ("tenants.a.accounts", '["A.B"]', r".0: expected text that matches ^[^\s.*>]{1,128}$"),
@@ -407,7 +425,7 @@ def test_every_option_is_documented_with_its_variable_and_advice() -> None:
     page = pages()["configuration.md"]
     for path, field in options(Settings):
         assert field.description, path
-        heading = f"## {path[0]}" if path[0] in {"quotas", "journal", "cleanup"} and len(path) == 1 else None
+        heading = f"## {path[0]}" if path[0] in {"quotas", "journal", "cleanup", "didcomm"} and len(path) == 1 else None
         assert (heading or f"### {'.'.join(path)}") + "\n" in page
         if heading is None:
             assert "`MEDIATOR_" + "__".join(path).upper() + "`" in page
