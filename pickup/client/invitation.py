@@ -1,0 +1,63 @@
+"""Invitations: what a URL or a DID says of a mediator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+
+from mediator.mediation import names
+from mediator.mediation.records import Generation
+from pickup.client.errors import ClientError
+from pickup.client.plain import unbase64
+
+PARAMETERS = ("oob", "_oob", "c_i", "d_m")
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """An out-of-band invitation, 1.x or 2.0, or one of connections/1.0."""
+
+    generation: Generation
+    id: str | None
+    """None when all there was is a DID."""
+    did: str | None
+    """v2: the mediator's DID; v1: its DID when the one service is a DID."""
+    key: str | None
+    """v1: canonical key of the service."""
+    endpoint: str | None
+    """v1: URL of the service."""
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> "Invitation":
+        """Read an invitation's URL, or a mediator's DID (v2); :class:`ClientError` when it is neither."""
+        if text.startswith("did:"):
+            return cls(Generation.V2, None, text, None, None, {})
+        found = parse_qs(urlsplit(text).query)
+        written = next((found[name][0] for name in PARAMETERS if name in found), None)
+        if written is None:
+            raise ClientError("expected a URL with an invitation in oob=, _oob= or c_i=, or a DID")
+        try:
+            raw = orjson.loads(unbase64(written))
+            return cls._v2(raw) if "type" in raw else cls._v1(raw)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ClientError(f"no invitation: {error!r}") from error
+
+    @classmethod
+    def _v2(cls, raw: Mapping[str, Any]) -> "Invitation":
+        return cls(Generation.V2, raw["id"], raw["from"], None, None, raw)
+
+    @classmethod
+    def _v1(cls, raw: Mapping[str, Any]) -> "Invitation":
+        if "recipientKeys" in raw:
+            service: Any = raw
+        else:
+            (service,) = raw["services"]
+        if isinstance(service, str):
+            return cls(Generation.V1, raw["@id"], service, None, None, raw)
+        key = names.canonical(service["recipientKeys"][0])
+        if key is None:
+            raise ValueError(service["recipientKeys"][0])
+        return cls(Generation.V1, raw["@id"], None, key, service["serviceEndpoint"], raw)

@@ -1,0 +1,83 @@
+"""Carries envelopes: HTTP POST with the one answer it may bring, and WebSocket frames."""
+
+import asyncio
+
+import aiohttp
+
+from mediator.mediation.records import Generation
+from pickup.client.errors import ClientError, NoAnswerError, RefusedError
+
+MEDIA_TYPES = {Generation.V1: "application/didcomm-envelope-enc", Generation.V2: "application/didcomm-encrypted+json"}
+MAX_BYTES = 16 * 1024 * 1024
+SHOWN = 500
+"""Characters of a refusal that are shown."""
+
+
+async def post(
+    session: aiohttp.ClientSession, url: str, envelope: bytes, generation: Generation, seconds: float
+) -> bytes | None:
+    """Deliver an envelope and return the one that came back, if any.
+
+    Raises :class:`RefusedError` for a status that is no success, :class:`NoAnswerError` when nobody is there.
+    """
+    try:
+        async with session.post(
+            url,
+            data=envelope,
+            headers={"Content-Type": MEDIA_TYPES[generation]},
+            timeout=aiohttp.ClientTimeout(seconds),
+            allow_redirects=False,
+        ) as answer:
+            body = bytearray()
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
+            if not 200 <= answer.status < 300:
+                raise RefusedError(answer.status, body[:SHOWN].decode(errors="replace"))
+            return bytes(body) or None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+
+class Socket:
+    """An open WebSocket; one envelope a frame."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    @classmethod
+    async def connect(cls, session: aiohttp.ClientSession, url: str, seconds: float) -> "Socket":
+        """Open one; :class:`NoAnswerError` when that fails."""
+        try:
+            # The heartbeat notices a mediator that is gone without a word; pings of the mediator are answered by it.
+            async with asyncio.timeout(seconds):
+                return cls(await session.ws_connect(url, max_msg_size=MAX_BYTES, heartbeat=30))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+    async def send(self, envelope: bytes) -> None:
+        """Send a frame."""
+        try:
+            await self._socket.send_bytes(envelope)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise NoAnswerError(f"the socket is closed: {error}") from error
+
+    async def receive(self) -> bytes | None:
+        """Return the next frame; None when the socket has been closed."""
+        frame = await self._socket.receive()
+        match frame.type:
+            case aiohttp.WSMsgType.BINARY:
+                return bytes(frame.data)
+            case aiohttp.WSMsgType.TEXT:
+                return str(frame.data).encode()
+        return None
+
+    @property
+    def close_code(self) -> int | None:
+        """Why the other side closed, if it did."""
+        return self._socket.close_code
+
+    async def close(self) -> None:
+        """Close it."""
+        await self._socket.close()

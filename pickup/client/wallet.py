@@ -1,0 +1,163 @@
+"""The client's keys: made here, kept in memory, and in a file of mode 600 when one is named."""
+
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import did_peer_2
+import did_peer_4
+import nacl.bindings
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from mediator.mediation import names
+from pickup.client.errors import ClientError
+from pickup.client.plain import Json, base64url
+from pickup.dids.document import Secret
+
+X25519_CODEC = b"\xec\x01"
+MODE = 0o600
+
+
+class Wallet:
+    """Private keys, and the mediators they are known to.
+
+    A wallet with a file is written whenever something is added, and found again by :meth:`load`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._seeds: dict[str, bytes] = {}
+        self._secrets: dict[str, Secret] = {}
+        self.links: dict[str, Json] = {}
+        """Mediators by a name of the user's choice, written by :class:`~pickup.client.Holder`."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Open a wallet's file, or begin one there; :class:`ClientError` when others may read it, or it is none."""
+        wallet = cls(path)
+        if not path.exists():
+            return wallet
+        if path.stat().st_mode & 0o077:
+            raise ClientError(f"{path}: holds private keys and may be read by others, expected mode 600")
+        try:
+            kept = json.loads(path.read_text())
+            wallet._seeds = {key: b64decode(seed) for key, seed in kept["seeds"].items()}
+            wallet._secrets = {item["kid"]: Secret(**item) for item in kept["secrets"]}
+            wallet.links = kept["links"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ClientError(f"{path}: no wallet") from error
+        return wallet
+
+    def save(self) -> None:
+        """Write the file, if there is one, whole or not at all."""
+        if self._path is None:
+            return
+        kept = {
+            "seeds": {key: b64encode(seed).decode() for key, seed in self._seeds.items()},
+            "secrets": [
+                {"kid": secret.kid, "curve": secret.curve, "jwk": dict(secret.jwk)} for secret in self._secrets.values()
+            ],
+            "links": self.links,
+        }
+        new = self._path.with_name(self._path.name + ".new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "w") as file:
+            json.dump(kept, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+
+    # Making keys.
+
+    def new_key(self) -> str:
+        """Make an Ed25519 key (v1) and return it as ``did:key``."""
+        key = self._new_seed()
+        self.save()
+        return key
+
+    def _new_seed(self) -> str:
+        private = Ed25519PrivateKey.generate()
+        key = names.from_verkey(private.public_key().public_bytes_raw())
+        self._seeds[key] = private.private_bytes_raw()
+        return key
+
+    def new_did(self, services: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Make a did:peer:2 (v2) with an X25519 and an Ed25519 key."""
+        signing = Ed25519PrivateKey.generate()
+        agreeing = X25519PrivateKey.generate()
+        public = agreeing.public_key().public_bytes_raw()
+        did = did_peer_2.generate(
+            [
+                did_peer_2.KeySpec.authentication(
+                    _multikey(names.from_verkey(signing.public_key().public_bytes_raw()))
+                ),
+                did_peer_2.KeySpec.key_agreement("z" + names.base58(X25519_CODEC + public)),
+            ],
+            [dict(service) for service in services],
+        )
+        self._keep(f"{did}#key-1", "Ed25519", signing.public_key().public_bytes_raw(), signing.private_bytes_raw())
+        self._keep(f"{did}#key-2", "X25519", public, agreeing.private_bytes_raw())
+        self.save()
+        return str(did)
+
+    def new_v1_did(self, endpoint: str) -> tuple[str, str]:
+        """Make a did:peer:4 as current wallets introduce themselves with (v1); return it with its ``did:key``."""
+        key = self._new_seed()
+        verkey = names.verkey(key)
+        agreeing = nacl.bindings.crypto_sign_ed25519_pk_to_curve25519(verkey)
+        document = {
+            "@context": [
+                "https://www.w3.org/ns/did/v1",
+                "https://w3id.org/security/suites/ed25519-2018/v1",
+                "https://w3id.org/security/suites/x25519-2019/v1",
+            ],
+            "verificationMethod": [
+                {"id": "#key-1", "type": "Ed25519VerificationKey2018", "publicKeyBase58": names.base58(verkey)},
+                {"id": "#key-2", "type": "X25519KeyAgreementKey2019", "publicKeyBase58": names.base58(agreeing)},
+            ],
+            "authentication": ["#key-1"],
+            "assertionMethod": ["#key-1"],
+            "keyAgreement": ["#key-2"],
+            "service": [
+                {
+                    "id": "#inline-0",
+                    "type": "did-communication",
+                    "serviceEndpoint": endpoint,
+                    "priority": 0,
+                    "recipientKeys": ["#key-1"],
+                    "routingKeys": [],
+                }
+            ],
+        }
+        self.save()
+        return str(did_peer_4.encode(document)), key
+
+    def _keep(self, kid: str, curve: str, public: bytes, private: bytes) -> None:
+        jwk = {"kty": "OKP", "crv": curve, "x": base64url(public), "d": base64url(private)}
+        self._secrets[kid] = Secret(kid, curve, jwk)
+
+    # Using keys.
+
+    def sign(self, key: str, data: bytes) -> bytes:
+        """Sign with an Ed25519 key of this wallet."""
+        return Ed25519PrivateKey.from_private_bytes(self._seeds[key]).sign(data)
+
+    async def verkey(self, key: str) -> bytes | None:
+        """Return the seed of a key of this wallet (for :class:`~pickup.dids.document.Secrets`)."""
+        return self._seeds.get(key)
+
+    def kid(self, kid: str) -> Secret | None:
+        """Return the secret of a key id of this wallet (for :class:`~pickup.dids.document.Secrets`)."""
+        return self._secrets.get(kid)
+
+    async def renew(self) -> bool:
+        """Nobody else makes keys for this wallet."""
+        return False
+
+
+def _multikey(did_key: str) -> str:
+    return did_key.removeprefix("did:key:")
