@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -22,6 +23,9 @@ from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.quotas import Quotas
+from mediator.mediation import forwarding
+from mediator.mediation.forwarding import Forward, Outcome
+from mediator.mediation.records import Rules
 from mediator.store.base import Place, Store, Transaction
 from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
@@ -30,6 +34,7 @@ READER_THREADS = 4
 MAX_LOOKS = 64
 """FETCHes and QUERYs that read at the same time: what they found is in memory until a door has made it an answer."""
 WAKE_KEY_BYTES = 16
+MAX_LEADS = 100_000
 
 
 def wall_clock() -> int:
@@ -65,6 +70,8 @@ class Broker:
         self._wake_secret = wake_secret
         self._waiters: defaultdict[bytes, set[asyncio.Event]] = defaultdict(set)
         self._waiting = 0
+        self._leads: dict[tuple[str, str], Place] = {}
+        """Where keys led last, for the order in which mailboxes are locked alone; it may be wrong."""
         self._looks = asyncio.Semaphore(MAX_LOOKS)
         self._room = asyncio.Event()
         self._room.set()
@@ -113,7 +120,28 @@ class Broker:
         return await self._writer.write((request.tenant, request.address), partial(self._send, request))
 
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
-        return sending.send(tx, self.bounds, self._quotas, request, now)
+        return sending.send(tx, self.bounds, self._quotas, request, now, partial(forwarding.addressee, tx))
+
+    async def forward(self, request: Forward, rules: Rules) -> Outcome:
+        """Keep a forward for each of its recipients (D4); says nothing of them to its sender (D9)."""
+        if len(request.keys) <= 1:
+            return await self._forward(request, rules)
+        # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
+        keys = dict.fromkeys(request.keys)
+        parts = await asyncio.gather(*(self._forward(replace(request, keys=(key,)), rules) for key in keys))
+        return sum(parts, Outcome())
+
+    async def _forward(self, request: Forward, rules: Rules) -> Outcome:
+        lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
+        outcome = await self._writer.write(
+            self._leads.get(lead),
+            lambda tx, now: forwarding.forward(tx, self.bounds, self._quotas, rules, request, now),
+        )
+        if outcome.places and self._leads.get(lead) != outcome.places[0]:
+            if len(self._leads) >= MAX_LEADS:
+                self._leads.clear()
+            self._leads[lead] = outcome.places[0]
+        return outcome
 
     async def fetch(self, request: Fetch) -> list[Message]:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
@@ -221,9 +249,9 @@ class Broker:
         await asyncio.get_running_loop().run_in_executor(self._readers, self._store.checkpoint)
         await self._writer.upkeep()
 
-    async def write(self, work: Work[T]) -> T:
-        """Run a change that is no verb, with the next commit."""
-        return await self._writer.write(None, work)
+    async def write(self, work: Work[T], place: Place | None = None) -> T:
+        """Run a change that is no verb, with the next commit; ``place`` is the mailbox it will ask for."""
+        return await self._writer.write(place, work)
 
     async def check(self) -> str | None:
         """Say why the store cannot be written, if it cannot (A9)."""

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mediator.errors import TooManyGroupsError
+from mediator.errors import BadRequestError, TooManyGroupsError
 from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.group import LOOSE, MAX_GROUPS, MAX_LEASED, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
+RESERVED_GROUP = "didcomm"
+"""The holder of a mediation mailbox, who picks up by DIDComm (D1)."""
 SKIP_FROM = 1000
 """Ids that must have gone by before a lane that holds nothing for a group is skipped."""
 
@@ -65,6 +67,8 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
     mailbox = living(tx, request.tenant, request.address, now)
     if request.group is None:
         return _look(tx, mailbox, request, _start(tx, mailbox, request), now)
+    if request.group == RESERVED_GROUP and mailbox.kind is Kind.MEDIATION:
+        raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         if tx.groups.count(mailbox) >= MAX_GROUPS:

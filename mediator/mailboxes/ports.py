@@ -25,6 +25,8 @@ class Filter:
     since: int | None = None
     """Inclusive, compares ``created_at``."""
     before_id: int | None = None
+    recipient: str | None = None
+    """Only what was forwarded to this canonical key (D3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """MSG.SEND, and the release of what was delayed (S1–S7)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
+from mediator.mailboxes import envelope
 from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
@@ -26,8 +27,18 @@ class Send:
     draft: Draft
 
 
-def send(tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: int) -> int:
-    """Keep a message and return its msg_id, ``HIDDEN_ID`` while it is delayed (S1–S7)."""
+Addressee = Callable[[Mailbox, Sequence[str]], str | None]
+"""Says which of an envelope's recipients a mediation mailbox takes it for, if it is one of its holder's keys."""
+
+
+def send(
+    tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: int, addressee: Addressee | None = None
+) -> int:
+    """Keep a message and return its msg_id, ``HIDDEN_ID`` while it is delayed (S1–S7).
+
+    A mediation mailbox takes DIDComm envelopes only; what was forwarded, and so has its recipient, is let in as it
+    is (D11).
+    """
     draft = request.draft
     size = draft.size
     if size > bounds.max_message:
@@ -35,6 +46,8 @@ def send(tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: in
     due_at = _due_at(draft, now)
     expire_at = _expire_at(draft, now)
     mailbox = living(tx, request.tenant, request.address, now)
+    if mailbox.kind is Kind.MEDIATION and draft.recipient is None:
+        draft = _addressed(mailbox, draft, addressee)
     if draft.dedup_id is not None:
         answered = tx.dedup_ids.find(mailbox, draft.dedup_id, now)
         if answered is not None:
@@ -69,6 +82,13 @@ def send(tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: in
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
         tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
     return message.msg_id
+
+
+def _addressed(mailbox: Mailbox, draft: Draft, addressee: Addressee | None) -> Draft:
+    recipients = envelope.recipients(draft.payload)
+    if recipients is None:
+        raise BadRequestError("payload", "expected a DIDComm envelope")
+    return draft if addressee is None else replace(draft, recipient=addressee(mailbox, recipients))
 
 
 def _due_at(draft: Draft, now: int) -> int | None:

@@ -1,7 +1,14 @@
 """How peers become connected, are recognised, and go again (D8)."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mediator.errors import NoSuchConnectionError, NoSuchInvitationError, UnavailableError
+from mediator.mailboxes import creating
 from mediator.mediation.ports import Transaction
-from mediator.mediation.records import Connection, NewConnection
+from mediator.mediation.records import Connection, Generation, Invitation, NewConnection
+
+HOUR = 3600 * 1000
 
 
 def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
@@ -12,7 +19,39 @@ def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
     Counts a use of the invitation; :class:`NoSuchInvitationError` when that is not open, but a connection that came by
     it may repeat.
     """
-    raise NotImplementedError
+    holders = _holders(tx, new.tenant, new.callers)
+    mine = holders[0] if holders else None
+    invitation = None
+    if new.invitation is not None and (mine is None or mine.invitation != new.invitation):
+        invitation = _open_invitation(tx, new.tenant, new.invitation, now)
+        if invitation is None:
+            raise NoSuchInvitationError
+    if mine is None:
+        kept = _add(tx, new, now)
+        if kept is None:
+            # Another instance was first.
+            return connect(tx, new, now) if _holders(tx, new.tenant, new.callers) else _crossed()
+    else:
+        for other in holders[1:]:
+            left = tuple(caller for caller in other.callers if caller not in new.callers)
+            tx.connections.save(replace(other, callers=left))
+        kept = replace(
+            mine,
+            generation=new.generation,
+            their_did=new.their_did,
+            my_did=new.my_did,
+            callers=new.callers,
+            keys=new.keys,
+            endpoint=new.endpoint,
+            routing_keys=new.routing_keys,
+            label=new.label,
+            invitation=new.invitation or mine.invitation,
+            seen_at=max(now, mine.seen_at),
+        )
+        tx.connections.save(kept)
+    if invitation is not None:
+        tx.invitations.put(replace(invitation, uses=invitation.uses + 1))
+    return kept
 
 
 def meet(
@@ -23,12 +62,73 @@ def meet(
     ``invitation`` is what it names as parent thread: a use is counted when that is an open invitation of ours and the
     connection came by none before; else it says nothing. Whether the peer is given mediation is asked by the grant.
     """
-    raise NotImplementedError
+    known = tx.connections.called(tenant, caller)
+    came_by = None
+    if invitation is not None and (known is None or known.invitation is None):
+        came_by = _open_invitation(tx, tenant, invitation, now)
+    if known is None:
+        new = NewConnection(
+            tenant=tenant,
+            generation=Generation.V2,
+            their_did=their_did,
+            my_did=my_did,
+            callers=(caller,),
+            created_at=now,
+            invitation=None if came_by is None else came_by.id,
+        )
+        kept = _add(tx, new, now)
+        if kept is None:
+            if tx.connections.called(tenant, caller) is None:
+                return _crossed()
+            return meet(tx, tenant, caller, their_did, my_did, invitation, now)
+    else:
+        kept = replace(
+            known,
+            # The short form of a did:peer:4 holds no document; once the long one was seen it stays.
+            their_did=known.their_did if their_did == caller else their_did,
+            my_did=my_did,
+            invitation=known.invitation if came_by is None else came_by.id,
+        )
+        if kept != known:
+            tx.connections.save(kept)
+    if came_by is not None:
+        tx.invitations.put(replace(came_by, uses=came_by.uses + 1))
+    return seen(tx, kept, now)
+
+
+def _holders(tx: Transaction, tenant: str, callers: Sequence[str]) -> list[Connection]:
+    """Return the connections that have these callers, each once, in the callers' order."""
+    found = (tx.connections.called(tenant, caller) for caller in callers)
+    return list({connection.no: connection for connection in found if connection is not None}.values())
+
+
+def _open_invitation(tx: Transaction, tenant: str, id: str, now: int) -> Invitation | None:
+    invitation = tx.invitations.get(id)
+    if invitation is None or invitation.tenant != tenant or not invitation.open(now):
+        return None
+    return invitation
+
+
+def _add(tx: Transaction, new: NewConnection, now: int) -> Connection | None:
+    connection = tx.connections.add(new)
+    return None if connection is None else seen(tx, connection, now)
+
+
+def _crossed() -> Connection:
+    raise UnavailableError("the connection was made and ended by others at the same time")
 
 
 def seen(tx: Transaction, connection: Connection, now: int) -> Connection:
     """Note that a connection asked for something, at most once an hour; return it as it is then."""
-    raise NotImplementedError
+    if now - connection.seen_at < HOUR:
+        return connection
+    # It may have changed since it was read in an earlier transaction.
+    current = tx.connections.get(connection.no)
+    if current is None:
+        return connection
+    moved = replace(current, seen_at=now)
+    tx.connections.save(moved)
+    return moved
 
 
 def disconnect(tx: Transaction, no: int, now: int) -> None:
@@ -36,4 +136,11 @@ def disconnect(tx: Transaction, no: int, now: int) -> None:
 
     :class:`NoSuchConnectionError` when it is not there.
     """
-    raise NotImplementedError
+    connection = tx.connections.get(no)
+    if connection is None:
+        raise NoSuchConnectionError(no)
+    if connection.address is not None:
+        mailbox = tx.mailboxes.find(connection.tenant, connection.address)
+        if mailbox is not None and mailbox.no == connection.mailbox_no and mailbox.lives(now):
+            creating.delete(tx, connection.tenant, connection.address, now)
+    tx.connections.remove(connection)

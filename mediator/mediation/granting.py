@@ -1,11 +1,18 @@
 """Who is given mediation, and the mailbox that comes with it (D1)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from mediator.errors import MediationDeniedError, NotEnrolledError
+from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
+from mediator.mediation.names import canonical
 from mediator.mediation.ports import Transaction
-from mediator.mediation.records import Connection, Rules
+from mediator.mediation.records import Connection, Policy, Rules
+
+ROUTES_AT_ONCE = 1000
 
 
 def grant(
@@ -14,11 +21,55 @@ def grant(
     """Give a connection its mailbox, the same one when it asks again, and return the connection as it is then (D1).
 
     When an operator deleted the mailbox it gets a new one, and its keys lead there. :class:`MediationDeniedError` when
-    the policy does not let it.
+    the policy does not let it, :class:`NotEnrolledError` when the connection has ended meanwhile.
     """
-    raise NotImplementedError
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NotEnrolledError
+    if not _let(rules, current):
+        raise MediationDeniedError
+    if _living(tx, current, now) is not None:
+        return current
+    request = Create(
+        tenant=current.tenant,
+        ttl=0,
+        desc="DIDComm mediation",
+        kind=Kind.MEDIATION,
+        retention=Retention.UNTIL_ACK,
+    )
+    mailbox = creating.create(tx, bounds, random, request, now).mailbox
+    granted = replace(current, mailbox_no=mailbox.no, address=mailbox.address, handed=())
+    tx.connections.save(granted)
+    offset = 0
+    while routes := tx.routes.of(granted, offset, ROUTES_AT_ONCE):
+        for route in routes:
+            tx.routes.put(replace(route, address=mailbox.address, mailbox_no=mailbox.no))
+        offset += len(routes)
+    return granted
+
+
+def _let(rules: Rules, connection: Connection) -> bool:
+    match rules.policy:
+        case Policy.OPEN:
+            return True
+        case Policy.INVITATION:
+            return connection.invitation is not None
+        case Policy.ALLOW:
+            return not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
 
 
 def mailbox_of(tx: Transaction, connection: Connection, now: int) -> Mailbox:
     """Return the living mailbox of a grant; :class:`NotEnrolledError` when there is none."""
-    raise NotImplementedError
+    mailbox = _living(tx, connection, now)
+    if mailbox is None:
+        raise NotEnrolledError
+    return mailbox
+
+
+def _living(tx: Transaction, connection: Connection, now: int) -> Mailbox | None:
+    if connection.address is None:
+        return None
+    mailbox = tx.mailboxes.find(connection.tenant, connection.address)
+    if mailbox is None or mailbox.no != connection.mailbox_no or not mailbox.lives(now):
+        return None
+    return mailbox

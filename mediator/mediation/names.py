@@ -20,6 +20,8 @@ _CODE = b"\xed\x01"
 """The multicodec of an Ed25519 public key."""
 _BASE58_KEY = range(32, 45)
 """Lengths that 32 bytes may have in base58."""
+_CODED_LENGTH = 47
+"""Characters of base58 for the code and 32 bytes."""
 _MAX_CACHED = 256
 """Longer names are not remembered: they are rare, and many of them would fill the memory."""
 
@@ -68,7 +70,7 @@ def _key(text: str) -> bytes | None:
 def _coded(did: str) -> bytes | None:
     """Return the key inside an Ed25519 did:key."""
     encoded = did[len(_KEY_PREFIX) :]
-    if len(encoded) not in (47, 48):
+    if len(encoded) != _CODED_LENGTH:
         return None
     try:
         raw = unbase58(encoded)

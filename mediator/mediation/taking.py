@@ -1,11 +1,20 @@
 """Pickup: what waits for a holder, handed out and acknowledged (D1–D3, D6, D7)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Handle, Message
+from mediator.mailboxes.ports import Filter, Usage
+from mediator.mediation.granting import mailbox_of
 from mediator.mediation.ports import Transaction
 from mediator.mediation.records import Connection
+
+MAX_NUMBER = 2**63 - 1
+EVER = 0
+"""A time at which nothing has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +35,49 @@ def attachment_id(mailbox_no: int, msg_id: int) -> str:
 
 def parse_attachment_id(text: str) -> tuple[int, int] | None:
     """Return mailbox number and msg_id of a name that :func:`attachment_id` made; None for anything else."""
-    raise NotImplementedError
+    no, _, msg_id = text.partition("-")
+    if not (_is_number(no) and _is_number(msg_id)):
+        return None
+    return int(no), int(msg_id)
+
+
+def _is_number(text: str) -> bool:
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(MAX_NUMBER)):
+        return False
+    return (text == "0" or text[0] != "0") and int(text) <= MAX_NUMBER
 
 
 def status(tx: Transaction, connection: Connection, recipient: str | None, now: int) -> Status:
     """Say what waits for a holder, or for one canonical key of it, in constant time (D1, D3).
 
+    Mail whose time is over counts until it is collected, but for a queue that holds nothing else.
     :class:`NotEnrolledError` without mediation; so for all that follow.
     """
-    raise NotImplementedError
+    return _status(tx, mailbox_of(tx, connection, now), recipient, now)
+
+
+def _status(tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int) -> Status:
+    all_mail = Usage(mailbox.messages, mailbox.bytes)
+    held = all_mail if recipient is None else tx.messages.held_for(mailbox, recipient)
+    span = _span(tx, mailbox, recipient, now) if held.messages else None
+    return Status() if span is None else Status(held.messages, held.bytes, *span)
+
+
+def _span(tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int) -> tuple[int, int] | None:
+    """Return when the oldest and the newest living message were queued."""
+    if recipient is None:
+        # Most often both ends live: then no payload is read.
+        ends = [*(handle.msg_id for handle in tx.messages.first(mailbox, 1)), mailbox.next_id - 1]
+        there = tx.messages.handles(mailbox, ends, now)
+        if all(end in there for end in ends):
+            return there[ends[0]].created_at, there[ends[-1]].created_at
+        oldest = [message for lane in LANES for message in tx.messages.lane(mailbox, lane, -1, 1, 1, now)]
+    else:
+        oldest = tx.messages.addressed(mailbox, recipient, -1, 1, 1, now)
+    newest = tx.messages.newest(mailbox, Filter(recipient=recipient), 1, 1, now)
+    if not oldest or not newest:
+        return None
+    return min(message.created_at for message in oldest), newest[-1].created_at
 
 
 def deliver(
@@ -42,36 +85,112 @@ def deliver(
 ) -> list[Message]:
     """Hand out the oldest messages, highest lane first, at most ``limit`` and ``budget`` bytes but at least one (D1).
 
-    All that is not acknowledged comes again (D2). Changes nothing but what is told to observers.
+    All that is not acknowledged comes again (D2). Changes nothing but what is told to observers. Those of one
+    ``recipient`` come in order of msg_id.
     """
-    raise NotImplementedError
+    mailbox = mailbox_of(tx, connection, now)
+    found: list[Message] = []
+    if recipient is not None:
+        found = tx.messages.addressed(mailbox, recipient, -1, limit, budget, now)
+    else:
+        left = budget
+        for lane in LANES:
+            if len(found) >= limit or left <= 0:
+                break
+            more = tx.messages.lane(mailbox, lane, -1, limit - len(found), left, now)
+            found += more
+            left -= sum(message.size for message in more)
+    return _hand_out(tx, mailbox, _fit(found, limit, budget), now)
 
 
 def acknowledge(tx: Transaction, connection: Connection, ids: Sequence[int], now: int) -> int:
     """Remove exactly these messages and return how many were there; unknown ids are ignored (D1, D2)."""
-    raise NotImplementedError
+    return _acknowledge(tx, mailbox_of(tx, connection, now), ids, now)
+
+
+def _acknowledge(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], now: int) -> int:
+    done = list(tx.messages.handles(mailbox, list(dict.fromkeys(ids)), EVER).values())
+    if done:
+        tx.messages.remove(mailbox, done)
+        _tell(tx, mailbox, What.ACKNOWLEDGED, done, now)
+    return len(done)
 
 
 def take_batch(tx: Transaction, connection: Connection, size: int, budget: int, now: int) -> list[Message]:
     """Hand out the oldest messages to a holder that never acknowledges: the last batch counts as taken by now (D7)."""
-    raise NotImplementedError
+    settled = settle_handed(tx, connection, now)
+    messages = deliver(tx, settled, size, None, budget, now)
+    hand_over(tx, settled, messages)
+    return messages
+
+
+def hand_over(tx: Transaction, connection: Connection, messages: Sequence[Message]) -> None:
+    """Note that messages go out without being acknowledged: the holder's next request confirms them (D7)."""
+    current = tx.connections.get(connection.no)
+    handed = tuple(message.msg_id for message in messages)
+    if current is not None and current.handed != handed:
+        tx.connections.save(replace(current, handed=handed))
 
 
 def settle_handed(tx: Transaction, connection: Connection, now: int) -> Connection:
     """Remove what the last batch handed out: the holder asks again, so it came; return the connection (D7)."""
-    raise NotImplementedError
+    if not connection.handed:
+        return connection
+    # Another request may have settled it since the connection was read.
+    current = tx.connections.get(connection.no)
+    if current is None or not current.handed:
+        return current or connection
+    _acknowledge(tx, mailbox_of(tx, current, now), current.handed, now)
+    settled = replace(current, handed=())
+    tx.connections.save(settled)
+    return settled
 
 
 def pick(tx: Transaction, connection: Connection, ids: Sequence[int], budget: int, now: int) -> list[Message]:
     """Hand out exactly these messages, those that are there, in order of msg_id; they stay queued."""
-    raise NotImplementedError
+    mailbox = mailbox_of(tx, connection, now)
+    wanted = list(dict.fromkeys(ids))
+    return _hand_out(tx, mailbox, _fit(tx.messages.pick(mailbox, wanted, budget, now), len(wanted), budget), now)
 
 
 def open_live(tx: Transaction, connection: Connection, now: int) -> tuple[Status, int]:
     """Say what waits already, and the cursor from which on :func:`arrived` pushes: nothing falls between (D6)."""
-    raise NotImplementedError
+    mailbox = mailbox_of(tx, connection, now)
+    return _status(tx, mailbox, None, now), mailbox.next_id
 
 
 def arrived(tx: Transaction, connection: Connection, cursor: int, limit: int, budget: int, now: int) -> list[Message]:
-    """Hand out messages from ``cursor`` on in order of msg_id, whatever their lane; they stay queued (D6)."""
-    raise NotImplementedError
+    """Hand out messages from ``cursor`` on in order of msg_id, whatever their lane; they stay queued (D6).
+
+    The next cursor is behind the last of them.
+    """
+    mailbox = mailbox_of(tx, connection, now)
+    if cursor >= mailbox.next_id:
+        return []
+    found = [m for lane in LANES for m in tx.messages.lane(mailbox, lane, cursor - 1, limit, budget, now)]
+    found.sort(key=lambda message: message.msg_id)
+    return _hand_out(tx, mailbox, _fit(found, limit, budget), now)
+
+
+def _fit(messages: Sequence[Message], limit: int, budget: int) -> list[Message]:
+    """Take from the front what fits, at least one; nothing behind a message that did not fit."""
+    taken: list[Message] = []
+    for message in messages[:limit]:
+        # A budget that is used up ends it: a lane may have been read no further.
+        if taken and (budget <= 0 or message.size > budget):
+            break
+        taken.append(message)
+        budget -= message.size
+    return taken
+
+
+def _hand_out(tx: Transaction, mailbox: Mailbox, messages: list[Message], now: int) -> list[Message]:
+    _tell(tx, mailbox, What.DELIVERED, messages, now)
+    return messages
+
+
+def _tell(tx: Transaction, mailbox: Mailbox, what: What, items: Sequence[Message | Handle], now: int) -> None:
+    tx.events.extend(
+        Event(what, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at)
+        for item in items
+    )

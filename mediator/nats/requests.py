@@ -35,6 +35,8 @@ from mediator.nats.fields import MAX_NUMBER, Fields, has_controls, milliseconds,
 MAX_SECONDS = 100 * 366 * 24 * 3600
 """A century; longer spans are clamped to it."""
 ENCODINGS = ("base64", "utf8")
+KINDS = tuple(kind for kind in Kind if kind is not Kind.MEDIATION)
+"""What CREATE makes; a mediation mailbox comes by a grant alone (D1)."""
 
 
 def create(tenant: str, fields: Fields) -> Create:
@@ -47,7 +49,7 @@ def create(tenant: str, fields: Fields) -> Create:
         desc=fields.text("desc", MAX_DESC, lines=True) or "",
         tags=fields.words("tags", MAX_TAGS, MAX_TAG) or (),
         public=bool(fields.flag("public")) if fields.has("public") else None,
-        kind=Kind(fields.choice("type", tuple(Kind)) or Kind.STANDARD),
+        kind=Kind(fields.choice("type", KINDS) or Kind.STANDARD),
         retention=Retention(fields.choice("retention", tuple(Retention)) or Retention.KEEP),
         archive=fields.flag("archive") or False,
         ack_wait=_ack_wait(fields, "ack_wait_ms"),
