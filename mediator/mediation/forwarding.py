@@ -1,7 +1,7 @@
 """Forwards: each message to each of its recipients on its own, whoever is there or not (D4, D9)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mediator.errors import ArchiveBacklogFullError, MessageTooLargeError, QuotaExceededError
 from mediator.mailboxes import sending
@@ -77,7 +77,7 @@ def forward(tx: Transaction, bounds: Bounds, quotas: Quotas, rules: Rules, reque
         if kept:
             places.append(mailbox.place)
         if now - route.used_at >= DAY:
-            tx.routes.put(replace(route, used_at=now))
+            tx.routes.used(route, now)
     if not queued:
         tx.beat(now)
     return Outcome(queued, unroutable, full, tuple(places))

@@ -26,7 +26,10 @@ class Connections(Protocol):
         """Keep a new connection; None when one of its callers was taken in the meantime."""
 
     def save(self, connection: Connection) -> None:
-        """Keep the connection as it is now, its callers too."""
+        """Keep the connection as it is now, its callers too; nothing of one that was removed.
+
+        :class:`UnavailableError` when another has one of its callers by now: done again, the verb sees it.
+        """
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection with its callers and its routes; its mailbox is not touched."""
@@ -45,10 +48,16 @@ class Routes(Protocol):
         """Return where mail for a canonical key goes."""
 
     def put(self, route: Route) -> None:
-        """Keep a route, new or changed."""
+        """Keep a route, new or changed.
+
+        :class:`UnavailableError` when it is of another connection by now: done again, the verb sees it.
+        """
+
+    def used(self, route: Route, at: int) -> None:
+        """Note that mail came for a route, if it still leads to the same mailbox; it is not locked, so it may not."""
 
     def remove(self, route: Route) -> None:
-        """Forget a route."""
+        """Forget a route, if it is still of the same connection."""
 
     def of(self, connection: Connection, offset: int, limit: int) -> list[Route]:
         """Return routes of a connection in order of creation, then key."""

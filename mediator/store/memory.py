@@ -3,12 +3,11 @@
 import bisect
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar, cast
 
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event
@@ -18,11 +17,8 @@ from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
 from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
-
-K = TypeVar("K")
-V = TypeVar("V")
-Undo = list[Callable[[], object]]
-_ABSENT = object()
+from mediator.store.memory_mediation import Connections, Identities, Invitations, Mediation, Routes
+from mediator.store.memory_table import Undo, Undoable
 
 
 @dataclass
@@ -45,6 +41,7 @@ class _Data:
     leases: dict[int, dict[int, Lease]] = field(default_factory=dict)
     outbox: list[tuple[Mailbox, Message]] = field(default_factory=list)
     tail: dict[int, TailRow] = field(default_factory=dict)
+    mediation: Mediation = field(default_factory=Mediation)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -93,7 +90,11 @@ class MemoryTransaction:
     """All tables over one set of dictionaries."""
 
     def __init__(self, data: _Data, undo: Undo) -> None:
-        self.mailboxes = _Mailboxes(data, undo)
+        self.connections = Connections(data.mediation, undo)
+        self.routes = Routes(data.mediation, undo)
+        self.invitations = Invitations(data.mediation, undo)
+        self.identities = Identities(data.mediation, undo)
+        self.mailboxes = _Mailboxes(data, undo, self.routes)
         self.messages = _Messages(data, undo)
         self.delays = _Delays(data, undo)
         self.dedup_ids = _DedupIds(data, undo)
@@ -109,22 +110,13 @@ class MemoryTransaction:
         """Memory always takes what is written."""
 
 
-class _Table:
+class _Table(Undoable):
     def __init__(self, data: _Data, undo: Undo) -> None:
+        super().__init__(undo)
         self._data = data
-        self._undo = undo
 
     def _box(self, mailbox: Mailbox) -> _Box:
         return self._data.boxes[mailbox.no]
-
-    def _set(self, table: dict[K, V], key: K, value: V) -> None:
-        self._undo.append(partial(_restore, table, key, table.get(key, _ABSENT)))
-        table[key] = value
-
-    def _pop(self, table: dict[K, V], key: K) -> None:
-        # Order matters to those who read it, so what is taken back is the whole table.
-        self._undo.append(partial(_restore_all, table, dict(table)))
-        del table[key]
 
     def _change(self, mailbox: Mailbox, **fields: object) -> None:
         kept = self._box(mailbox).mailbox
@@ -133,19 +125,11 @@ class _Table:
             setattr(kept, name, value)
 
 
-def _restore(table: dict[K, V], key: K, value: V | object) -> None:
-    if value is _ABSENT:
-        table.pop(key, None)
-    else:
-        table[key] = cast(V, value)
-
-
-def _restore_all(table: dict[K, V], before: dict[K, V]) -> None:
-    table.clear()
-    table.update(before)
-
-
 class _Mailboxes(_Table):
+    def __init__(self, data: _Data, undo: Undo, routes: Routes) -> None:
+        super().__init__(data, undo)
+        self._routes = routes
+
     def find(self, tenant: str, address: str) -> Mailbox | None:
         no = self._data.addresses.get((tenant, address))
         return None if no is None else self._data.boxes[no].mailbox
@@ -190,6 +174,7 @@ class _Mailboxes(_Table):
         return [box.mailbox for box in self._data.boxes.values() if not box.mailbox.address][:limit]
 
     def drop(self, mailbox: Mailbox) -> None:
+        self._routes.detach(mailbox.no)
         self._pop(self._data.boxes, mailbox.no)
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
@@ -279,6 +264,13 @@ class _Messages(_Table):
         ]
         gone.sort(key=lambda item: (item[0], item[1], item[2].msg_id))
         return [Expired(no, handle) for _, no, handle in gone[:limit]]
+
+    def addressed(
+        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+    ) -> list[Message]:
+        messages = self._box(mailbox).messages
+        wanted = (m for i, m in messages.items() if i > after and m.recipient == recipient and _lives(m, now))
+        return _within(wanted, limit, budget)
 
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
         return self._box(mailbox).held.get(recipient, Usage(0, 0))
