@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Its pins are older than what it works with, so it comes alone; what it imports is in pyproject.toml.
+DIDCOMM := --no-deps didcomm==0.3.2
 
 .PHONY: serve test check bench fuzz clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e .
+	$(BIN)/pip install --quiet $(DIDCOMM)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.core

@@ -25,12 +25,19 @@ class Envelopes(Protocol):
     async def open(self, data: bytes) -> Opened:
         """Open bytes for one of our keys.
 
-        Raises :class:`EnvelopeError` for anything that is not a whole, untouched and consistent envelope for us, and
-        :class:`UnresolvedDidError` when the sender's DID leads nowhere.
+        Raises :class:`EnvelopeError` for anything that is not a whole, untouched and consistent envelope for us,
+        :class:`MessageTooLargeError` above the size that is taken, and :class:`UnresolvedDidError` when the sender's
+        DID leads nowhere.
         """
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
-        """Seal for canonical Ed25519 keys, from one of ours, or anonymously."""
+        """Seal for canonical Ed25519 keys, from one of ours, or anonymously.
+
+        Raises :class:`EnvelopeError` when the sender's key is not ours, or a receiver's is no key.
+        """
 
     async def seal_v2(self, plaintext: Mapping[str, Any], to: str, sender: str | None) -> bytes:
-        """Seal for all key agreement keys of a DID (or one key id), from one of our DIDs, or anonymously."""
+        """Seal for all key agreement keys of a DID (or one key id), from one of our DIDs, or anonymously.
+
+        Raises :class:`UnresolvedDidError` when the DID leads to no such key, :class:`EnvelopeError` when we have none.
+        """

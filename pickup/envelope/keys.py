@@ -1,0 +1,57 @@
+"""Keys as the JOSE library takes them, read once; the one place that imports it."""
+
+import warnings
+from functools import lru_cache
+from typing import Any
+
+from authlib import deprecate
+
+from pickup.dids.document import Key, Secret
+
+with warnings.catch_warnings():
+    # Both DIDComm libraries stand on it, and pyproject.toml keeps it below the version that drops it.
+    warnings.simplefilter("ignore", deprecate.AuthlibDeprecationWarning)
+    from authlib.jose import ECKey, JsonWebEncryption, JsonWebSignature, OKPKey
+    from authlib.jose.drafts import register_jwe_draft
+
+register_jwe_draft(JsonWebEncryption)
+
+__all__ = ["JsonWebEncryption", "JsonWebSignature", "private", "public"]
+
+MAX_PUBLIC = 4096
+MAX_PRIVATE = 1024
+
+
+def public(key: Key) -> Any:
+    """Return the key of a document; what its JWK lacks is a KeyError."""
+    return _public(key.curve, key.jwk["x"], _y(key))
+
+
+def private(secret: Secret) -> Any:
+    """Return a key of ours."""
+    return _private(secret.curve, secret.jwk["x"], _y(secret), secret.jwk["d"])
+
+
+def _y(key: Key | Secret) -> str | None:
+    return key.jwk["y"] if key.curve.startswith("P-") else None
+
+
+@lru_cache(maxsize=MAX_PUBLIC)
+def _public(curve: str, x: str, y: str | None) -> Any:
+    key = _imported(curve, {"crv": curve, "x": x}, y)
+    # The point is looked at here, so that a key that is none is not remembered.
+    key.get_public_key()
+    return key
+
+
+@lru_cache(maxsize=MAX_PRIVATE)
+def _private(curve: str, x: str, y: str | None, d: str) -> Any:
+    key = _imported(curve, {"crv": curve, "x": x, "d": d}, y)
+    key.get_private_key()
+    return key
+
+
+def _imported(curve: str, jwk: dict[str, str], y: str | None) -> Any:
+    if y is None:
+        return OKPKey.import_key({"kty": "OKP", **jwk})
+    return ECKey.import_key({"kty": "EC", **jwk, "y": y})

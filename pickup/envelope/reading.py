@@ -1,0 +1,268 @@
+"""Reads what envelopes are, before any cryptography: bounds, generation, and headers that must agree (D8, D12).
+
+Everything here works on bytes of strangers. What passes is bounded in size, depth and recipients, has each field in its
+type and alphabet, and claims nothing about its sender twice in different words. All else is an :class:`EnvelopeError`.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from mediator.errors import EnvelopeError, MessageTooLargeError
+from mediator.mediation.names import MAX_NAME
+
+MAX_DEPTH = 64
+"""Levels of nesting in any JSON: the libraries below read it by recursion."""
+MAX_V1_RECIPIENTS = 50
+MAX_V2_RECIPIENTS = 16
+"""The keys of one DID. The JOSE library takes no more."""
+MAX_PROTECTED = 64 * 1024
+"""Characters of the protected header, which holds all of a v1 envelope's recipients, or two v2 key ids."""
+MAX_KID = MAX_NAME + 256
+
+V1_CIPHER = "xchacha20poly1305_ietf"
+ANONCRYPT = "ECDH-ES+A256KW"
+AUTHCRYPT = "ECDH-1PU+A256KW"
+CIPHERS = {AUTHCRYPT: frozenset({"A256CBC-HS512"}), ANONCRYPT: frozenset({"A256CBC-HS512", "A256GCM", "XC20P"})}
+SIGNERS = {"Ed25519": "EdDSA", "P-256": "ES256", "P-384": "ES384"}
+"""The one algorithm that each curve signs with."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9_-]+={0,2}")
+_NOT_ENCRYPTED = "expected an encrypted message"
+
+
+@dataclass(frozen=True, slots=True)
+class V1Envelope:
+    """RFC 0019, not opened yet."""
+
+    fields: Mapping[str, str]
+    """``protected``, ``iv``, ``ciphertext`` and ``tag``, as they came."""
+    authenticated: bool
+    kids: tuple[str, ...]
+    """Of the recipients, as they came: base58."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jwe:
+    """One encrypted layer of v2, not opened yet."""
+
+    fields: Mapping[str, str]
+    """``protected``, ``iv``, ``ciphertext``, ``tag`` and, when there is one, ``aad``."""
+    recipients: Mapping[str, str]
+    """Each key id with the content key as encrypted for it."""
+    curve: str
+    """Of the ephemeral key, so of all keys that take part."""
+    sender_kid: str | None
+    """Whose key sealed it, by its own words; None: anonymous."""
+
+    def only_for(self, kid: str) -> dict[str, Any]:
+        """The layer with one of its recipients. Headers that are not protected stay behind."""
+        return {**self.fields, "recipients": [{"header": {"kid": kid}, "encrypted_key": self.recipients[kid]}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Jws:
+    """A signed layer of v2, not verified yet."""
+
+    payload: str
+    protected: str
+    signature: str
+    alg: str
+    kid: str
+
+
+def read(data: bytes, max_bytes: int) -> V1Envelope | Jwe:
+    """Read an envelope; :class:`MessageTooLargeError` above ``max_bytes``, else :class:`EnvelopeError`."""
+    if len(data) > max_bytes:
+        raise MessageTooLargeError(len(data), max_bytes)
+    fields = read_object(data)
+    if "ciphertext" not in fields:
+        raise EnvelopeError(_NOT_ENCRYPTED)
+    header = _protected(fields)
+    return _read_v1(fields, header) if header.get("enc") == V1_CIPHER else _read_jwe(fields, header)
+
+
+def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
+    """Read what a v2 layer held: one more layer, or the plaintext."""
+    fields = read_object(payload)
+    if "ciphertext" in fields:
+        return _read_jwe(fields, _protected(fields))
+    if "signatures" in fields:
+        return _read_jws(fields)
+    return fields
+
+
+def read_object(data: bytes | str) -> dict[str, Any]:
+    """Read a JSON object of bounded depth."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise EnvelopeError("expected JSON in UTF-8") from None
+    if not isinstance(value, dict):
+        raise EnvelopeError("expected a JSON object")
+    # Counting is much faster than walking, and nearly everything is shallow by its count already.
+    if _brackets(data) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise EnvelopeError(f"expected JSON of at most {MAX_DEPTH} levels")
+    return value
+
+
+def _brackets(data: bytes | str) -> int:
+    if isinstance(data, bytes):
+        return data.count(b"{") + data.count(b"[")
+    return data.count("{") + data.count("[")
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = [item for item in below if isinstance(item, dict | list)]
+    return depth
+
+
+def unbase64(text: str) -> bytes:
+    """Decode base64url, padded or not."""
+    try:
+        return base64.urlsafe_b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4))
+    except (binascii.Error, ValueError):
+        raise EnvelopeError("expected base64url") from None
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or _BASE64.fullmatch(value) is None:
+        raise EnvelopeError(f"expected base64url in {name}")
+    return value
+
+
+def _protected(fields: Mapping[str, Any]) -> dict[str, Any]:
+    text = _text(fields, "protected")
+    if len(text) > MAX_PROTECTED:
+        raise EnvelopeError(f"expected a protected header of at most {MAX_PROTECTED} characters")
+    header = read_object(unbase64(text))
+    # Decompression makes much out of little; nothing of DIDComm uses either of the two.
+    if "zip" in header or "crit" in header:
+        raise EnvelopeError("zip and crit are not accepted")
+    return header
+
+
+def _list_of_objects(value: object, most: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value or len(value) > most:
+        raise EnvelopeError(f"expected 1 to {most} recipients")
+    for item in value:
+        if not isinstance(item, dict) or not isinstance(item.get("header"), dict):
+            raise EnvelopeError("expected recipients with a header")
+    return value
+
+
+def _read_v1(fields: Mapping[str, Any], header: Mapping[str, Any]) -> V1Envelope:
+    if header.get("alg") not in ("Authcrypt", "Anoncrypt"):
+        raise EnvelopeError("expected Authcrypt or Anoncrypt")
+    authenticated = header["alg"] == "Authcrypt"
+    kids = []
+    for recipient in _list_of_objects(header.get("recipients"), MAX_V1_RECIPIENTS):
+        own = recipient["header"]
+        _text(recipient, "encrypted_key")
+        if not isinstance(own.get("kid"), str):
+            raise EnvelopeError("expected a kid for each recipient")
+        # The library tells the kinds apart by these two alone, so they have to say the same as alg.
+        for name in ("sender", "iv"):
+            if authenticated:
+                _text(own, name)
+            elif own.get(name) is not None:
+                raise EnvelopeError(f"expected no {name} in an Anoncrypt envelope")
+        kids.append(own["kid"])
+    texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
+    return V1Envelope(texts, authenticated, tuple(kids))
+
+
+def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
+    alg = header.get("alg")
+    if not isinstance(alg, str) or alg not in CIPHERS:
+        raise EnvelopeError(f"expected alg {ANONCRYPT} or {AUTHCRYPT}")
+    if not isinstance(header.get("enc"), str) or header["enc"] not in CIPHERS[alg]:
+        raise EnvelopeError(f"expected enc {' or '.join(sorted(CIPHERS[alg]))}")
+    recipients: dict[str, str] = {}
+    for recipient in _list_of_objects(fields.get("recipients"), MAX_V2_RECIPIENTS):
+        recipients[_kid(recipient["header"].get("kid"))] = _text(recipient, "encrypted_key")
+    if len(recipients) != len(fields["recipients"]):
+        raise EnvelopeError("expected each recipient once")
+    if _text(header, "apv").rstrip("=") != _apv(tuple(sorted(recipients))):
+        raise EnvelopeError("apv is not that of the recipients")
+    texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
+    if "aad" in fields:
+        texts["aad"] = _text(fields, "aad")
+    return Jwe(texts, recipients, _curve(header.get("epk")), _sender(header) if alg == AUTHCRYPT else None)
+
+
+@lru_cache(maxsize=1024)
+def _apv(kids: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(".".join(kids).encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _curve(epk: object) -> str:
+    """Return the curve of the ephemeral key. Whether the point is on it is for the library, which does check."""
+    if not isinstance(epk, dict):
+        raise EnvelopeError("expected epk in the protected header")
+    match epk.get("kty"), epk.get("crv"):
+        case "OKP", "X25519":
+            coordinates = ["x"]
+        case "EC", "P-256" | "P-384":
+            coordinates = ["x", "y"]
+        case _:
+            raise EnvelopeError("expected an epk on X25519, P-256 or P-384")
+    if "d" in epk:
+        raise EnvelopeError("expected a public epk")
+    for name in coordinates:
+        if len(_text(epk, name)) > 128:
+            raise EnvelopeError("expected an epk of the size of its curve")
+    return str(epk["crv"])
+
+
+def _sender(header: Mapping[str, Any]) -> str:
+    try:
+        by_apu = unbase64(_text(header, "apu")).decode()
+    except UnicodeDecodeError:
+        raise EnvelopeError("expected a key id in apu") from None
+    if "skid" in header and header["skid"] != by_apu:
+        raise EnvelopeError("skid and apu differ")
+    return _kid(by_apu)
+
+
+def _kid(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_KID:
+        raise EnvelopeError("expected a key id")
+    did, _, fragment = value.partition("#")
+    if not did.startswith("did:") or not fragment:
+        raise EnvelopeError("expected a DID URL as key id")
+    return value
+
+
+def _read_jws(fields: Mapping[str, Any]) -> Jws:
+    signatures = fields["signatures"]
+    if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
+        raise EnvelopeError("expected one signature")
+    header = _protected(signatures[0])
+    own = signatures[0].get("header")
+    # didcomm.org puts kid beside the protected header; one inside it is protected and wins.
+    kid = header["kid"] if "kid" in header else own.get("kid") if isinstance(own, dict) else None
+    if "b64" in header or header.get("alg") not in SIGNERS.values():
+        raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")
+    return Jws(
+        _text(fields, "payload"), _text(signatures[0], "protected"), _text(signatures[0], "signature"),
+        header["alg"], _kid(kid),
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""v1 envelopes (RFC 0019) by ``didcomm-messaging``, which stands on PyNaCl."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from didcomm_messaging.legacy import crypto
+
+from mediator.errors import EnvelopeError
+from mediator.mediation.names import canonical, is_ed25519, verkey
+from mediator.mediation.records import Generation
+from pickup.dids.document import Secrets
+from pickup.envelope import Opened
+from pickup.envelope.reading import V1Envelope, read_object
+from pickup.message import encode
+
+MAX_PAIRS = 1024
+NOT_FOR_US = "cannot be opened with a key of ours"
+"""One text for a stranger's key and for a broken envelope, so that none tells which keys there are (D12)."""
+
+
+class V1:
+    """Opens with keys of ours, and seals from them."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._pair = lru_cache(maxsize=MAX_PAIRS)(crypto.create_keypair)
+
+    async def open(self, envelope: V1Envelope) -> Opened:
+        """Open; :class:`EnvelopeError` when it is not for us, or not whole."""
+        recipient, seed = await self._ours(envelope.kids)
+        public, secret = self._pair(seed)
+        try:
+            plaintext, sender, _ = crypto.unpack_message(dict(envelope.fields), public, secret)
+        except Exception as error:
+            raise EnvelopeError(NOT_FOR_US) from error
+        caller = None
+        if envelope.authenticated:
+            caller = canonical(sender)
+            if caller is None or not is_ed25519(caller):
+                raise EnvelopeError("expected the sender's key to be an Ed25519 key")
+        return Opened(Generation.V1, read_object(plaintext), recipient, caller)
+
+    async def seal(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
+        """Seal for canonical keys; :class:`EnvelopeError` when one is no key, or the sender's is not ours."""
+        try:
+            receivers = [verkey(key) for key in to]
+        except ValueError:
+            raise EnvelopeError("expected Ed25519 keys to seal for") from None
+        pair: tuple[bytes, bytes] | tuple[None, None] = (None, None)
+        if sender is not None:
+            seed = await self._secrets.verkey(sender)
+            if seed is None:
+                raise EnvelopeError("expected a key of ours to seal from")
+            pair = self._pair(seed)
+        # The library counts characters where it should count bytes, and cuts the tag wrong for all but ASCII.
+        text = (plaintext if plaintext.isascii() else encode(orjson.loads(plaintext))).decode("ascii")
+        try:
+            sealed: dict[str, Any] = crypto.pack_message(text, receivers, *pair)
+        except Exception as error:
+            raise EnvelopeError("cannot be sealed for these keys") from error
+        return orjson.dumps(sealed)
+
+    async def _ours(self, kids: Sequence[str]) -> tuple[str, bytes]:
+        for kid in kids:
+            key = canonical(kid)
+            if key is not None and is_ed25519(key):
+                seed = await self._secrets.verkey(key)
+                if seed is not None:
+                    return key, seed
+        raise EnvelopeError(NOT_FOR_US)
