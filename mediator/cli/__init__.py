@@ -6,6 +6,7 @@ import typer
 
 from mediator.cli.bench import register as register_bench
 from mediator.cli.dead import app as dead_app
+from mediator.cli.didcomm import register as register_didcomm
 from mediator.cli.doctor import register as register_doctor
 from mediator.cli.failing import CommandError
 from mediator.cli.mailboxes import app as mailbox_app
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for register in (register_service, register_messages, register_bench, register_doctor):
+for register in (register_service, register_messages, register_bench, register_doctor, register_didcomm):
     register(app)
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(dead_app, name="dead")
