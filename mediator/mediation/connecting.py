@@ -28,9 +28,6 @@ def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
             raise NoSuchInvitationError
     if mine is None:
         kept = _add(tx, new, now)
-        if kept is None:
-            # Another instance was first.
-            return connect(tx, new, now) if _holders(tx, new.tenant, new.callers) else _crossed()
     else:
         for other in holders[1:]:
             left = tuple(caller for caller in other.callers if caller not in new.callers)
@@ -77,10 +74,6 @@ def meet(
             invitation=None if came_by is None else came_by.id,
         )
         kept = _add(tx, new, now)
-        if kept is None:
-            if tx.connections.called(tenant, caller) is None:
-                return _crossed()
-            return meet(tx, tenant, caller, their_did, my_did, invitation, now)
     else:
         kept = replace(
             known,
@@ -109,13 +102,12 @@ def _open_invitation(tx: Transaction, tenant: str, id: str, now: int) -> Invitat
     return invitation
 
 
-def _add(tx: Transaction, new: NewConnection, now: int) -> Connection | None:
+def _add(tx: Transaction, new: NewConnection, now: int) -> Connection:
     connection = tx.connections.add(new)
-    return None if connection is None else seen(tx, connection, now)
-
-
-def _crossed() -> Connection:
-    raise UnavailableError("the connection was made and ended by others at the same time")
+    if connection is None:
+        # Done again, this verb sees it.
+        raise UnavailableError("another instance made the connection at the same time")
+    return seen(tx, connection, now)
 
 
 def seen(tx: Transaction, connection: Connection, now: int) -> Connection:

@@ -84,6 +84,8 @@ def _add(
         return Result.CLIENT_ERROR
     if route is not None and not _free(tx, rules, route, proven, now):
         return Result.CLIENT_ERROR
+    if route is not None:
+        tx.routes.remove(route)
     tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.no, connection.no, now, now))
     return Result.SUCCESS
 

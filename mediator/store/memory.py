@@ -234,6 +234,7 @@ class _Messages(_Table):
             and set(wanted.tags) <= set(message.tags)
             and (wanted.since is None or message.created_at >= wanted.since)
             and (wanted.before_id is None or message.msg_id < wanted.before_id)
+            and (wanted.recipient is None or message.recipient == wanted.recipient)
         )
         return _within(found, limit, budget)[::-1]
 
