@@ -48,7 +48,8 @@ class Holder:
         """Use :meth:`connect` or :meth:`resume`."""
         self._tools = tools
         self._name = name
-        self._pickup = _version("messagepickup", pickup, PICKUPS[link.generation])
+        self.pickup = _version("messagepickup", pickup, PICKUPS[link.generation])
+        """The version of the pickup protocol that is spoken."""
         self._mediation = _version("coordinate-mediation", mediation, MEDIATIONS[link.generation])
         self._talk = Conversation(link, tools.envelopes, tools.session, seconds)
         self.generation = link.generation
@@ -139,6 +140,11 @@ class Holder:
     def link(self) -> Link:
         """What is known of the mediator."""
         return self._talk.link
+
+    @property
+    def on_socket(self) -> bool:
+        """Whether a WebSocket is open, which carries everything as long as it is."""
+        return self._talk.on_socket
 
     def _remember(self, link: Link) -> None:
         self._talk.link = link
@@ -262,13 +268,13 @@ class Holder:
 
         In version 1.0, which has no acknowledgement, the next call of any kind does that.
         """
-        if self._pickup == "1.0":
+        if self.pickup == "1.0":
             body = _expect(await self.ask(self._messages("batch-pickup"), {"batch_size": limit}), "batch")
             return [
                 Mail(str(item.get("@id") or item.get("id")), content({"data": {"json": item["message"]}}))
                 for item in body["messages~attach"]
             ]
-        field = "message_count_limit" if self._pickup == "4.0" else "limit"
+        field = "message_count_limit" if self.pickup == "4.0" else "limit"
         answer = await self.ask(self._messages("delivery-request"), {field: limit, **self._only(key)})
         if answer.name == "status":
             return []
@@ -321,14 +327,14 @@ class Holder:
         return Letter(opened.generation, opened.plaintext, opened.sender, opened.recipient)
 
     def _messages(self, name: str) -> str:
-        family = "message-pickup" if self._pickup == "4.0" else "messagepickup"
-        return f"{family}/{self._pickup}/{name}"
+        family = "message-pickup" if self.pickup == "4.0" else "messagepickup"
+        return f"{family}/{self.pickup}/{name}"
 
     def _only(self, key: str | None) -> dict[str, Any]:
         if key is None:
             return {}
         # 4.0 writes recipient_did in both generations.
-        return {"recipient_did" if self._pickup == "4.0" else self._recipient: key}
+        return {"recipient_did" if self.pickup == "4.0" else self._recipient: key}
 
 
 async def _meet(invitation: Invitation, tools: Tools, endpoint: str | None) -> Link:

@@ -41,7 +41,7 @@ class Invitation:
             raise ClientError("expected a URL with an invitation in oob=, _oob= or c_i=, or a DID")
         try:
             raw = orjson.loads(unbase64(written))
-            return cls._v2(raw) if "type" in raw else cls._v1(raw)
+            return cls._v1(raw) if "@type" in raw else cls._v2(raw)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ClientError(f"no invitation: {error!r}") from error
 

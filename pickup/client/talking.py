@@ -140,7 +140,8 @@ class _Wire:
     async def ask(self, id: str, sealed: bytes, seconds: float) -> Plain:
         if self._reading.done():
             raise NoAnswerError(self._why)
-        answer = self._waiting[id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Plain] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = answer
         try:
             await self._socket.send(sealed)
             async with asyncio.timeout(seconds):

@@ -1,17 +1,33 @@
 """What holder and sender share: the envelope library with the wallet's keys, a resolver, and the HTTP session."""
 
+from ipaddress import ip_network
+
 import aiohttp
 
+from mediator.http.guard import Guard
 from pickup.client.errors import ClientError
 from pickup.client.wallet import Wallet
-from pickup.dids.document import Resolver
+from pickup.dids.document import Document, Resolver
 from pickup.dids.resolver import CachingResolver
+from pickup.dids.web import WebDids
 from pickup.envelope import Envelopes
 from pickup.envelope.opener import LibraryEnvelopes
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_HOPS = 3
 """DIDs that may stand as endpoints of one another."""
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+"""A client reaches what its user names, in private networks too."""
+
+
+class _Nobody:
+    """The DIDs that a client knows by heart: none, since those it makes say everything themselves."""
+
+    def document(self, did: str) -> Document | None:
+        return None
+
+    async def long_form(self, short: str) -> str | None:
+        return None
 
 
 class Tools:
@@ -19,7 +35,8 @@ class Tools:
 
     def __init__(self, wallet: Wallet) -> None:
         self.wallet = wallet
-        self.resolver: Resolver = CachingResolver()
+        self._guard = Guard(EVERYWHERE)
+        self.resolver: Resolver = CachingResolver(_Nobody(), WebDids(self._guard))
         self.envelopes: Envelopes = LibraryEnvelopes(self.resolver, wallet, max_bytes=MAX_BYTES)
         self.session = aiohttp.ClientSession()
 
@@ -37,4 +54,5 @@ class Tools:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._guard.close()
         await self.session.close()

@@ -1,0 +1,239 @@
+"""Holders of either generation, by every handshake and version: mail sent through the mediator reaches them, once."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from pickup.client import Holder, NoAnswerError, ProblemError, Sender, Wallet
+from tests.acceptance.didcomm.door import Door, Invites, note, note_v2, text, texts
+from tests.acceptance.service import until
+
+V1: list[dict[str, Any]] = [
+    {"handshake": "didexchange/1.1"},
+    {"handshake": "didexchange/1.0"},
+    {"handshake": "connections/1.0"},
+    {"handshake": "didexchange/1.1", "pickup": "4.0"},
+]
+V2: list[dict[str, Any]] = [
+    {"mediation": "3.0", "pickup": "3.0"},
+    {"mediation": "2.0", "pickup": "3.0"},
+    {"mediation": "3.0", "pickup": "4.0"},
+]
+LIVE_WITHIN = 5.0
+
+every = pytest.mark.parametrize("options", V1 + V2, ids=lambda options: " ".join(options.values()))
+
+
+async def connected(door: Door, invites: Invites, options: dict[str, Any]) -> Holder:
+    """Connect in the way the options say."""
+    return await door.holder(invites.v1 if options in V1 else invites.v2, **options)
+
+
+async def send(sender: Sender, holder: Holder, key: str, said: str) -> None:
+    """Send through the holder's mediator."""
+    link = holder.link
+    if holder.generation == "v1":
+        assert link.endpoint is not None
+        await sender.send_v1(key, link.routing, link.endpoint, note(said))
+    else:
+        await sender.send_v2(key, link.routing[0], link.url("http"), note_v2(said))
+
+
+@every
+@pytest.mark.rule("D1", "D2", "D3")
+async def test_mail_is_picked_up_and_stays_until_it_is_acknowledged(
+    door: Door, invites: Invites, options: dict[str, Any]
+):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    assert (await holder.status()).count == 0
+    assert await holder.fetch() == []
+    for number in range(5):
+        await send(sender, holder, key, f"note {number}")
+    status = await holder.status()
+    assert status.count == 5
+    first = await holder.fetch(limit=3)
+    assert await texts(holder, first) == ["note 0", "note 1", "note 2"]
+    # Nothing was acknowledged, so it comes again.
+    again = await holder.fetch(limit=10)
+    assert [mail.id for mail in again[:3]] == [mail.id for mail in first]
+    assert await texts(holder, again) == [f"note {number}" for number in range(5)]
+    letter = await holder.open(again[0])
+    assert letter.sender in (sender.key, sender.did)
+    left = await holder.received([first[1].id, "no such id"])
+    assert left.count == 4
+    assert await texts(holder, await holder.fetch()) == ["note 0", "note 2", "note 3", "note 4"]
+    assert (await holder.received([mail.id for mail in again])).count == 0
+    assert await holder.fetch() == []
+
+
+@every
+@pytest.mark.rule("D1", "A8")
+async def test_mail_survives_a_kill(door: Door, invites: Invites, options: dict[str, Any]):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    grant = await holder.mediate()
+    key = await holder.add_key()
+    await send(sender, holder, key, "before")
+    await door.service.kill()
+    door.service.start()
+    await door.service.ready()
+    await send(sender, holder, key, "after")
+    assert await holder.mediate() == grant
+    mails = await holder.fetch()
+    assert await texts(holder, mails) == ["before", "after"]
+    assert (await holder.received([mail.id for mail in mails])).count == 0
+
+
+@every
+@pytest.mark.rule("D8")
+async def test_the_keylist_is_the_holders_own(door: Door, invites: Invites, options: dict[str, Any]):
+    holder, other = await connected(door, invites, options), await connected(door, invites, options)
+    await holder.mediate()
+    await other.mediate()
+    keys = [await holder.add_key() for _ in range(3)]
+    assert sorted(await holder.keys()) == sorted(keys)
+    assert await other.keys() == []
+    with pytest.raises(ProblemError) as refused:
+        await other.add_key(keys[0])
+    assert refused.value.code == "client_error"
+    assert await other.change_keys([(keys[0], "remove")]) == ["no_change"]
+    assert await holder.change_keys([(keys[0], "add"), (keys[1], "remove")]) == ["no_change", "success"]
+    assert sorted(await holder.keys()) == sorted([keys[0], keys[2]])
+
+
+@every
+@pytest.mark.rule("D3")
+async def test_one_keys_mail_alone(door: Door, invites: Invites, options: dict[str, Any]):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    one, two = await holder.add_key(), await holder.add_key()
+    await send(sender, holder, one, "for one")
+    await send(sender, holder, two, "for two")
+    status = await holder.status(two)
+    assert (status.count, status.recipient) == (1, two)
+    assert (await holder.status()).count == 2
+    mails = await holder.fetch(key=two)
+    assert await texts(holder, mails) == ["for two"]
+    await holder.received([mail.id for mail in mails])
+    assert (await holder.status(two)).count == 0
+    assert (await holder.status(one)).count == 1
+
+
+@every
+@pytest.mark.rule("D6")
+async def test_live_mail_comes_by_itself_and_the_backlog_when_asked(
+    door: Door, invites: Invites, options: dict[str, Any]
+):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    await send(sender, holder, key, "backlog")
+    async with contextlib.aclosing(holder.live()) as live:
+        arriving = asyncio.ensure_future(anext(live))
+        await until(lambda: door_is_live(holder), LIVE_WITHIN, "live mode is on")
+        await send(sender, holder, key, "live")
+        async with asyncio.timeout(LIVE_WITHIN):
+            mail = await arriving
+        assert await text(holder, mail) == "live"
+        # Unacknowledged, it is still there, after the backlog.
+        assert await texts(holder, await holder.fetch()) == ["backlog", "live"]
+        assert (await holder.received([mail.id])).count == 1
+    assert await texts(holder, await holder.fetch()) == ["backlog"]
+
+
+async def door_is_live(holder: Holder) -> bool:
+    """Whether the mediator says so on the very socket."""
+    return holder.on_socket and (await holder.status()).live is True
+
+
+@every
+@pytest.mark.rule("D6", "A8")
+async def test_a_dead_socket_loses_nothing(door: Door, invites: Invites, options: dict[str, Any]):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    async with contextlib.aclosing(holder.live()) as live:
+        arriving = asyncio.ensure_future(anext(live))
+        await until(lambda: door_is_live(holder), LIVE_WITHIN, "live mode is on")
+        await door.service.kill()
+        with pytest.raises(NoAnswerError):
+            await arriving
+    door.service.start()
+    await door.service.ready()
+    await send(sender, holder, key, "while it was gone")
+    async with contextlib.aclosing(holder.live()) as live:
+        arriving = asyncio.ensure_future(anext(live))
+        await until(lambda: door_is_live(holder), LIVE_WITHIN, "live mode is on")
+        mails = await holder.fetch()
+        assert await texts(holder, mails) == ["while it was gone"]
+        await send(sender, holder, key, "now")
+        async with asyncio.timeout(LIVE_WITHIN):
+            assert await text(holder, await arriving) == "now"
+
+
+@every
+@pytest.mark.rule("D6")
+async def test_live_mode_is_refused_over_http(door: Door, invites: Invites, options: dict[str, Any]):
+    holder = await connected(door, invites, options)
+    await holder.mediate()
+    family = "message-pickup/4.0" if options.get("pickup") == "4.0" else f"messagepickup/{holder.pickup}"
+    with pytest.raises(ProblemError) as refused:
+        await holder.ask(f"{family}/live-delivery-change", {"live_delivery": True})
+    assert refused.value.text == "Connection does not support Live Delivery"
+    if holder.pickup == "2.0":
+        assert refused.value.code == ""
+    else:
+        assert "live-mode-not-supported" in refused.value.code
+
+
+@every
+async def test_ping(door: Door, invites: Invites, options: dict[str, Any]):
+    holder = await connected(door, invites, options)
+    assert await holder.ping() < LIVE_WITHIN
+
+
+@pytest.mark.rule("D7")
+async def test_a_batch_is_acknowledged_by_the_next_request(door: Door, invites: Invites):
+    holder, sender = await door.holder(invites.v1, pickup="1.0"), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    for number in range(3):
+        await send(sender, holder, key, f"note {number}")
+    assert (await holder.status()).count == 3
+    assert await texts(holder, await holder.fetch(limit=2)) == ["note 0", "note 1"]
+    assert await texts(holder, await holder.fetch(limit=2)) == ["note 2"]
+    assert (await holder.status()).count == 0
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+@pytest.mark.rule("D7")
+async def test_implicit_pickup_gets_bare_envelopes(door: Door, invites: Invites, generation: str):
+    holder = await door.holder(invites.v1 if generation == "v1" else invites.v2)
+    sender = await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    await send(sender, holder, key, "waits")
+    async with contextlib.aclosing(holder.implicit()) as mails, asyncio.timeout(LIVE_WITHIN):
+        assert await text(holder, await anext(mails)) == "waits"
+        await send(sender, holder, key, "arrives")
+        assert await text(holder, await anext(mails)) == "arrives"
+        # The transport has carried both, so both are gone.
+        await until(lambda: _is_empty(holder), LIVE_WITHIN, "what was carried is removed")
+
+
+async def _is_empty(holder: Holder) -> bool:
+    return (await holder.status()).count == 0
+
+
+async def test_a_wallet_file_carries_on(door: Door, invites: Invites, tmp_path: Any):
+    path = tmp_path / "wallet.json"
+    holder, sender = await door.holder(invites.v1, wallet=Wallet.load(path)), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    assert path.stat().st_mode & 0o777 == 0o600
+    await send(sender, holder, key, "for later")
+    async with Holder.resume(Wallet.load(path)) as later:
+        assert await texts(later, await later.fetch()) == ["for later"]
