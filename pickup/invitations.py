@@ -15,9 +15,9 @@ from mediator.mediation import names
 from mediator.mediation.records import Invitation
 from mediator.store.base import Transaction
 from pickup.dids.identities import Identities
+from pickup.dids.material import base64url
 from pickup.dids.vault import Vault
 from pickup.message import DIDCOMM, MAX_ID, PLAIN, Json, unbase64
-from pickup.protocols.signing import base64url
 
 MAX_INVITATIONS = 1000
 """Invitations one tenant may have; those that are not open any more make room."""

@@ -10,7 +10,7 @@ from pickup.dispatch import Call
 from pickup.message import Json, Reply
 from pickup.protocols.did_exchange import endpoints
 from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
-from pickup.protocols.peers import read_document
+from pickup.protocols.peers import attached
 from pickup.protocols.signing import sign_field
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ async def request(call: Call) -> Sequence[Reply]:
     if not isinstance(brought, dict):
         raise BadRequestError(CONNECTION, "expected an object with DID and DIDDoc")
     did = text_of(brought, "DID")
-    id, peer = read_document(brought.get("DIDDoc"), _DOCUMENT)
-    if id and id.removeprefix("did:sov:") != did.removeprefix("did:sov:"):
-        raise BadRequestError(_DOCUMENT, "expected the document of the DID beside it")
+    peer = attached(brought.get("DIDDoc"), did, _DOCUMENT)
     invitation, seed = await invitation_of(call)
     identity = call.office.identities.current(call.tenant)
     await connect(call, peer, believed(did, proven(call)), identity.v1_did, invitation)

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import did_peer_4
 import orjson
 
 from mediator.errors import BadRequestError
@@ -13,7 +14,7 @@ from mediator.mediation.records import Generation
 from pickup.dispatch import Call
 from pickup.message import Json, Reply, encode
 from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
-from pickup.protocols.peers import Peer, read_document
+from pickup.protocols.peers import Peer, attached
 from pickup.protocols.signing import sign_attachment, verify_attachment
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def request(call: Call) -> Sequence[Reply]:
     identity = call.office.identities.current(call.tenant)
     their_did, peer = await _introduced(call, did)
     await connect(call, peer, their_did, identity.v1_did, invitation)
-    my_did, decorators = await _introduction(call, identity, did, seed)
+    my_did, decorators = _introduction(call, identity, did, seed)
     return [
         Reply(
             call.message.type.named("response"),
@@ -71,16 +72,13 @@ def _attached(call: Call, did: str) -> Peer:
         raw = orjson.loads(signed.payload)
     except orjson.JSONDecodeError:
         raise BadRequestError(DID_DOC, "expected JSON") from None
-    id, peer = read_document(raw, DID_DOC)
-    # Agents of old leave the method out of one of the two.
-    if id.removeprefix("did:sov:") != did.removeprefix("did:sov:"):
-        raise BadRequestError(DID_DOC, "expected the document of the DID in did")
+    peer = attached(raw, did, DID_DOC)
     if not peer.signing.issuperset(signed.keys):
         raise BadRequestError(DID_DOC, "expected a signature by keys of the document")
     return peer
 
 
-async def _introduction(call: Call, identity: "Identity", their_did: str, seed: bytes) -> tuple[str, Json]:
+def _introduction(call: Call, identity: "Identity", their_did: str, seed: bytes) -> tuple[str, Json]:
     """Return our DID, and the attachment with which the invitation's key vouches for it."""
     my_did = identity.v1_did
     if call.message.type.minor > 0:
@@ -89,7 +87,7 @@ async def _introduction(call: Call, identity: "Identity", their_did: str, seed: 
         # Who brings one of these may know no other did:peer.
         my_did, document = genesis(identity.key, call.office.public_url)
     else:
-        document = {**(await call.office.resolver.resolve(my_did)).raw, "id": my_did}
+        document = did_peer_4.resolve(my_did)
     return my_did, {DID_DOC: sign_attachment(encode(document), "application/json", str(uuid.uuid4()), seed)}
 
 
@@ -102,7 +100,7 @@ def genesis(key: str, public_url: str) -> tuple[str, Json]:
         "publicKeyBase58": names.base58(names.verkey(key)),
     }
     stored: Json = {
-        "@context": ["https://w3id.org/did/v1"],
+        "@context": "https://www.w3.org/ns/did/v1",
         "authentication": [method],
         "service": [
             {

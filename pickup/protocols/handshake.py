@@ -43,7 +43,7 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
     """
     caller = proven(call)
     if caller not in peer.signing:
-        raise BadRequestError("did_doc", "expected a document that holds the key the message was sealed with")
+        raise BadRequestError("did", "expected a document that holds the key the message was sealed with")
     label = call.message.body.get("label")
     new = NewConnection(
         tenant=call.tenant,

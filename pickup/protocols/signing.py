@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from mediator.errors import BadRequestError
 from mediator.mediation import names
+from pickup.dids.material import base64url
 from pickup.message import Json, encode, unbase64
 
 MAX_SIGNATURES = 8
@@ -120,8 +121,3 @@ def sign_field(value: Json, prefix: str, seconds: int, seed: bytes) -> Json:
         "sig_data": base64.urlsafe_b64encode(data).decode(),
         "signer": names.base58(private.public_key().public_bytes_raw()),
     }
-
-
-def base64url(data: bytes) -> str:
-    """Encode without padding."""
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
