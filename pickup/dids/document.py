@@ -1,7 +1,7 @@
 """What the door needs of a DID document: its keys, and where its subject is reached."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -56,7 +56,7 @@ class Secret:
 
     kid: str
     curve: str
-    jwk: Mapping[str, str]
+    jwk: Mapping[str, str] = field(repr=False)
     """As a private JWK, without ``kid``."""
 
 

@@ -1,29 +1,95 @@
 """The vault: encrypts the private keys that the store keeps, with a key that the store does not have."""
 
+import base64
+import binascii
+import os
 from pathlib import Path
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mediator.errors import SetupError
+
 KEY_BYTES = 32
+KEY_FILE = "didcomm.key"
+_NONCE_BYTES = 12
+_FORM = b"\x01"
+"""First byte of what is sealed, and what it is authenticated with."""
 
 
 class Vault:
-    """Seals secrets with AES-GCM."""
+    """Seals secrets with AES-256-GCM."""
 
     def __init__(self, key: bytes) -> None:
         """``key`` is 32 bytes."""
-        raise NotImplementedError
+        self._cipher = AESGCM(key)
 
     @classmethod
     def load(cls, key: bytes | None, data_dir: Path) -> "Vault":
         """Take the key from the configuration, or from ``data_dir/didcomm.key``, which is made at the first start.
 
-        Raises :class:`SetupError` when the file is readable for others, or not such a key.
+        Raises :class:`SetupError` when others may read the file, or it holds no such key.
         """
-        raise NotImplementedError
+        return cls(_from_file(data_dir / KEY_FILE) if key is None else key)
 
     def seal(self, secret: bytes) -> bytes:
-        """Encrypt a secret."""
-        raise NotImplementedError
+        """Encrypt a secret; the same one looks different each time."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return _FORM + nonce + self._cipher.encrypt(nonce, secret, _FORM)
 
     def open(self, sealed: bytes) -> bytes:
         """Decrypt; :class:`SetupError` when this is not the key it was sealed with."""
-        raise NotImplementedError
+        form, nonce, rest = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        try:
+            if form == _FORM:
+                return self._cipher.decrypt(nonce, rest, _FORM)
+        except (InvalidTag, ValueError):
+            pass
+        raise SetupError(
+            "didcomm.key: does not open the private keys in the database; set the key, or restore the file "
+            f"{KEY_FILE}, that was in use when the database was first started"
+        )
+
+
+def _from_file(path: Path) -> bytes:
+    try:
+        if not path.exists():
+            _make(path)
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            text = file.read(1024)
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise SetupError(f"{path}: expected mode 600, got {mode:o}; others may have read the key")
+    try:
+        key = base64.b64decode(text.strip(), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise SetupError(f"{path}: expected {KEY_BYTES} bytes in base64")
+    return key
+
+
+def _make(path: Path) -> None:
+    # Written whole under another name and then linked: of two services that start at once, one's key is in force.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink()
+    # What is sealed with the key is durable, so its name must be too.
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,123 @@
+"""The index of our own identities: what each is called, and which key opens what; looked up without the store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mediator.mediation import names
+from mediator.mediation.records import KeptIdentity
+from pickup.dids import naming
+from pickup.dids.document import Document, Secret
+from pickup.dids.keys import Keys, Pair
+from pickup.dids.parsing import parse
+from pickup.dids.resolver import read, read_short
+
+OWN_PATH_TENANT = "default"
+"""The tenant whose did:web has the door's own path; the others' is one segment deeper."""
+MAX_DIDS = 64
+"""DIDs an identity is kept known by: each change of the public URL makes new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One generation of a tenant's keys, and what it is called."""
+
+    no: int
+    tenant: str
+    key: str
+    """Canonical Ed25519 did:key: seals v1 envelopes, signs, and is the routing key of v1 grants."""
+    v2_did: str
+    """did:peer:2: the routing DID of v2 grants and the ``from`` of v2 messages."""
+    v1_did: str
+    """did:peer:4, long form, for did-exchange; its document has did-communication services."""
+    sov_did: str
+    """Unqualified, from the first 16 bytes of the verkey, for connections/1.0."""
+    web_did: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the door is reached; the DIDs depend on it."""
+
+    public_url: str
+    web_host: str | None
+
+    def identity(self, kept: KeptIdentity, keys: Keys) -> Identity:
+        """Name an identity as it is called here and now."""
+        return Identity(
+            no=kept.no,
+            tenant=kept.tenant,
+            key=names.from_verkey(keys.verkey),
+            v2_did=naming.v2_did(keys, self.public_url),
+            v1_did=naming.v1_did(keys, self.public_url),
+            sov_did=naming.sov_did(keys),
+            web_did=naming.web_did(
+                self.public_url, self.web_host, None if kept.tenant == OWN_PATH_TENANT else kept.tenant
+            ),
+        )
+
+    def dids(self, kept: KeptIdentity, keys: Keys) -> tuple[str, ...]:
+        """Return what an identity is to be known by from now on, the newest last."""
+        identity = self.identity(kept, keys)
+        new = (identity.v2_did, identity.v1_did, identity.web_did)
+        missing = tuple(did for did in new if did is not None and did not in kept.dids)
+        return (*kept.dids, *missing)[-MAX_DIDS:]
+
+
+@dataclass(slots=True)
+class Index:
+    """Everything that is looked up without the store, for one state of the store."""
+
+    current: dict[str, Identity] = field(default_factory=dict)
+    names: dict[str, Identity] = field(default_factory=dict)
+    """By canonical key and DID, unqualified DIDs too."""
+    seeds: dict[str, bytes] = field(default_factory=dict, repr=False)
+    secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
+    kids: dict[str, Identity] = field(default_factory=dict)
+    documents: dict[str, Document] = field(default_factory=dict)
+    web: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def add(self, kept: KeptIdentity, keys: Keys, place: Place) -> None:
+        """Take in an identity; one that is added later takes over the did:web and the tenant."""
+        identity = place.identity(kept, keys)
+        if kept.retired_at is None:
+            self.current[kept.tenant] = identity
+        self.seeds[identity.key] = keys.seed
+        self.names[identity.key] = self.names[identity.sov_did] = identity
+        own = f"{identity.key}#{keys.derived.multibase}"
+        self._secret(own, keys.derived, identity)
+        for did in kept.dids:
+            if did.startswith("did:web:"):
+                self._add_web(did, kept, keys, identity, place)
+            else:
+                self._add_peer(did, keys, identity)
+
+    def _add_peer(self, did: str, keys: Keys, identity: Identity) -> None:
+        document = read(did)
+        pairs = {pair.public["x"]: pair for pair in keys.pairs}
+        # Peers may call a did:peer:4 by its short form, and write key ids in either.
+        short = names.canonical(did) or did
+        self.names[did] = self.names[short] = identity
+        self.documents[did] = document
+        if short != did:
+            self.documents[short] = read_short(did)
+        for key in (*document.key_agreement, *document.authentication):
+            pair = pairs.get(key.jwk["x"])
+            if pair is not None:
+                fragment = key.kid.partition("#")[2]
+                # The second form is how the first resolvers of did:peer:2 called its keys.
+                for kid in (key.kid, f"{short}#{fragment}", f"{did}#{pair.multibase[1:]}"):
+                    self._secret(kid, pair, identity)
+
+    def _add_web(self, did: str, kept: KeptIdentity, keys: Keys, identity: Identity, place: Place) -> None:
+        for fragment, pair in naming.web_fragments(kept.no, keys).items():
+            self._secret(f"{did}#{fragment}", pair, identity)
+        if kept.retired_at is None or did not in self.names:
+            raw = naming.web_document(did, kept.no, keys, place.public_url)
+            self.names[did] = identity
+            self.documents[did] = parse(raw, did)
+            self.web[naming.web_path(did)] = raw
+
+    def _secret(self, kid: str, pair: Pair, identity: Identity) -> None:
+        self.secrets[kid] = Secret(kid, pair.curve, pair.private)
+        self.kids[kid] = identity

@@ -1,0 +1,113 @@
+"""Public keys as DIDs and documents write them: multibase with a multicodec, base58, JWK; all become public JWKs."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from mediator.mediation.names import base58, unbase58
+
+ED25519, X25519, P256, P384 = "Ed25519", "X25519", "P-256", "P-384"
+AGREEMENT = frozenset({X25519, P256, P384})
+"""Curves with which one can agree on a key."""
+
+Jwk = Mapping[str, str]
+
+_CODES = {ED25519: b"\xed\x01", X25519: b"\xec\x01", P256: b"\x80\x24", P384: b"\x81\x24"}
+_CURVES: Mapping[str, ec.EllipticCurve] = {P256: ec.SECP256R1(), P384: ec.SECP384R1()}
+_OKP_BYTES = 32
+_MAX_ENCODED = 256
+"""Characters of the longest key that is looked at."""
+
+
+def from_raw(curve: str, raw: bytes) -> Jwk:
+    """Make a JWK of 32 bytes, or of a point in any form of X9.62; :class:`ValueError` if it is not on the curve."""
+    if curve in _CURVES:
+        return _of_point(curve, ec.EllipticCurvePublicKey.from_encoded_point(_CURVES[curve], raw))
+    if len(raw) != _OKP_BYTES:
+        raise ValueError(f"expected {_OKP_BYTES} bytes")
+    return {"kty": "OKP", "crv": curve, "x": base64url(raw)}
+
+
+def from_multibase(text: str, curve: str | None = None) -> Jwk:
+    """Read a key in base58btc or base64url with its multicodec; ``curve`` is for 32 bytes that have none."""
+    if not 1 < len(text) <= _MAX_ENCODED:
+        raise ValueError("expected a multibase key")
+    match text[0]:
+        case "z":
+            raw = unbase58(text[1:])
+        case "u":
+            raw = unbase64url(text[1:])
+        case _:
+            raise ValueError("expected base58btc or base64url")
+    if curve is not None and len(raw) == _OKP_BYTES:
+        return from_raw(curve, raw)
+    for coded, code in _CODES.items():
+        if raw.startswith(code):
+            return from_raw(coded, raw[len(code) :])
+    raise ValueError("expected a key of a known curve")
+
+
+def from_base58(text: str, curve: str) -> Jwk:
+    """Read a key in base58 without a code."""
+    if len(text) > _MAX_ENCODED:
+        raise ValueError("expected a base58 key")
+    return from_raw(curve, unbase58(text))
+
+
+def from_jwk(raw: Mapping[str, Any]) -> Jwk:
+    """Check a JWK and keep only what makes the public key."""
+    curve, x, y = raw.get("crv"), raw.get("x"), raw.get("y")
+    if not isinstance(curve, str) or not isinstance(x, str):
+        raise ValueError("expected crv and x")
+    if curve not in _CURVES:
+        if curve not in _CODES or raw.get("kty") != "OKP":
+            raise ValueError("expected a known curve")
+        return from_raw(curve, unbase64url(x))
+    if raw.get("kty") != "EC" or not isinstance(y, str):
+        raise ValueError("expected an EC key")
+    return _of_point(curve, _point(curve, x, y))
+
+
+def raw_of(jwk: Jwk) -> bytes:
+    """Return the 32 bytes of a key, or its compressed point."""
+    if jwk["crv"] not in _CURVES:
+        return unbase64url(jwk["x"])
+    point = _point(jwk["crv"], jwk["x"], jwk["y"])
+    return point.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def multibase(jwk: Jwk) -> str:
+    """Write a key as did:key and did:peer do."""
+    return "z" + base58(_CODES[jwk["crv"]] + raw_of(jwk))
+
+
+def base64url(raw: bytes) -> str:
+    """Write base64url without padding."""
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def unbase64url(text: str) -> bytes:
+    """Read base64url, padded or not; :class:`ValueError` when it is none, or longer than a key may be."""
+    if len(text) > _MAX_ENCODED or not text.isascii():
+        raise ValueError("expected base64url of a key")
+    try:
+        return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise ValueError("expected base64url") from None
+
+
+def _point(curve: str, x: str, y: str) -> ec.EllipticCurvePublicKey:
+    # Making the key checks that the point is on the curve.
+    across, up = (int.from_bytes(unbase64url(number), "big") for number in (x, y))
+    return ec.EllipticCurvePublicNumbers(across, up, _CURVES[curve]).public_key()
+
+
+def _of_point(curve: str, key: ec.EllipticCurvePublicKey) -> Jwk:
+    size = (key.curve.key_size + 7) // 8
+    numbers = key.public_numbers()
+    x, y = (base64url(number.to_bytes(size, "big")) for number in (numbers.x, numbers.y))
+    return {"kty": "EC", "crv": curve, "x": x, "y": y}

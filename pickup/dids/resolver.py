@@ -1,0 +1,134 @@
+"""The resolver: finds the document of any DID, our own first, and keeps the parsed ones."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import did_peer_2
+import did_peer_4
+from nacl.bindings import crypto_sign_ed25519_pk_to_curve25519
+from nacl.exceptions import CryptoError
+
+from mediator.errors import UnresolvedDidError
+from mediator.mediation.names import MAX_NAME
+from pickup.dids import material
+from pickup.dids.document import Document
+from pickup.dids.material import AGREEMENT, ED25519, X25519
+from pickup.dids.parsing import parse
+from pickup.dids.web import WebDids
+
+MAX_KEPT = 4096
+"""Documents, and as many long forms of did:peer:4."""
+
+_PEER_4 = "did:peer:4"
+_DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]+")
+
+
+class Known(Protocol):
+    """What is known without asking anybody outside."""
+
+    def document(self, did: str) -> Document | None:
+        """Return the document of a DID of ours."""
+
+    async def long_form(self, short: str) -> str | None:
+        """Return the long form of a did:peer:4 that somebody was met by, however long ago."""
+
+
+class CachingResolver:
+    """Resolves did:key, did:peer 0, 2 and 4, did:web; implements :class:`pickup.dids.document.Resolver`."""
+
+    def __init__(self, known: Known, web: WebDids) -> None:
+        self._known = known
+        self._web = web
+        self._documents: OrderedDict[str, Document] = OrderedDict()
+        self._long_forms: OrderedDict[str, str] = OrderedDict()
+
+    async def resolve(self, did: str) -> Document:
+        """Return the document of a DID without fragment; :class:`UnresolvedDidError` when there is none."""
+        own = self._known.document(did)
+        if own is not None:
+            return own
+        kept = self._documents.get(did)
+        if kept is not None:
+            self._documents.move_to_end(did)
+            return kept
+        if did.startswith("did:web:"):
+            return await self._web.resolve(did)
+        if did.startswith(_PEER_4) and did.count(":") == 2:
+            document = await self._short(did)
+        else:
+            document = read(did)
+        if did.startswith(_PEER_4) and did.count(":") > 2:
+            _keep(self._long_forms, _short_form(did), did)
+        _keep(self._documents, did, document)
+        return document
+
+    async def _short(self, short: str) -> Document:
+        long = self._long_forms.get(short) or await self._known.long_form(short)
+        if long is None or _short_form(long) != short:
+            raise UnresolvedDidError("did:peer:4: the short form of a DID that was never met in its long form")
+        return read_short(long)
+
+
+def read_short(long: str) -> Document:
+    """Return the document of a did:peer:4 under the short form of its DID; errors as those of :func:`read`."""
+    return parse(_carefully(_PEER_4, partial(did_peer_4.decode, long)), _short_form(long))
+
+
+def read(did: str) -> Document:
+    """Return the document that a DID carries in itself; :class:`UnresolvedDidError` when it carries none."""
+    if len(did) > MAX_NAME or not _DID.fullmatch(did):
+        raise UnresolvedDidError(f"DID: expected one without fragment, of at most {MAX_NAME} characters")
+    if did.startswith("did:key:"):
+        return _of_key(did, did.removeprefix("did:key:"))
+    if did.startswith("did:peer:0"):
+        return _of_key(did, did.removeprefix("did:peer:0"))
+    if did.startswith("did:peer:2"):
+        return parse(_carefully("did:peer:2", partial(did_peer_2.resolve, did)), did)
+    if did.startswith(_PEER_4):
+        return parse(_carefully(_PEER_4, partial(did_peer_4.decode, did)), did)
+    raise UnresolvedDidError("DID: expected did:key, did:peer 0, 2 or 4, or did:web")
+
+
+def _of_key(did: str, multibase: str) -> Document:
+    try:
+        jwk = material.from_multibase(multibase)
+    except ValueError:
+        raise UnresolvedDidError("DID: expected a key of a known curve in multibase") from None
+    methods = [_method(multibase)]
+    agreement = [f"#{multibase}"] if jwk["crv"] in AGREEMENT else []
+    if jwk["crv"] == ED25519:
+        try:
+            derived = crypto_sign_ed25519_pk_to_curve25519(material.raw_of(jwk))
+        except CryptoError:
+            raise UnresolvedDidError("DID: expected a point of the curve") from None
+        methods.append(_method(material.multibase(material.from_raw(X25519, derived))))
+        agreement = [methods[-1]["id"]]
+    authentication = [f"#{multibase}"] if jwk["crv"] != X25519 else []
+    raw = {"verificationMethod": methods, "authentication": authentication, "keyAgreement": agreement}
+    return parse(raw, did)
+
+
+def _method(multibase: str) -> dict[str, Any]:
+    return {"id": f"#{multibase}", "type": "Multikey", "publicKeyMultibase": multibase}
+
+
+def _carefully(method: str, decode: Callable[[], object]) -> object:
+    try:
+        return decode()
+    # Whatever the libraries stumble over, deep nesting too, is the DID's fault.
+    except Exception:
+        raise UnresolvedDidError(f"{method}: not well formed") from None
+
+
+def _short_form(did: str) -> str:
+    return did.rpartition(":")[0]
+
+
+def _keep(kept: OrderedDict[str, Any], name: str, value: object) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    while len(kept) > MAX_KEPT:
+        kept.popitem(last=False)
