@@ -21,6 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEALTH = web.AppKey("health", Health)
 _REGISTRY = web.AppKey("registry", CollectorRegistry)
 _SECONDS = web.AppKey("seconds", float)
+_LIMIT = web.RequestKey("limit", asyncio.Timeout)
 # Probes and scrapers must not get yesterday's answer from a proxy.
 _FRESH = {"Cache-Control": "no-store"}
 
@@ -36,6 +37,11 @@ def build_app(health: Health, registry: CollectorRegistry, request_seconds: floa
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
     return app
+
+
+def lift_limit(request: web.Request) -> None:
+    """Let a request last: it has become a WebSocket, which bounds itself."""
+    request[_LIMIT].reschedule(None)
 
 
 async def _livez(_request: web.Request) -> web.Response:
@@ -60,6 +66,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     seconds = request.app[_SECONDS]
     try:
         async with asyncio.timeout(seconds) as limit:
+            request[_LIMIT] = limit
             return await handler(request)
     except MediatorError as error:
         return _error(error.status, str(error), error.code)
