@@ -7,6 +7,7 @@ scheduler (delayed mail, clean-up), the journal, and the health checks behind HT
 """
 
 import asyncio
+import base64
 import gc
 import hashlib
 import signal
@@ -16,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
+from aiohttp import web
 
 from mediator.broker import Broker
 from mediator.http.app import build_app
@@ -24,6 +26,7 @@ from mediator.http.server import HttpServer
 from mediator.journal import Journal
 from mediator.metrics import Metrics
 from mediator.nats import accounts
+from mediator.nats.announcements import Announcements
 from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, limit_of, payload_for
 from mediator.nats.server import NatsServer
@@ -95,7 +98,10 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         http = HttpServer(settings.http)
         await http.bind()
         stack.push_async_callback(http.stop)
-        await http.start(build_app(health, metrics.registry))
+        app = build_app(health, metrics.registry)
+        if settings.didcomm.enabled:
+            await _open_didcomm(settings, app, http.port, broker, connection, metrics, control, stack)
+        await http.start(app)
         Operating(broker, settings, health, nats_url, http.port).register(control)
         stack.push_async_callback(health.close)
         watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")
@@ -213,6 +219,38 @@ async def _open_door(
     await door.open()
     stack.push_async_callback(door.close, settings.drain_seconds)
     return door
+
+
+async def _open_didcomm(
+    settings: Settings,
+    app: web.Application,
+    http_port: int,
+    broker: Broker,
+    connection: Connection,
+    metrics: Metrics,
+    control: ControlServer,
+    stack: AsyncExitStack,
+) -> None:
+    """Open the DIDComm door on the HTTP application."""
+    from pickup.door import DoorOptions, didcomm_door
+    from pickup.transports import PATH
+
+    chosen = settings.didcomm
+    options = DoorOptions(
+        public_url=(chosen.public_url or f"http://127.0.0.1:{http_port}") + PATH,
+        label=chosen.label,
+        rules=chosen.rules,
+        key=base64.b64decode(chosen.key.get_secret_value()) if chosen.key else None,
+        data_dir=settings.data_dir,
+        instance=settings.instance,
+        tenants=sorted({DEFAULT, *settings.tenants}),
+        max_sockets=chosen.max_sockets,
+        rate=chosen.rate,
+        outbound_networks=chosen.outbound_networks,
+        push_webhook=chosen.push_webhook,
+    )
+    announcer = Announcements(connection, "mq9live") if settings.database_url is not None else None
+    await stack.enter_async_context(didcomm_door(options, broker, metrics.registry, control, app, announcer))
 
 
 async def _watch(door: Door, metrics: Metrics, connection: Connection) -> None:

@@ -71,10 +71,11 @@ class Didcomm(BaseModel):
     enabled: bool = Field(default=True, description="Open the door. Turn it off where only NATS clients are served.")
     public_url: Annotated[str, AfterValidator(_url)] | None = Field(
         default=None,
-        description="URL under which wallets reach this service, as the reverse proxy in front of it publishes it: "
-        "invitations, grants and the mediator's DIDs carry it, WebSocket is the same with ws or wss. Set it before the "
-        "first invitation; after a change old connections are still served, but senders keep the address they learnt.",
-        json_schema_extra={"default_text": "http://127.0.0.1 and the port of http"},
+        description="URL under which the `http` port is reached from outside, as the reverse proxy in front of it "
+        "publishes it: https://mediator.example.org. Invitations, grants and the mediator's DIDs carry it, with "
+        "/didcomm behind it, and ws or wss for WebSocket. Set it before the first invitation; after a change old "
+        "connections are still served, but senders keep the address they learnt.",
+        json_schema_extra={"default_text": "http://127.0.0.1 with the port of http"},
     )
     label: str = Field(
         default="Mediator",

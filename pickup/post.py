@@ -5,7 +5,7 @@ from typing import Protocol
 
 from mediator.errors import MediatorError
 from mediator.mediation.records import Connection, Generation
-from pickup.dids.document import Resolver
+from pickup.dids.document import Resolver, Service
 from pickup.dids.identities import Identities
 from pickup.dispatch import Call
 from pickup.envelope import Envelopes
@@ -19,7 +19,15 @@ MAX_ROUTES = 64
 class Outbound(Protocol):
     """Delivers to endpoints of others."""
 
-    def send_soon(self, endpoint: str, envelope: bytes, generation: Generation) -> None:
+    def send_soon(
+        self,
+        endpoint: str,
+        envelope: bytes,
+        generation: Generation,
+        *,
+        to: str | None = None,
+        routing_keys: Sequence[str] = (),
+    ) -> None:
         """Deliver beside everything else, with bounded retries; what cannot be delivered is dropped."""
 
 
@@ -65,23 +73,32 @@ class Post:
         return await self._envelopes.seal_v2(written, call.sender, my_did)
 
     async def _elsewhere(self, call: Call, sealed: bytes) -> None:
-        endpoint = await self._endpoint(call)
-        if endpoint is not None:
-            self._outbound.send_soon(endpoint, sealed, call.message.generation)
-
-    async def _endpoint(self, call: Call) -> str | None:
-        if call.message.generation is Generation.V1:
-            return call.connection.endpoint if call.connection is not None else None
+        """Send an answer to where its receiver lives, if it lives anywhere."""
         assert call.sender is not None
+        connection = call.connection
+        if connection is not None and connection.endpoint is not None:
+            self._outbound.send_soon(
+                connection.endpoint,
+                sealed,
+                connection.generation,
+                to=connection.keys[0] if connection.keys else None,
+                routing_keys=connection.routing_keys,
+            )
+        elif call.message.generation is Generation.V2:
+            endpoint = await self._published(call.sender)
+            if endpoint is not None:
+                self._outbound.send_soon(endpoint, sealed, Generation.V2)
+
+    async def _published(self, did: str) -> str | None:
         try:
-            document = await self._resolver.resolve(call.sender)
+            document = await self._resolver.resolve(did)
         except MediatorError:
             return None
-        return next((service.endpoint for service in document.services if _direct(service.endpoint)), None)
+        return next((service.endpoint for service in document.services if _direct(service)), None)
 
 
-def _direct(endpoint: str) -> bool:
-    return endpoint.startswith(("http://", "https://"))
+def _direct(service: Service) -> bool:
+    return service.endpoint.startswith(("http://", "https://")) and not service.routing_keys
 
 
 def _comes_back(call: Call) -> bool:
