@@ -78,7 +78,7 @@ class Mailboxes(Protocol):
         """Return mailboxes that wait to be collected."""
 
     def drop(self, mailbox: Mailbox) -> None:
-        """Forget a retired mailbox; its messages are gone already."""
+        """Forget a retired mailbox with the keys attached to it (D11); its messages are gone already."""
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         """Return living mailboxes of a tenant in order of address, those behind ``after``."""

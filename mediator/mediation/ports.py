@@ -66,7 +66,7 @@ class Routes(Protocol):
         """Return how many routes a connection has, without reading them all."""
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
-        """Return what an operator attached."""
+        """Return what an operator attached, in order of creation, then key."""
 
 
 class Invitations(Protocol):

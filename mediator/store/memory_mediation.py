@@ -109,7 +109,7 @@ class Routes(_Table):
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
         found = [r for r in self._data.routes.values() if r.tenant == tenant and r.connection_no is None]
-        return sorted(found, key=lambda route: route.key)[:limit]
+        return sorted(found, key=lambda route: (route.created_at, route.key))[:limit]
 
     def detach(self, mailbox_no: int) -> None:
         """Forget what an operator attached to a mailbox that is dropped."""

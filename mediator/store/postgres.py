@@ -71,6 +71,15 @@ _PREFETCH = (
 )
 _INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['%b'] * 12)})"
 _ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts,)
+_HOLD = (
+    "INSERT INTO held (mailbox_no, recipient, messages, bytes) SELECT * FROM unnest(%b, %b, %b, %b)"
+    " ON CONFLICT (mailbox_no, recipient)"
+    " DO UPDATE SET messages = held.messages + excluded.messages, bytes = held.bytes + excluded.bytes"
+)
+_LET_GO = (
+    "DELETE FROM held USING unnest(%b, %b) AS changed (mailbox_no, recipient)"
+    " WHERE held.mailbox_no = changed.mailbox_no AND held.recipient = changed.recipient AND messages <= 0"
+)
 _SAVE = (
     "UPDATE mailbox SET next_id = new.next_id, messages = new.messages, bytes = new.bytes, last_at = new.last_at,"
     " dedup_ids = new.dedup_ids FROM unnest(%b, %b, %b, %b, %b, %b)"
@@ -262,6 +271,13 @@ class PostgresDialect:
 
     def settle_counters(self, mailbox: KeptMailbox) -> None:
         """Every instance needs them, so they are always written: nothing came after."""
+
+    def save_held(self, changed: Sequence[Row]) -> None:
+        """Add up with one statement."""
+        numbers, recipients, messages, sizes = zip(*changed, strict=True)
+        self._telling.execute(_HOLD, [BigInts(numbers), Texts(recipients), BigInts(messages), BigInts(sizes)])
+        if min(messages) <= 0:
+            self._telling.execute(_LET_GO, [BigInts(numbers), Texts(recipients)])
 
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write the counters of all that changed with one statement."""

@@ -240,6 +240,20 @@ class SqliteDialect:
             mailbox.next_id = last_id + 1
             mailbox.last_at = max(mailbox.last_at, last_at)
 
+    def save_held(self, changed: Sequence[Row]) -> None:
+        """Add up row by row."""
+        self.connection.executemany(
+            "INSERT INTO held (mailbox_no, recipient, messages, bytes) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (mailbox_no, recipient)"
+            " DO UPDATE SET messages = messages + excluded.messages, bytes = bytes + excluded.bytes",
+            changed,
+        )
+        emptied = [(mailbox_no, recipient) for mailbox_no, recipient, messages, _ in changed if messages <= 0]
+        if emptied:
+            self.connection.executemany(
+                "DELETE FROM held WHERE mailbox_no = ? AND recipient = ? AND messages <= 0", emptied
+            )
+
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write counters after anything was taken away, else only now and then: it doubles what a send writes."""
         due = [m for m in mailboxes if m.dirty or m.next_id - m.stored_id >= STORE_EVERY]

@@ -42,6 +42,9 @@ class Dialect(Protocol):
     def settle_counters(self, mailbox: KeptMailbox) -> None:
         """Bring counters that were read from a row up to what the messages are now."""
 
+    def save_held(self, changed: Sequence[Row]) -> None:
+        """Add to the counts of recipients; rows of mailbox_no, recipient, messages, bytes. What comes to 0 goes."""
+
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write counters of changed mailboxes, those that must be written."""
 

@@ -121,6 +121,9 @@ class Mailboxes(Table):
     def drop(self, mailbox: Mailbox) -> None:
         self._session.known.forget(mailbox)
         self._session.touched.pop(mailbox.no, None)
+        # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
+        self._session.dialect.execute("DELETE FROM route WHERE mailbox_no = ? AND connection_no = 0", (mailbox.no,))
+        self._session.flush_held()
         self._session.dialect.execute("DELETE FROM held WHERE mailbox_no = ?", (mailbox.no,))
         self._session.dialect.execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
 

@@ -23,15 +23,7 @@ class Messages(Table):
         kept.last_at = message.created_at
         self._session.write_later(kept, message)
         if message.recipient is not None:
-            self._hold(kept, message.recipient, 1, message.size)
-
-    def _hold(self, mailbox: Mailbox, recipient: str, messages: int, size: int) -> None:
-        self._session.dialect.execute(
-            "INSERT INTO held (mailbox_no, recipient, messages, bytes) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (mailbox_no, recipient)"
-            " DO UPDATE SET messages = held.messages + excluded.messages, bytes = held.bytes + excluded.bytes",
-            (mailbox.no, recipient, messages, size),
-        )
+            self._session.hold(kept, message.recipient, 1, message.size)
 
     def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
         self._session.flush()
@@ -84,6 +76,9 @@ class Messages(Table):
         for tag in wanted.tags:
             where.append(self._session.dialect.has_tag())
             parameters.append(tag)
+        if wanted.recipient is not None:
+            where.append("recipient = ?")
+            parameters.append(wanted.recipient)
         if wanted.since is not None:
             where.append("msg_id >= ?")
             parameters.append(self.first_since(mailbox, wanted.since))
@@ -150,7 +145,7 @@ class Messages(Table):
                 kept.messages -= 1
                 kept.bytes -= size
                 if recipient is not None:
-                    self._hold(kept, recipient, -1, -size)
+                    self._session.hold(kept, recipient, -1, -size)
                 if body_no is not None:
                     bodies.append(body_no)
         for body_no in sorted(bodies):  # in one order everywhere, so that two instances never wait for each other
@@ -162,7 +157,17 @@ class Messages(Table):
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (now, limit))]
 
+    def addressed(
+        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+    ) -> list[Message]:
+        self._session.flush()
+        source = (
+            "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
+        )
+        return self._within(source, (mailbox.no, recipient, after, now), "msg_id", limit, budget)
+
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+        self._session.flush_held()
         row = self._session.first(
             "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
         )

@@ -25,6 +25,7 @@ class Session:
         """Whether messages were removed."""
         self._unwritten: list[tuple[KeptMailbox, Message]] = []
         self._unwritten_keys: set[tuple[int, str]] = set()
+        self._held: dict[tuple[int, str], tuple[int, int]] = {}
 
     def touch(self, mailbox: Mailbox) -> KeptMailbox:
         """Return the mailbox as this transaction changes it."""
@@ -77,9 +78,21 @@ class Session:
             if refs > 1
         }
 
+    def hold(self, mailbox: Mailbox, recipient: str, messages: int, size: int) -> None:
+        """Count for one recipient, written with the rest: a batch brings many messages for the same few."""
+        before = self._held.get((mailbox.no, recipient), (0, 0))
+        self._held[mailbox.no, recipient] = before[0] + messages, before[1] + size
+
+    def flush_held(self) -> None:
+        """Write the counts of recipients; none is kept of who has nothing, or keys of old would pile up."""
+        if self._held:
+            changed, self._held = self._held, {}
+            self.dialect.save_held([(*place, *counts) for place, counts in sorted(changed.items())])
+
     def finish(self) -> None:
         """Write what is still held back, right before the commit."""
         self.flush()
+        self.flush_held()
         if self.touched:
             self.dialect.save_mailboxes(list(self.touched.values()))
 

@@ -3,8 +3,10 @@
 from mediator.mailboxes.events import Event
 from mediator.store.sql.dialect import Dialect
 from mediator.store.sql.groups import Groups, Leases
+from mediator.store.sql.identities import Identities, Invitations
 from mediator.store.sql.known import Backlog, Known, Remembered
 from mediator.store.sql.mailboxes import Mailboxes
+from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
 from mediator.store.sql.session import Session
 from mediator.store.sql.tail import Tail
@@ -12,7 +14,7 @@ from mediator.store.sql.waiting import DedupIds, Delays, Outbox
 
 
 class SqlTransaction:
-    """See :class:`mediator.mailboxes.ports.Transaction`."""
+    """See :class:`mediator.store.base.Transaction`."""
 
     def __init__(self, dialect: Dialect, known: Known, remembered: Remembered, backlog: Backlog) -> None:
         self.session = session = Session(dialect, known)
@@ -24,6 +26,10 @@ class SqlTransaction:
         self.leases = Leases(session)
         self.outbox = Outbox(session, backlog)
         self.tail = Tail(session)
+        self.connections = Connections(session)
+        self.routes = Routes(session)
+        self.invitations = Invitations(session)
+        self.identities = Identities(session)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
