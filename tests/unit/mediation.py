@@ -1,0 +1,163 @@
+"""Mediation for tests: its verbs over any store, beside those of the mailboxes, each one transaction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.sending import Send, send
+from mediator.mediation import attaching, connecting, forwarding, granting, keylist, names, taking
+from mediator.mediation.forwarding import Forward, Outcome
+from mediator.mediation.keylist import Change, Result
+from mediator.mediation.records import Connection, Generation, Invitation, NewConnection, Route, Rules
+from mediator.mediation.taking import Status
+from mediator.store.base import Store
+from tests.unit.broker import START, TENANT, Broker
+
+AMPLE = 1 << 30
+OURS = "did:example:mediator"
+
+
+def key(number: int) -> str:
+    """Return a canonical key, another one for each number."""
+    return names.from_verkey(number.to_bytes(32, "big"))
+
+
+class Mediation(Broker):
+    """The broker of the tests, and what mediation adds to it."""
+
+    def __init__(
+        self, store: Store, rules: Rules | None = None, bounds: Bounds | None = None, now: int = START
+    ) -> None:
+        super().__init__(store, bounds, now)
+        self.rules = rules or Rules()
+
+    def connect(self, *callers: str, tenant: str = TENANT, **more: Any) -> Connection:
+        new = NewConnection(
+            tenant=tenant,
+            generation=Generation.V1,
+            their_did=more.pop("their_did", "did:sov:peer"),
+            my_did=more.pop("my_did", OURS),
+            callers=callers,
+            created_at=self.now,
+            **more,
+        )
+        return self.run(lambda tx: connecting.connect(tx, new, self.now))
+
+    def meet(
+        self, caller: str, their_did: str | None = None, invitation: str | None = None, my_did: str = OURS
+    ) -> Connection:
+        return self.run(
+            lambda tx: connecting.meet(tx, TENANT, caller, their_did or caller, my_did, invitation, self.now)
+        )
+
+    def seen(self, connection: Connection) -> Connection:
+        return self.run(lambda tx: connecting.seen(tx, connection, self.now))
+
+    def disconnect(self, no: int) -> None:
+        self.run(lambda tx: connecting.disconnect(tx, no, self.now))
+
+    def called(self, caller: str, tenant: str = TENANT) -> Connection | None:
+        return self.run(lambda tx: tx.connections.called(tenant, caller))
+
+    def invite(self, id: str = "invitation", tenant: str = TENANT, **more: Any) -> Invitation:
+        made = Invitation(id, tenant, key(900 + len(id)), b"sealed", "label", self.now, **more)
+        self.run(lambda tx: tx.invitations.put(made))
+        return made
+
+    def uses(self, id: str = "invitation") -> int:
+        kept = self.run(lambda tx: tx.invitations.get(id))
+        assert kept is not None
+        return kept.uses
+
+    def grant(self, connection: Connection) -> Connection:
+        return self.run(lambda tx: granting.grant(tx, self.bounds, self.random, self.rules, connection, self.now))
+
+    def holder(self, number: int, *keys: str, tenant: str = TENANT) -> Connection:
+        """Return a connection with mediation whose caller is ``key(number)`` and whose keylist has ``keys``."""
+        connection = self.grant(self.connect(key(number), tenant=tenant))
+        if keys:
+            assert self.add(connection, *keys) == [Result.SUCCESS] * len(keys)
+        return connection
+
+    def mailbox_of(self, connection: Connection) -> Mailbox:
+        return self.run(lambda tx: granting.mailbox_of(tx, connection, self.now))
+
+    def update(
+        self, connection: Connection, changes: Sequence[tuple[str, str]], proven: Sequence[str] = ()
+    ) -> list[Result]:
+        wishes = [Change(key, action) for key, action in changes]
+        return self.run(lambda tx: keylist.update(tx, self.rules, connection, wishes, frozenset(proven), self.now))
+
+    def add(self, connection: Connection, *keys: str, proven: Sequence[str] = ()) -> list[Result]:
+        return self.update(connection, [(key, "add") for key in keys], proven)
+
+    def remove(self, connection: Connection, *keys: str) -> list[Result]:
+        return self.update(connection, [(key, "remove") for key in keys])
+
+    def keys(self, connection: Connection, offset: int = 0, limit: int = 1000) -> tuple[list[str], int]:
+        routes, total = self.run(lambda tx: keylist.query(tx, connection, offset, limit))
+        return [route.key for route in routes], total
+
+    def route(self, key: str, tenant: str = TENANT) -> Route | None:
+        return self.run(lambda tx: tx.routes.find(tenant, key))
+
+    def attach(self, key: str, address: str, tenant: str = TENANT) -> Route:
+        return self.run(lambda tx: attaching.attach(tx, tenant, key, address, self.now))
+
+    def detach(self, key: str) -> None:
+        self.run(lambda tx: attaching.detach(tx, TENANT, key, self.now))
+
+    def forward(self, keys: str | Sequence[str], *payloads: bytes, tenant: str = TENANT, **more: Any) -> Outcome:
+        request = Forward(tenant, [keys] if isinstance(keys, str) else keys, payloads or (b"mail",), **more)
+        return self.run(lambda tx: forwarding.forward(tx, self.bounds, self.quotas, self.rules, request, self.now))
+
+    def post(self, payload: bytes, to: str, **draft: Any) -> int:
+        """SEND as the NATS door does it, for a mailbox of any kind."""
+        request = Send(TENANT, to, Draft(payload, **draft))
+        return self.run(
+            lambda tx: send(
+                tx,
+                self.bounds,
+                self.quotas,
+                request,
+                self.now,
+                lambda mailbox, recipients: forwarding.addressee(tx, mailbox, recipients),
+            )
+        )
+
+    def status(self, connection: Connection, recipient: str | None = None) -> Status:
+        with self.store.reading() as tx:
+            return taking.status(tx, connection, recipient, self.now)
+
+    def deliver(
+        self, connection: Connection, limit: int = 1000, recipient: str | None = None, budget: int = AMPLE
+    ) -> list[Message]:
+        return self.run(lambda tx: taking.deliver(tx, connection, limit, recipient, budget, self.now))
+
+    def acknowledge(self, connection: Connection, *ids: int) -> int:
+        return self.run(lambda tx: taking.acknowledge(tx, connection, ids, self.now))
+
+    def take_batch(self, connection: Connection, size: int = 10, budget: int = AMPLE) -> list[Message]:
+        return self.run(lambda tx: taking.take_batch(tx, connection, size, budget, self.now))
+
+    def settle_handed(self, connection: Connection) -> Connection:
+        return self.run(lambda tx: taking.settle_handed(tx, connection, self.now))
+
+    def pick(self, connection: Connection, *ids: int, budget: int = AMPLE) -> list[Message]:
+        return self.run(lambda tx: taking.pick(tx, connection, ids, budget, self.now))
+
+    def open_live(self, connection: Connection) -> tuple[Status, int]:
+        return self.run(lambda tx: taking.open_live(tx, connection, self.now))
+
+    def arrived(self, connection: Connection, cursor: int, limit: int = 1000, budget: int = AMPLE) -> list[Message]:
+        return self.run(lambda tx: taking.arrived(tx, connection, cursor, limit, budget, self.now))
+
+
+def payloads(messages: Sequence[Message]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+def ids(messages: Sequence[Message]) -> list[int]:
+    return [message.msg_id for message in messages]

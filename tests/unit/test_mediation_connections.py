@@ -1,0 +1,249 @@
+"""Connections and grants: who is recognised, who is given mediation, and the end of both (D1, D8)."""
+
+from dataclasses import replace
+
+import pytest
+
+from mediator.errors import (
+    MediationDeniedError,
+    NoSuchConnectionError,
+    NoSuchInvitationError,
+    NoSuchMailboxError,
+    NotEnrolledError,
+)
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mediation.keylist import Result
+from mediator.mediation.records import Device, Policy, Rules
+from mediator.store.memory import MemoryStore
+from tests.unit.broker import DAY, HOUR, START, TENANT
+from tests.unit.mediation import Mediation, ids, key, payloads
+
+ALICE, ALICE_2, BOB = "did:example:alice", "did:example:alice-2", "did:example:bob"
+LONG, SHORT = "did:peer:4zQmAbc:zDoc", "did:peer:4zQmAbc"
+
+
+@pytest.mark.rule("D8")
+def test_a_peer_that_connects_again_is_the_same_and_is_updated(house: Mediation) -> None:
+    first = house.connect(ALICE, ALICE_2, endpoint="http://a", label="phone")
+    house.advance(HOUR)
+    again = house.connect(ALICE, endpoint="http://b", label="new phone", their_did="did:sov:new", my_did="did:x:new")
+    assert again.no == first.no
+    assert (again.endpoint, again.label, again.their_did, again.my_did) == (
+        "http://b",
+        "new phone",
+        "did:sov:new",
+        "did:x:new",
+    )
+    assert (again.created_at, again.seen_at) == (START, START + HOUR)
+    assert house.called(ALICE) == again
+    assert house.called(ALICE_2) is None
+
+
+@pytest.mark.rule("D8")
+def test_a_proven_caller_moves_from_another_connection(house: Mediation) -> None:
+    old = house.grant(house.connect(ALICE, ALICE_2))
+    bob = house.connect(BOB)
+    moved = house.connect(BOB, ALICE_2)
+    assert moved.no == bob.no
+    assert house.called(ALICE_2) == moved
+    kept = house.called(ALICE)
+    assert kept is not None
+    assert (kept.no, kept.callers, kept.mailbox_no) == (old.no, (ALICE,), old.mailbox_no)
+
+
+@pytest.mark.rule("A6", "D8")
+def test_the_same_caller_in_two_tenants_is_two_connections(house: Mediation) -> None:
+    here, there = house.connect(ALICE), house.connect(ALICE, tenant="other")
+    assert here.no != there.no
+    assert house.called(ALICE) == here
+    assert house.called(ALICE, "other") == there
+
+
+@pytest.mark.rule("D8")
+def test_an_updated_connection_keeps_its_mailbox_and_keys(house: Mediation) -> None:
+    before = house.holder(1, key(10))
+    after = house.connect(key(1), label="again")
+    assert after.mailbox_no == before.mailbox_no
+    assert house.keys(after) == ([key(10)], 1)
+    house.forward(key(10))
+    assert payloads(house.deliver(after)) == [b"mail"]
+
+
+def test_uses_of_an_invitation_are_counted_once_a_connection(house: Mediation) -> None:
+    house.invite(max_uses=2)
+    house.connect(ALICE, invitation="invitation")
+    house.connect(ALICE, invitation="invitation")
+    assert house.uses() == 1
+    house.connect(BOB, invitation="invitation")
+    assert house.uses() == 2
+    assert house.connect(ALICE, invitation="invitation").invitation == "invitation"
+    with pytest.raises(NoSuchInvitationError):
+        house.connect("did:example:late", invitation="invitation")
+    assert house.uses() == 2
+    assert house.called("did:example:late") is None
+
+
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("id", ["unknown", "expired", "elsewhere"])
+def test_an_invitation_that_is_not_open_here_lets_nobody_in(house: Mediation, id: str) -> None:
+    house.invite("expired", expire_at=START + HOUR)
+    house.invite("elsewhere", tenant="other")
+    house.advance(HOUR)
+    with pytest.raises(NoSuchInvitationError):
+        house.connect(ALICE, invitation=id)
+    assert house.called(ALICE) is None
+    # In v2 it is only the parent thread, which may be anything.
+    assert house.meet(ALICE, invitation=id).invitation is None
+
+
+def test_a_connection_that_repeats_without_its_invitation_keeps_it(house: Mediation) -> None:
+    house.invite()
+    house.connect(ALICE, invitation="invitation")
+    assert house.connect(ALICE).invitation == "invitation"
+
+
+@pytest.mark.rule("D8")
+def test_a_v2_peer_is_met_once(house: Mediation) -> None:
+    first = house.meet(SHORT, LONG)
+    assert (first.their_did, first.callers) == (LONG, (SHORT,))
+    # The short form holds no document, so it must not take the place of the long one.
+    again = house.meet(SHORT, SHORT, my_did="did:peer:2.rotated")
+    assert (again.no, again.their_did, again.my_did) == (first.no, LONG, "did:peer:2.rotated")
+
+
+def test_a_v2_peer_that_was_met_in_its_short_form_is_known_by_its_long_one_later(house: Mediation) -> None:
+    house.meet(SHORT, SHORT)
+    assert house.meet(SHORT, LONG).their_did == LONG
+
+
+def test_a_v2_peer_uses_an_invitation_once(house: Mediation) -> None:
+    house.invite(max_uses=1)
+    house.meet(ALICE)
+    assert house.meet(ALICE, invitation="invitation").invitation == "invitation"
+    house.meet(ALICE, invitation="invitation")
+    assert house.uses() == 1
+    assert house.meet(BOB, invitation="invitation").invitation is None
+
+
+def test_when_it_was_last_seen_is_kept_to_the_hour(house: Mediation) -> None:
+    connection = house.connect(ALICE)
+    assert connection.seen_at == START
+    house.advance(HOUR - 1)
+    assert house.seen(connection).seen_at == START
+    house.advance(1)
+    assert house.seen(connection).seen_at == START + HOUR
+    kept = house.called(ALICE)
+    assert kept is not None
+    assert kept.seen_at == START + HOUR
+
+
+def test_being_seen_takes_back_nothing_that_changed_meanwhile(house: Mediation) -> None:
+    stale = house.connect(ALICE)
+    device = Device("token", "android")
+    house.run(lambda tx: tx.connections.save(replace(stale, device=device)))
+    house.advance(HOUR)
+    assert house.seen(stale).device == device
+    house.disconnect(stale.no)
+    house.advance(HOUR)
+    house.seen(stale)
+    assert house.called(ALICE) is None
+
+
+@pytest.mark.rule("A5", "D1")
+def test_a_grant_makes_a_work_queue_that_never_expires(house: Mediation) -> None:
+    house.bounds = Bounds(default_ttl=HOUR)
+    granted = house.grant(house.connect(ALICE))
+    mailbox = house.mailbox_of(granted)
+    assert (mailbox.kind, mailbox.retention, mailbox.expire_at) == (Kind.MEDIATION, Retention.UNTIL_ACK, None)
+    assert (mailbox.no, mailbox.address) == (granted.mailbox_no, granted.address)
+    house.advance(1000 * DAY)
+    house.clean_up()
+    assert house.grant(granted) == granted
+
+
+@pytest.mark.rule("D1")
+def test_a_grant_given_again_is_the_same(house: Mediation) -> None:
+    connection = house.connect(ALICE)
+    granted = house.grant(connection)
+    # The stale record has no mailbox; there must not be a second one all the same.
+    assert house.grant(connection) == granted
+
+
+@pytest.mark.rule("D1")
+def test_after_an_operator_deleted_the_mailbox_a_grant_makes_another_and_the_keys_lead_there(house: Mediation) -> None:
+    holder = house.holder(1, key(10), key(11))
+    assert holder.address is not None
+    house.delete_mailbox(holder.address)
+    assert house.forward(key(10)).unroutable == 1
+    with pytest.raises(NotEnrolledError):
+        house.status(holder)
+    again = house.grant(holder)
+    assert again.mailbox_no != holder.mailbox_no
+    assert house.forward([key(10), key(11)]).queued == 2
+    assert house.status(again).count == 2
+
+
+@pytest.mark.rule("A3", "D1")
+def test_a_mailbox_that_somebody_made_at_the_old_address_gets_nothing(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    assert holder.address is not None
+    house.delete_mailbox(holder.address)
+    house.create(holder.address)
+    assert house.forward(key(10)).unroutable == 1
+    with pytest.raises(NotEnrolledError):
+        house.deliver(holder)
+    house.disconnect(holder.no)
+    assert house.mailbox(holder.address) is not None
+
+
+def test_only_who_came_by_an_invitation_is_let_in() -> None:
+    house = Mediation(MemoryStore(), Rules(policy=Policy.INVITATION))
+    house.invite()
+    with pytest.raises(MediationDeniedError):
+        house.grant(house.connect(ALICE))
+    assert house.grant(house.connect(BOB, invitation="invitation")).address is not None
+
+
+def test_only_who_is_listed_is_let_in() -> None:
+    house = Mediation(MemoryStore(), Rules(policy=Policy.ALLOW, allowed=frozenset({ALICE, SHORT})))
+    assert house.grant(house.connect(ALICE)).address is not None
+    assert house.grant(house.connect(key(1), their_did=LONG)).address is not None
+    with pytest.raises(MediationDeniedError):
+        house.grant(house.connect(BOB))
+
+
+@pytest.mark.rule("D8", "M4")
+def test_a_connection_that_ends_frees_its_keys_and_its_mailbox(house: Mediation) -> None:
+    holder, other = house.holder(1, key(10)), house.holder(2)
+    house.forward(key(10), b"old")
+    house.disconnect(holder.no)
+    assert house.called(key(1)) is None
+    assert house.forward(key(10)).unroutable == 1
+    assert holder.address is not None
+    with pytest.raises(NoSuchMailboxError):
+        house.query(holder.address)
+    assert house.add(other, key(10)) == [Result.SUCCESS]
+    house.forward(key(10), b"new")
+    assert payloads(house.deliver(other)) == [b"new"]
+    with pytest.raises(NotEnrolledError):
+        house.deliver(holder)
+    with pytest.raises(NotEnrolledError):
+        house.grant(holder)
+    assert house.clean_up().messages == 1
+
+
+def test_a_connection_that_is_not_there_cannot_be_ended(house: Mediation) -> None:
+    with pytest.raises(NoSuchConnectionError):
+        house.disconnect(99)
+
+
+@pytest.mark.rule("D8")
+def test_a_connection_without_mediation_can_be_ended(house: Mediation) -> None:
+    connection = house.connect(ALICE)
+    house.disconnect(connection.no)
+    assert house.called(ALICE) is None
+    with pytest.raises(NoSuchConnectionError):
+        house.disconnect(connection.no)
+    assert ids(house.deliver(house.grant(house.connect(ALICE)))) == []
+    assert house.mailbox_of(house.connect(ALICE)).tenant == TENANT

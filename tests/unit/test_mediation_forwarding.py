@@ -1,0 +1,291 @@
+"""Forwards, and mail that comes by NATS into a mediation mailbox (D4, D9, D11)."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mediator.errors import BadRequestError, MessageTooLargeError
+from mediator.mailboxes import envelope
+from mediator.mailboxes.bounds import Bounds, Quota
+from mediator.mailboxes.events import What
+from mediator.mailboxes.fetching import Deliver
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Retention
+from mediator.mediation import names
+from mediator.mediation.forwarding import MAX_DELAYED, Outcome
+from mediator.mediation.records import Rules
+from mediator.nats.fields import Fields
+from mediator.nats.requests import create
+from mediator.store.memory import MemoryStore
+from tests.unit.broker import DAY, HOUR, SECOND, START, TENANT
+from tests.unit.mediation import Mediation, ids, key, payloads
+
+
+@pytest.mark.rule("D4")
+def test_each_recipient_gets_a_copy_of_its_own(house: Mediation) -> None:
+    alice, bob = house.holder(1, key(10)), house.holder(2, key(20))
+    outcome = house.forward([key(10), key(20), key(99)], b"one", b"two")
+    assert (outcome.queued, outcome.unroutable, outcome.full) == (4, 2, 0)
+    assert set(outcome.places) == {(TENANT, alice.address), (TENANT, bob.address)}
+    assert payloads(house.deliver(alice)) == payloads(house.deliver(bob)) == [b"one", b"two"]
+    assert house.acknowledge(alice, 0, 1) == 2
+    assert (house.status(alice).count, house.status(bob).count) == (0, 2)
+    assert payloads(house.deliver(bob)) == [b"one", b"two"]
+
+
+@pytest.mark.rule("D4")
+def test_a_holder_with_two_of_the_recipient_keys_gets_two_copies(house: Mediation) -> None:
+    holder = house.holder(1, key(10), key(11))
+    house.forward([key(10), key(11), key(10)])
+    assert ids(house.deliver(holder)) == [0, 1]
+    assert house.acknowledge(holder, 0) == 1
+    assert [message.recipient for message in house.deliver(holder)] == [key(11)]
+
+
+@pytest.mark.rule("D9")
+def test_a_forward_that_reaches_nobody_writes_all_the_same(house: Mediation, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+    house.holder(1, key(10))
+    with house.store.transaction() as tx:
+        kind = type(tx)
+    monkeypatch.setattr(kind, "beat", lambda self, now: beats.append(now))
+    assert house.forward(key(10)).queued == 1
+    assert beats == []
+    assert house.forward(key(99)) == Outcome(unroutable=1)
+    assert house.forward(key(10), expire_at=START) == Outcome(unroutable=1)
+    assert beats == [START, START]
+
+
+@pytest.mark.rule("D9", "N7")
+@pytest.mark.parametrize("recipient", [10, 99])
+def test_a_message_that_is_too_large_is_refused_whoever_it_is_for(recipient: int) -> None:
+    house = Mediation(MemoryStore(), bounds=Bounds(max_message=10))
+    holder = house.holder(1, key(10))
+    with pytest.raises(MessageTooLargeError):
+        house.forward(key(recipient), b"small", b"x" * 11)
+    assert house.status(holder).count == 0
+
+
+@pytest.mark.rule("D4", "S5")
+def test_mail_waits_as_long_as_the_rules_say_or_less_if_its_sender_does(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), b"week")
+    house.forward(key(10), b"hour", expire_at=START + HOUR)
+    house.forward(key(10), b"year", expire_at=START + 365 * DAY)
+    house.advance(HOUR)
+    assert payloads(house.deliver(holder)) == [b"week", b"year"]
+    house.advance(7 * DAY - HOUR - 1)
+    assert payloads(house.deliver(holder)) == [b"week", b"year"]
+    house.advance(1)
+    assert house.deliver(holder) == []
+    assert house.clean_up().messages == 3
+
+
+def test_rules_without_a_span_keep_mail_for_ever() -> None:
+    house = Mediation(MemoryStore(), Rules(keep=0))
+    holder = house.holder(1, key(10))
+    house.forward(key(10))
+    house.advance(10_000 * DAY)
+    assert house.status(holder).count == 1
+
+
+@pytest.mark.rule("D4", "S4")
+def test_delayed_mail_comes_when_it_is_due(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    assert house.forward(key(10), delay=5 * SECOND).queued == 1
+    house.advance(5 * SECOND)
+    assert house.status(holder, key(10)).count == 0
+    house.release()
+    assert (house.status(holder).count, house.status(holder, key(10)).count) == (1, 1)
+    assert [message.recipient for message in house.deliver(holder, recipient=key(10))] == [key(10)]
+
+
+@pytest.mark.rule("D9")
+@pytest.mark.parametrize("rules", [Rules(max_messages=2), Rules(max_bytes=10)])
+def test_a_full_queue_takes_no_more_and_the_sender_learns_nothing(rules: Rules) -> None:
+    house = Mediation(MemoryStore(), rules)
+    alice, bob = house.holder(1, key(10)), house.holder(2, key(20))
+    house.forward(key(10), b"5byte", b"5byte")
+    assert house.forward([key(10), key(20)], b"5byte") == Outcome(1, 0, 1, ((TENANT, str(bob.address)),))
+    assert house.forward(key(10), b"5byte", delay=SECOND).full == 1
+    assert ids(house.deliver(alice)) == [0, 1]
+    house.acknowledge(alice, 0)
+    assert house.forward(key(10), b"5byte").queued == 1
+
+
+@pytest.mark.rule("D9")
+def test_delayed_mail_is_counted_and_bounded(house: Mediation) -> None:
+    house.holder(1, key(10))
+    assert house.forward(key(10), *[b"x"] * (MAX_DELAYED + 5), delay=HOUR).full == 5
+    assert house.forward(key(10)).queued == 1
+
+
+@pytest.mark.rule("D9", "S7")
+@pytest.mark.parametrize("bounds", [Bounds(mailbox=Quota(messages=1)), Bounds(tenant=Quota(rate=1))])
+def test_a_quota_refuses_without_a_word(bounds: Bounds) -> None:
+    house = Mediation(MemoryStore(), bounds=bounds)
+    house.holder(1, key(10))
+    assert house.forward(key(10), b"a", b"b", b"c") == Outcome(1, 0, 2, (house.mailbox_of(house.holder(1)).place,))
+
+
+@pytest.mark.rule("D11", "S7")
+def test_the_bounds_of_holders_are_not_those_of_attached_mailboxes() -> None:
+    house = Mediation(MemoryStore(), Rules(max_messages=1))
+    house.create(retention=Retention.UNTIL_ACK)
+    house.attach(key(10), "task")
+    assert house.forward(key(10), b"a", b"b").queued == 2
+
+
+@pytest.mark.rule("A8")
+def test_a_forward_wakes_who_waits_for_it_and_is_told(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10))
+    assert house.woken == {(TENANT, holder.address)}
+    assert house.told(What.STORED) == [0]
+
+
+# By NATS.
+
+
+def v1(*keys: str) -> bytes:
+    protected = {
+        "enc": "xchacha20poly1305_ietf",
+        "typ": "JWM/1.0",
+        "alg": "Authcrypt",
+        "recipients": [
+            {"encrypted_key": "AA", "header": {"kid": names.base58(names.verkey(key)), "iv": "AA", "sender": "AA"}}
+            for key in keys
+        ],
+    }
+    encoded = base64.urlsafe_b64encode(json.dumps(protected).encode()).decode()
+    return json.dumps({"protected": encoded, "iv": "AA", "ciphertext": "AA", "tag": "AA"}).encode()
+
+
+def v2(*kids: str, **more: Any) -> bytes:
+    recipients = [{"encrypted_key": "AA", "header": {"kid": kid}} for kid in kids]
+    whole = {"protected": "AA", "recipients": recipients, "iv": "AA", "ciphertext": "AA", "tag": "AA", **more}
+    return json.dumps(whole).encode()
+
+
+DID = "did:example:alice"
+
+
+@pytest.mark.rule("D3", "D11")
+@pytest.mark.parametrize("payload", [v1(key(99), key(10)), v2(f"{DID}#key-1")])
+def test_an_envelope_sent_by_nats_is_picked_up_like_any_other(house: Mediation, payload: bytes) -> None:
+    holder, other = house.holder(1, key(10), DID), house.holder(2, key(99))
+    assert house.post(payload, str(holder.address)) == 0
+    (message,) = house.deliver(holder)
+    assert message.payload == payload
+    assert house.status(holder, message.recipient).count == 1
+    assert message.recipient == (key(10) if payload == v1(key(99), key(10)) else DID)
+    assert house.shown(str(holder.address)) == [0]
+    assert house.status(other).count == 0
+
+
+@pytest.mark.rule("D11")
+def test_an_envelope_for_none_of_the_holders_keys_is_taken_without_one(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.post(v1(key(99)), str(holder.address))
+    (message,) = house.deliver(holder)
+    assert message.recipient is None
+
+
+@pytest.mark.rule("D11")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"hello",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[" * 900,
+        b'{"a":' * 900,
+        v1(),
+        v2(),
+        v2(*["did:example:x#1"] * 51),
+        v2("did:example:x#1", tag=1),
+        v2("did:example:x#1", recipients=[{"header": {}}]),
+        v2("did:example:x#1", recipients=[{"header": "x"}]),
+        v2("did:example:x#1", recipients=["x"]),
+        v2("did:example:x#1", recipients=None, protected="!"),
+        v2("did:example:x#1", recipients=None, protected="AA"),
+        v2("did:example:x#1").decode().encode("utf-16"),
+        json.dumps({"type": "https://didcomm.org/basicmessage/2.0/message", "id": "1", "body": {}}).encode(),
+    ],
+)
+def test_anything_else_is_refused(house: Mediation, payload: bytes) -> None:
+    holder = house.holder(1, key(10))
+    with pytest.raises(BadRequestError) as raised:
+        house.post(payload, str(holder.address))
+    assert str(raised.value) == "payload: expected a DIDComm envelope"
+    assert house.status(holder).count == 0
+    house.create()
+    assert house.post(payload, "task") == 0
+
+
+WORDS = ("protected", "recipients", "header", "kid", "iv", "ciphertext", "tag")
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(WORDS), inner),
+)
+
+
+@pytest.mark.rule("D12")
+@given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_payload_does_harm(payload: bytes) -> None:
+    assert envelope.is_envelope(payload) == (envelope.recipients(payload) is not None)
+
+
+@pytest.mark.rule("D11")
+def test_a_large_envelope_for_many_is_one() -> None:
+    assert envelope.is_envelope(v1(*(key(number) for number in range(1, 51))))
+    assert envelope.is_envelope(v2(*(f"did:example:{x}#k" for x in range(50)), ciphertext="A" * 1_000_000))
+
+
+@pytest.mark.rule("D1")
+def test_the_group_of_the_holder_is_reserved(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10))
+    with pytest.raises(BadRequestError) as raised:
+        house.fetch("didcomm", str(holder.address), deliver=Deliver.EARLIEST)
+    assert raised.value.field == "group_name"
+    assert house.take("workers", str(holder.address)) == [0]
+    house.create()
+    house.send()
+    assert house.take("didcomm") == [0]
+
+
+@pytest.mark.rule("D1", "A5")
+def test_what_a_group_acknowledges_the_holder_gets_no_more(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), b"a", b"b")
+    house.take("workers", str(holder.address))
+    house.ack(0, group="workers", box=str(holder.address))
+    assert payloads(house.deliver(holder)) == [b"b"]
+    assert house.acknowledge(holder, 0, 1) == 1
+
+
+@pytest.mark.rule("D1", "M1")
+def test_create_makes_no_mediation_mailbox() -> None:
+    with pytest.raises(BadRequestError) as raised:
+        create(TENANT, Fields({"type": "mediation"}))
+    assert raised.value.field == "type"
+    assert "mediation" not in str(raised.value).removesuffix('got "mediation"')
+
+
+@pytest.mark.rule("A2", "D1")
+def test_a_lane_given_by_nats_is_kept_to(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    for lane in (Lane.LOW, Lane.NORMAL, Lane.CRITICAL, Lane.URGENT):
+        house.post(v1(key(10)), str(holder.address), lane=lane)
+    house.forward(key(10))
+    assert ids(house.deliver(holder)) == [2, 3, 1, 4, 0]
+    assert ids(house.deliver(holder, limit=2)) == [2, 3]
+    assert ids(house.deliver(holder, limit=3, recipient=key(10))) == [0, 1, 2]
