@@ -12,6 +12,7 @@ from mediator.cli.failing import CommandError
 from mediator.cli.mailboxes import app as mailbox_app
 from mediator.cli.messages import register as register_messages
 from mediator.cli.service import register as register_service
+from mediator.cli.trying import register as register_try
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for register in (register_service, register_messages, register_bench, register_doctor, register_didcomm):
+for register in (register_service, register_messages, register_bench, register_doctor, register_didcomm, register_try):
     register(app)
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(dead_app, name="dead")

@@ -166,8 +166,8 @@ class Holder:
         await self._talk.tell(self._written(type, body, None))
 
     def _written(self, type: str, body: Json | None, route: str | None) -> Json:
-        # A v2 mediator learns the invitation from the first message's parent thread.
-        pthid = self.link.invitation if self.generation is V2 else None
+        # A v2 mediator learns by which invitation somebody comes from the parent thread of what is said first.
+        pthid = self.link.invitation if self.generation is V2 and not self.link.routing else None
         return write(self.generation, type, body, route=route, pthid=pthid)
 
     async def ping(self) -> float:

@@ -1,0 +1,113 @@
+"""The command try: a wallet's whole way through the DIDComm door, step by step, in a minute."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.failing import CommandError
+from mediator.cli.operator import ask_service
+from mediator.cli.options import Config, DataDir
+
+if TYPE_CHECKING:
+    from pickup.client import Grant, Holder
+
+TEXT = "hello from mediator try"
+WIDTH = 13
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("try", epilog="Example: mediator try 'https://mediator.example/didcomm?oob=eyJAdHlwZSI6…'")(attempt)
+
+
+def attempt(
+    invitation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INVITATION",
+            help="Link of an invitation, v1 or v2, or a mediator's DID. Without it, the service of this machine is "
+            "asked for one.",
+        ),
+    ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2/--v1", help="Which invitation the service is asked for: DIDComm v2, or v1 (Aries).")
+    ] = False,
+    config: Config = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Try a mediator as a wallet would: connect, get mediation, register a key, send oneself a message and pick it up.
+
+    The keys are made for this and forgotten; the mediator keeps the connection, without keys or mail.
+    """
+    if invitation is None:
+        made = ask_service(config, data_dir, "invite", tenant="default", label="", ttl_ms=None, uses=1)
+        invitation = str(made["v2_url" if v2 else "v1_url"])
+    from pickup.client import ClientError
+
+    try:
+        asyncio.run(_attempt(invitation))
+    except ClientError as error:
+        raise CommandError(str(error)) from error
+
+
+async def _attempt(invitation: str) -> None:
+    from pickup.client import Holder
+
+    steps = _Steps()
+    async with await Holder.connect(invitation, label="mediator try") as holder:
+        steps.done("connected", f"DIDComm {holder.generation}, {holder.link.endpoints[0]}")
+        grant = await holder.mediate()
+        steps.done("granted", grant.endpoint)
+        key = await holder.add_key()
+        steps.done("registered", _short(key))
+        await _send(holder, grant, key)
+        steps.done("sent", f'"{TEXT}", sealed, in a forward to the mediator')
+        status = await holder.status()
+        steps.done("waiting", f"{status.count} message")
+        for mail in await holder.fetch():
+            letter = await holder.open(mail)
+            message = letter.message
+            content = message["content"] if "content" in message else message["body"]["content"]
+            steps.done("picked up", f'"{content}" from {_short(letter.sender or "nobody")}')
+            status = await holder.received([mail.id])
+            steps.done("acknowledged", f"{status.count} left")
+        if not steps.picked_up or status.count:
+            raise CommandError("the message did not come back")
+        await holder.remove_key(key)
+        steps.done("removed", _short(key))
+
+
+async def _send(holder: "Holder", grant: "Grant", key: str) -> None:
+    from mediator.mediation.records import Generation
+    from pickup.client import Sender
+
+    async with Sender() as sender:
+        if holder.generation is Generation.V1:
+            type = "https://didcomm.org/basicmessage/1.0/message"
+            message = {"@type": type, "@id": "hello", "content": TEXT}
+            await sender.send_v1(key, grant.routing, grant.endpoint, message)
+        else:
+            type = "https://didcomm.org/basicmessage/2.0/message"
+            body = {"content": TEXT}
+            await sender.send_v2(key, grant.routing[0], grant.endpoint, {"id": "hello", "type": type, "body": body})
+
+
+class _Steps:
+    """Says what was done, and how long it took."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.picked_up = False
+
+    def done(self, step: str, what: str) -> None:
+        now = time.perf_counter()
+        show.say(f"{step:<{WIDTH}} {what}  ({(now - self._last) * 1000:.0f} ms)")
+        self._last = now
+        self.picked_up |= step == "picked up"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 64 else f"{name[:56]}…"
