@@ -1,5 +1,6 @@
 """Keys as the JOSE library takes them, read once; the one place that imports it."""
 
+import base64
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -16,10 +17,34 @@ with warnings.catch_warnings():
 
 register_jwe_draft(JsonWebEncryption)
 
-__all__ = ["JsonWebEncryption", "JsonWebSignature", "private", "public"]
+__all__ = ["JsonWebEncryption", "JsonWebSignature", "OKPKey", "PaddedECKey", "private", "public"]
 
 MAX_PUBLIC = 4096
 MAX_PRIVATE = 1024
+
+
+class PaddedECKey(ECKey):  # type: ignore[misc]
+    """Writes coordinates in the full length of their curve (RFC 7518, 6.2.1.2); the library drops leading zeros.
+
+    One in 128 ephemeral keys has some, and stricter peers open none of these envelopes.
+    """
+
+    def dumps_public_key(self) -> dict[str, str]:
+        """Return the public fields."""
+        return self._padded(super().dumps_public_key())
+
+    def dumps_private_key(self) -> dict[str, str]:
+        """Return all fields."""
+        return self._padded(super().dumps_private_key())
+
+    def _padded(self, fields: dict[str, str]) -> dict[str, str]:
+        size = (self.curve_key_size + 7) // 8
+        return {name: value if name == "crv" else _stretched(value, size) for name, value in fields.items()}
+
+
+def _stretched(value: str, size: int) -> str:
+    raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+    return base64.urlsafe_b64encode(raw.rjust(size, b"\0")).decode().rstrip("=")
 
 
 def public(key: Key) -> Any:
@@ -54,4 +79,4 @@ def _private(curve: str, x: str, y: str | None, d: str) -> Any:
 def _imported(curve: str, jwk: dict[str, str], y: str | None) -> Any:
     if y is None:
         return OKPKey.import_key({"kty": "OKP", **jwk})
-    return ECKey.import_key({"kty": "EC", **jwk, "y": y})
+    return PaddedECKey.import_key({"kty": "EC", **jwk, "y": y})
