@@ -1,17 +1,62 @@
-"""Relay: brings mail and answers to peers that have an endpoint of their own (D10)."""
+"""Relay: brings mail to holders that have an endpoint of their own, in the order it came (D10)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+import structlog
 
 from mediator.broker import Broker
+from mediator.errors import MediatorError, NotEnrolledError
 from mediator.http.guard import Guard
+from mediator.mailboxes.mailbox import Kind
+from mediator.mailboxes.message import Message
+from mediator.mediation import taking
 from mediator.mediation.records import Connection, Generation
+from mediator.store.base import Place, Transaction
+from mediator.store.writer import Committed, Work
+from pickup.answers import Answers, Sleep
 from pickup.envelope import Envelopes
 from pickup.meters import Meters
+from pickup.outbound import Courier, Outcome, Parcel, is_endpoint
+
+PAUSES = (1.0, 5.0, 30.0, 120.0, 300.0)
+"""Seconds before each further attempt; then the mail waits for more of it, for the holder's next request or a sweep."""
+CONCURRENT = 32
+"""Holders that are relayed to at the same time."""
+MAX_WORKERS = 10_000
+"""Holders that have mail under way or wait for another attempt."""
+BATCH = 10
+BATCH_BYTES = 256 * 1024
+SWEEP_SECONDS = 600.0
+"""How often all holders with endpoints are looked at: mail may have waited through a restart or a long outage."""
+PAGE = 200
+"""Connections, and mailboxes, of one look."""
+IDLE_SECONDS = 60.0
+"""How long it is remembered that mail of a mailbox is not relayed."""
+MAX_REMEMBERED = 50_000
+
+TROUBLE_SECONDS = 1.0
+"""Until it looks again while the store does not answer."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger("didcomm.relay")
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    task: "asyncio.Task[None] | None" = None
+    more: bool = False
+    """Mail came while it worked."""
 
 
 class Relay:
-    """One worker a holder while it has mail; answers are posted beside them."""
+    """One worker a holder while it has mail. What a worker does not bring stays in the holder's queue."""
 
     def __init__(
         self,
@@ -22,18 +67,38 @@ class Relay:
         *,
         tenants: Sequence[str],
         live: Callable[[int], bool],
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """``live`` says whether the holder with this connection number has a session: it is not relayed to then."""
-        raise NotImplementedError
+        self._broker = broker
+        self._courier = Courier(envelopes, guard)
+        self._answers = Answers(self._courier, meters, sleep)
+        self._meters = meters
+        self._tenants = tuple(tenants)
+        self._live = live
+        self._sleep = sleep
+        self._turns = asyncio.Semaphore(CONCURRENT)
+        self._workers: dict[int, _Worker] = {}
+        self._stirred: dict[Place, None] = {}
+        self._bell = asyncio.Event()
+        self._idle: set[Place] = set()
+        self._passed: OrderedDict[int, int] = OrderedDict()
+        """By mailbox: all mail with a lower msg_id was brought, or refused and left in the queue."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
 
     async def open(self) -> None:
         """Begin: with what waited before the start, then with what comes."""
-        raise NotImplementedError
+        self._broker.listen(self._committed)
+        self._tasks = [
+            asyncio.create_task(self._find(), name="relay-finder"),
+            asyncio.create_task(self._sweep(), name="relay-sweep"),
+        ]
 
     def look(self, connection: Connection) -> None:
-        """Relay what waits for a holder, if it has an endpoint: it is there again, or mail came."""
-        raise NotImplementedError
+        """Relay what waits for a holder that has just shown itself, if it has an endpoint."""
+        if _has_endpoint(connection):
+            self._begin(connection.no)
 
     def send_soon(
         self,
@@ -48,8 +113,197 @@ class Relay:
 
         v1: with ``routing_keys``, mediators in front of the endpoint, ``to`` is the key the envelope is for.
         """
-        raise NotImplementedError
+        self._answers.send_soon(Parcel(endpoint, envelope, generation, to, tuple(routing_keys)))
 
     async def close(self) -> None:
         """Stop; what was not confirmed stays queued."""
-        raise NotImplementedError
+        self._closing = True
+        tasks = [*self._tasks, *(worker.task for worker in self._workers.values() if worker.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._answers.close()
+
+    # Finding mail.
+
+    def _committed(self, committed: Committed) -> None:
+        new = committed.woken - self._idle
+        # What is too much for the finder is found by the next sweep.
+        if new and not self._closing and len(self._stirred) < MAX_REMEMBERED:
+            self._stirred.update(dict.fromkeys(new))
+            self._bell.set()
+
+    async def _find(self) -> None:
+        """Begin to work for the holders of mailboxes in which something has become visible."""
+        forget_at = 0.0
+        while True:
+            await self._bell.wait()
+            now = asyncio.get_running_loop().time()
+            if now >= forget_at or len(self._idle) > MAX_REMEMBERED:
+                self._idle.clear()
+                forget_at = now + IDLE_SECONDS
+            places = list(islice(self._stirred, PAGE))
+            for place in places:
+                del self._stirred[place]
+            if not self._stirred:
+                self._bell.clear()
+            holders = await self._look_up(partial(_holders, places))
+            if holders is None:
+                self._stirred.update(dict.fromkeys(places))
+                self._bell.set()
+                await asyncio.sleep(TROUBLE_SECONDS)
+                continue
+            for place, no in zip(places, holders, strict=True):
+                if no is None:
+                    self._idle.add(place)
+                else:
+                    self._begin(no)
+
+    async def _sweep(self) -> None:
+        while True:
+            for tenant in self._tenants:
+                after = -1
+                while (page := await self._look_up(partial(_waiting, tenant, after))) is not None:
+                    for no in page.waiting:
+                        self._begin(no)
+                    if page.last is None:
+                        break
+                    after = page.last
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _look_up(self, work: Work[T]) -> T | None:
+        try:
+            return await self._broker.read(work)
+        except MediatorError as error:
+            log.warning("cannot look for mail to relay", code=error.code)
+        except Exception:
+            log.exception("cannot look for mail to relay")
+        return None
+
+    # Working.
+
+    def _begin(self, no: int) -> None:
+        worker = self._workers.get(no)
+        if worker is not None:
+            worker.more = True
+        elif not self._closing and len(self._workers) < MAX_WORKERS:
+            worker = self._workers[no] = _Worker()
+            worker.task = asyncio.create_task(self._work(no, worker), name="relay")
+
+    async def _work(self, no: int, worker: _Worker) -> None:
+        try:
+            await self._bring_all(no, worker)
+        except Exception:
+            log.exception("relay stopped", connection=no)
+        finally:
+            del self._workers[no]
+
+    async def _bring_all(self, no: int, worker: _Worker) -> None:
+        attempts = 0
+        while not self._live(no):
+            worker.more = False
+            async with self._turns:
+                settled, outcome = await self._bring(no)
+            if settled:
+                attempts = 0
+            if outcome is Outcome.BARRED:
+                return
+            if outcome is Outcome.FAILED:
+                if attempts == len(PAUSES):
+                    self._meters.relayed("gave_up")
+                    return
+                await self._sleep(PAUSES[attempts])
+                attempts += 1
+            elif not settled and not worker.more:
+                return
+
+    async def _bring(self, no: int) -> tuple[int, Outcome | None]:
+        """Bring one batch; return how many messages are settled, and what stopped it if anything did."""
+        settled = 0
+        try:
+            found = await self._broker.write(lambda tx, now: _batch(tx, no, self._passed, now))
+            if found is None:
+                return 0, None
+            connection, messages = found
+            for message in messages:
+                if self._live(no):
+                    break
+                outcome = await self._courier.bring(_parcel(connection, message))
+                self._meters.relayed(outcome)
+                if outcome is Outcome.DELIVERED:
+                    await self._confirm(connection, message)
+                elif outcome is not Outcome.REFUSED:
+                    return settled, outcome
+                self._pass(connection, message)
+                settled += 1
+        except MediatorError as error:
+            log.warning("cannot relay", connection=no, code=error.code)
+            return settled, Outcome.FAILED
+        return settled, None
+
+    async def _confirm(self, connection: Connection, message: Message) -> None:
+        """Remove exactly what the endpoint took (D7)."""
+        await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now))
+        self._meters.delivered("relay", 1)
+
+    def _pass(self, connection: Connection, message: Message) -> None:
+        """Go on behind a message; one that was refused stays in the queue and holds up nothing."""
+        assert connection.mailbox_no is not None
+        self._passed[connection.mailbox_no] = message.msg_id + 1
+        self._passed.move_to_end(connection.mailbox_no)
+        if len(self._passed) > MAX_REMEMBERED:
+            self._passed.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    waiting: list[int]
+    last: int | None
+    """Where the next page begins; None: there is none."""
+
+
+def _has_endpoint(connection: Connection) -> bool:
+    return connection.address is not None and is_endpoint(connection.endpoint)
+
+
+def _holders(places: Sequence[Place], tx: Transaction, _now: int) -> list[int | None]:
+    """Return the connections whose mailboxes these are, where they have endpoints."""
+    return [_holder(tx, place) for place in places]
+
+
+def _holder(tx: Transaction, place: Place) -> int | None:
+    mailbox = tx.mailboxes.find(*place)
+    if mailbox is None or mailbox.kind is not Kind.MEDIATION:
+        return None
+    connection = tx.connections.of_mailbox(mailbox.no)
+    return connection.no if connection is not None and _has_endpoint(connection) else None
+
+
+def _waiting(tenant: str, after: int, tx: Transaction, _now: int) -> _Page:
+    """Return holders with endpoints for whom mail waits."""
+    page = tx.connections.list(tenant, after, PAGE)
+    waiting = [connection.no for connection in page if _has_endpoint(connection) and _has_mail(tx, connection)]
+    return _Page(waiting, page[-1].no if len(page) == PAGE else None)
+
+
+def _has_mail(tx: Transaction, connection: Connection) -> bool:
+    mailbox = tx.mailboxes.find(connection.tenant, connection.address or "")
+    return mailbox is not None and mailbox.messages > 0
+
+
+def _batch(tx: Transaction, no: int, passed: Mapping[int, int], now: int) -> tuple[Connection, list[Message]] | None:
+    """Read what comes next for a holder; None where nothing is relayed any more."""
+    connection = tx.connections.get(no)
+    if connection is None or connection.mailbox_no is None or not _has_endpoint(connection):
+        return None
+    cursor = passed.get(connection.mailbox_no, 0)
+    try:
+        return connection, taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now)
+    except NotEnrolledError:
+        return None
+
+
+def _parcel(connection: Connection, message: Message) -> Parcel:
+    assert connection.endpoint is not None
+    to = message.recipient or next(iter(connection.keys), None)
+    return Parcel(connection.endpoint, message.payload, connection.generation, to, connection.routing_keys)

@@ -88,6 +88,7 @@ class Sessions:
         self._on: dict[Channel, set[_Session]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest = 0
+        self._closing = False
         meters.live.set_function(lambda: len(self._of))
 
     async def open(self) -> None:
@@ -149,6 +150,7 @@ class Sessions:
 
     async def close(self) -> None:
         """End all sessions; what was pushed and not acknowledged stays queued."""
+        self._closing = True
         for session in list(self._of.values()):
             self._end(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -158,6 +160,8 @@ class Sessions:
             raise BusyError(f"{MAX_SESSIONS} holders have sessions already")
 
     def _begin(self, connection: Connection, channel: Channel, type: MessageType | None, cursor: int) -> None:
+        if self._closing:
+            return
         before = self._of.get(connection.no)
         if before is not None:
             self._end(before)

@@ -1,6 +1,7 @@
 """Transports: HTTP POST and WebSocket at ``/didcomm``, what is accepted on them and how answers go back (D5, D9)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import WSCloseCode, hdrs, web
@@ -8,6 +9,7 @@ from aiohttp import WSCloseCode, hdrs, web
 from mediator.errors import BusyError, MediatorError, MessageTooLargeError
 from mediator.http.app import lift_limit
 from mediator.mediation.records import Generation
+from pickup import media
 from pickup.dispatch import Channel
 from pickup.meters import OK, Meters
 from pickup.sockets import CLOSE_SECONDS, Receiver, Socket, WebSocket
@@ -18,10 +20,7 @@ MAX_HELD = 256 * 1024 * 1024
 STOP_SECONDS = 5.0
 """Time for sockets to handle what they read before the service stops."""
 
-V1_TYPES = ("application/didcomm-envelope-enc", "application/ssi-agent-wire")
-V2_TYPES = ("application/didcomm-encrypted+json",)
-PLAIN_TYPES = ("application/json",)
-MEDIA_TYPES = frozenset((*V1_TYPES, *V2_TYPES, *PLAIN_TYPES))
+Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NAME = "http"
 
@@ -45,14 +44,19 @@ class Transports:
         max_message: int,
         max_sockets: int,
         rate: int,
+        page: Page,
     ) -> None:
-        """``max_message`` is the limit of one envelope in bytes, ``rate`` frames a second from one socket."""
+        """``max_message`` is the limit of one envelope in bytes, ``rate`` frames a second from one socket.
+
+        ``page`` answers browsers that open an invitation, whose URL is the door's own with a query.
+        """
         self._receiver = receiver
         self._sessions = sessions
         self._meters = meters
         self._max_message = max_message
         self._max_sockets = max_sockets
         self._rate = rate
+        self._page = page
         self._held = 0
         self._sockets: dict[Socket, asyncio.Event] = {}
         self._stopping = False
@@ -75,6 +79,9 @@ class Transports:
         except web.HTTPUnsupportedMediaType:
             self._meters.envelope(_NAME, "unsupported_media_type")
             raise
+        except asyncio.CancelledError:
+            self._meters.envelope(_NAME, "timeout")
+            raise
         except Exception:
             self._meters.envelope(_NAME, MediatorError.code)
             raise
@@ -82,7 +89,7 @@ class Transports:
         if exchange.answer is None:
             return web.Response(status=202)
         envelope, generation = exchange.answer
-        answered = media_type if generation is Generation.V1 and media_type in V1_TYPES else _TYPE_OF[generation]
+        answered = media_type if generation is Generation.V1 and media_type in media.V1 else media.WRITTEN[generation]
         return web.Response(body=envelope, content_type=answered)
 
     async def _exchange(self, request: web.Request) -> "_Exchange":
@@ -109,6 +116,10 @@ class Transports:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Carry envelopes both ways on a WebSocket."""
+        if request.headers.get(hdrs.UPGRADE, "").strip().lower() != "websocket":
+            if request.query_string:
+                return await self._page(request)
+            raise web.HTTPUpgradeRequired
         ws: WebSocket = web.WebSocketResponse(
             autoping=False,
             compress=False,
@@ -116,8 +127,6 @@ class Transports:
             max_msg_size=self._max_message + 1,
             timeout=CLOSE_SECONDS,
         )
-        if not ws.can_prepare(request):
-            raise web.HTTPUpgradeRequired
         if self._stopping or len(self._sockets) >= self._max_sockets:
             raise BusyError(f"{len(self._sockets)} sockets are open already")
         lift_limit(request)
@@ -167,14 +176,11 @@ class _Exchange:
         return False
 
 
-_TYPE_OF = {Generation.V1: V1_TYPES[0], Generation.V2: V2_TYPES[0]}
-
-
 def _media_type(request: web.Request) -> str:
     """Return the media type without parameters, if it is one of ours; what says nothing of itself is tried."""
-    written = request.headers.get(hdrs.CONTENT_TYPE, PLAIN_TYPES[0]).partition(";")[0].strip().lower()
+    written = request.headers.get(hdrs.CONTENT_TYPE, media.UNSPECIFIC).partition(";")[0].strip().lower()
     media_type = written if "/" in written else f"application/{written}"
     compressed = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity"
-    if media_type not in MEDIA_TYPES or compressed:
+    if media_type not in media.ACCEPTED or compressed:
         raise web.HTTPUnsupportedMediaType
     return media_type

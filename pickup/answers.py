@@ -1,0 +1,66 @@
+"""Answers: single envelopes brought to endpoints of peers, beside everything else and not for ever (D5)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pickup.meters import Meters
+from pickup.outbound import Courier, Outcome, Parcel, is_endpoint
+
+PAUSES = (1.0, 5.0, 25.0)
+"""Seconds before each further attempt."""
+CONCURRENT = 32
+MAX_ANSWERS = 1000
+"""Answers under way, those that wait for another attempt too; more are dropped."""
+MAX_BYTES = 64 * 1024 * 1024
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+class Answers:
+    """Posts answers; one that does not arrive is asked for again by whoever misses it."""
+
+    def __init__(self, courier: Courier, meters: Meters, sleep: Sleep) -> None:
+        self._courier = courier
+        self._meters = meters
+        self._sleep = sleep
+        self._turns = asyncio.Semaphore(CONCURRENT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+        self._closing = False
+
+    def send_soon(self, parcel: Parcel) -> None:
+        """Bring a parcel, with bounded retries."""
+        size = len(parcel.envelope)
+        if (
+            self._closing
+            or not is_endpoint(parcel.endpoint)
+            or len(self._tasks) >= MAX_ANSWERS
+            or self._bytes + size > MAX_BYTES
+        ):
+            self._meters.relayed("dropped")
+            return
+        self._bytes += size
+        task = asyncio.create_task(self._bring(parcel), name="answer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _bring(self, parcel: Parcel) -> None:
+        try:
+            for pause in (*PAUSES, None):
+                async with self._turns:
+                    outcome = await self._courier.bring(parcel)
+                self._meters.relayed(outcome)
+                if outcome is not Outcome.FAILED:
+                    return
+                if pause is not None:
+                    await self._sleep(pause)
+            self._meters.relayed("gave_up")
+        finally:
+            self._bytes -= len(parcel.envelope)
