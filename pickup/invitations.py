@@ -72,7 +72,6 @@ class Invitations:
             raise BadRequestError("ttl", "expected a span above 0, of at most 100 years")
         if uses is not None and not 0 < uses <= MAX_USES:
             raise BadRequestError("uses", f"expected 1 to {MAX_USES}")
-        self._identities.current(tenant)
         seed = os.urandom(32)
         key = names.from_verkey(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw())
         sealed, id = self._vault.seal(seed), str(uuid.uuid4())

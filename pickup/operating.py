@@ -1,5 +1,6 @@
 """What an operator may ask about the DIDComm door over the control socket."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,11 +29,20 @@ Answer = dict[str, Any]
 class DidcommOperating:
     """The commands. Times in their answers are Unix seconds."""
 
-    def __init__(self, broker: Broker, invitations: Invitations, identities: Identities, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        invitations: Invitations,
+        identities: Identities,
+        sessions: Sessions,
+        tenants: Sequence[str],
+    ) -> None:
+        """``tenants`` are those that have an identity."""
         self._broker = broker
         self._invitations = invitations
         self._identities = identities
         self._sessions = sessions
+        self._tenants = tenants
 
     def register(self, control: ControlServer) -> None:
         """Answer from now on."""
@@ -50,11 +60,17 @@ class DidcommOperating:
         }.items():
             control.register(name, command)
 
+    def _tenant(self, request: Request) -> str:
+        tenant = _text(request, "tenant") or DEFAULT_TENANT
+        if tenant not in self._tenants:
+            raise BadRequestError("tenant", f"expected one of {', '.join(self._tenants)}")
+        return tenant
+
     # Invitations.
 
     async def _invite(self, request: Request) -> Answer:
         made = await self._invitations.make(
-            _tenant(request),
+            self._tenant(request),
             label=_text(request, "label") or None,
             ttl=_optional(request, "ttl_ms", 1, MAX_TTL),
             uses=_optional(request, "uses", 1, MAX_USES),
@@ -63,19 +79,19 @@ class DidcommOperating:
         return {**_invitation(made), **{name: url for name, url in written.items() if name.endswith("_url")}}
 
     async def _list_invitations(self, request: Request) -> Answer:
-        found = await self._invitations.list(_tenant(request), _number(request, "limit", 1, MAX_INVITATIONS))
+        found = await self._invitations.list(self._tenant(request), _number(request, "limit", 1, MAX_INVITATIONS))
         now = self._broker.clock()
         return {"invitations": [{**_invitation(one), "open": one.open(now)} for one in found]}
 
     async def _remove_invitation(self, request: Request) -> Answer:
         id = _text(request, "id")
-        await self._invitations.remove(_tenant(request), id)
+        await self._invitations.remove(self._tenant(request), id)
         return {"id": id, "removed": True}
 
     # Connections.
 
     async def _list(self, request: Request) -> Answer:
-        tenant = _tenant(request)
+        tenant = self._tenant(request)
         after, limit = _number(request, "after", 0, 1 << 62), _number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> tuple[int, list[Answer], bool]:
@@ -90,7 +106,7 @@ class DidcommOperating:
         return {"connections": connections, "more": more, "total": total}
 
     async def _show(self, request: Request) -> Answer:
-        tenant, no = _tenant(request), _number(request, "connection", 0, 1 << 62)
+        tenant, no = self._tenant(request), _number(request, "connection", 0, 1 << 62)
 
         def look(tx: Transaction, now: int) -> Answer:
             connection = _owned(tx, tenant, no)
@@ -107,7 +123,7 @@ class DidcommOperating:
         return await self._broker.read(look)
 
     async def _remove(self, request: Request) -> Answer:
-        tenant, no = _tenant(request), _number(request, "connection", 0, 1 << 62)
+        tenant, no = self._tenant(request), _number(request, "connection", 0, 1 << 62)
 
         def end(tx: Transaction, now: int) -> None:
             connecting.disconnect(tx, _owned(tx, tenant, no).no, now)
@@ -134,25 +150,25 @@ class DidcommOperating:
     # Keys.
 
     async def _attach(self, request: Request) -> Answer:
-        tenant, key = _tenant(request), _text(request, "key")
+        tenant, key = self._tenant(request), _text(request, "key")
         address = parse_address(_text(request, "mail_address"))
         route = await self._broker.write(lambda tx, now: attaching.attach(tx, tenant, key, address, now))
         return _route(route)
 
     async def _detach(self, request: Request) -> Answer:
-        tenant, key = _tenant(request), _text(request, "key")
+        tenant, key = self._tenant(request), _text(request, "key")
         await self._broker.write(lambda tx, now: attaching.detach(tx, tenant, key, now))
         return {"key": key, "detached": True}
 
     async def _list_keys(self, request: Request) -> Answer:
-        tenant, limit = _tenant(request), _number(request, "limit", 1, MAX_ATTACHED)
+        tenant, limit = self._tenant(request), _number(request, "limit", 1, MAX_ATTACHED)
         found = await self._broker.read(lambda tx, _now: tx.routes.attached(tenant, limit))
         return {"keys": [_route(route) for route in found]}
 
     # Identities.
 
     async def _rotate(self, request: Request) -> Answer:
-        identity = await self._identities.rotate(_tenant(request))
+        identity = await self._identities.rotate(self._tenant(request))
         return {"tenant": identity.tenant, "key": identity.key, "did": identity.v2_did}
 
 
@@ -179,10 +195,6 @@ def _text(request: Request, name: str) -> str:
     if not isinstance(value, str):
         raise BadRequestError(name, "expected text")
     return value
-
-
-def _tenant(request: Request) -> str:
-    return _text(request, "tenant") or DEFAULT_TENANT
 
 
 def _number(request: Request, name: str, lowest: int, highest: int) -> int:

@@ -38,7 +38,7 @@ async def request(call: Call) -> Sequence[Reply]:
     peer = attached(brought.get("DIDDoc"), did, _DOCUMENT)
     invitation, seed = await invitation_of(call)
     identity = call.office.identities.current(call.tenant)
-    await connect(call, peer, believed(did, proven(call)), identity.v1_did, invitation)
+    await connect(call, peer, believed(did, proven(call)), identity.sov_did, invitation)
     mine = {"DID": identity.sov_did, "DIDDoc": document(identity, call.office.public_url)}
     seconds = call.office.broker.clock() // 1000
     return [
