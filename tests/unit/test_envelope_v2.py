@@ -1,0 +1,566 @@
+"""v2 envelopes by both libraries: held against Askar on every curve, and all that must agree does (didcomm.org)."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from mediator.errors import EnvelopeError, UnresolvedDidError
+from mediator.mediation.records import Generation
+from pickup.dids.document import Key
+from pickup.envelope.opener import LibraryEnvelopes, preferred
+from pickup.envelope.reading import MAX_V2_RECIPIENTS
+from pickup.envelope.v2 import V2
+from pickup.envelope.v2_didcomm import DidcommV2
+from pickup.envelope.v2_messaging import MessagingV2
+from tests import askar
+from tests.unit.didcomm import (
+    CURVES,
+    MemoryResolver,
+    MemorySecrets,
+    Person,
+    apv_of,
+    b64,
+    jwe,
+    jws,
+    make_secret,
+    public_half,
+    unb64,
+)
+
+US, THEM, EVE = (Person.make(name, *CURVES) for name in ("us", "them", "eve"))
+PING = {"id": "1", "type": "https://didcomm.org/trust-ping/2.0/ping", "body": {"comment": "Grüße, 漢字 und 🎈"}}
+FROM_THEM = PING | {"from": THEM.did, "to": [US.did]}
+
+
+@pytest.fixture(params=[DidcommV2, MessagingV2])
+def library(request: pytest.FixtureRequest) -> V2:
+    return request.param()
+
+
+@pytest.fixture
+def envelopes(library: V2) -> LibraryEnvelopes:
+    return LibraryEnvelopes(MemoryResolver([US, THEM, EVE]), MemorySecrets([US]), max_bytes=1 << 20, v2=library)
+
+
+def to_us(number: int = 0) -> list[Key]:
+    return [public_half(US.agreement[number])]
+
+
+async def refused(envelopes: LibraryEnvelopes, envelope: dict[str, Any], match: str | None = None) -> EnvelopeError:
+    with pytest.raises(EnvelopeError, match=match) as caught:
+        await envelopes.open(orjson.dumps(envelope))
+    return caught.value
+
+
+async def refused_unopened(envelopes: LibraryEnvelopes, envelope: dict[str, Any]) -> None:
+    """A header that was changed after sealing would be refused in any case; here it never gets so far."""
+    error = await refused(envelopes, envelope)
+    assert error.__cause__ is None, "the library was asked to open it"
+
+
+def root(error: BaseException) -> BaseException:
+    """What the library came to a stop at."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def test_didcomm_is_used_where_it_is_installed():
+    assert isinstance(preferred(), DidcommV2)
+
+
+@pytest.mark.parametrize("number", range(len(CURVES)), ids=CURVES)
+async def test_askar_and_we_open_each_other_on_every_curve(envelopes, number):
+    own, their = US.agreement[number], THEM.agreement[number]
+    for sender in (their, None):
+        text = orjson.dumps(FROM_THEM)
+        sealed = askar.seal_v2(
+            text, own.kid, dict(public_half(own).jwk), sender and sender.kid, sender and dict(sender.jwk)
+        )
+        opened = await envelopes.open(sealed)
+        assert (opened.generation, opened.plaintext, opened.recipient) == (Generation.V2, FROM_THEM, own.kid)
+        assert opened.sender == (THEM.did if sender else None)
+        answer = PING | {"from": US.did}
+        sealed = await envelopes.seal_v2(answer, their.kid, US.did if sender else None)
+        plaintext = askar.open_v2(sealed, their.kid, dict(their.jwk), dict(public_half(own).jwk) if sender else None)
+        assert json.loads(plaintext) == answer
+
+
+async def test_both_libraries_open_each_other():
+    resolver = MemoryResolver([US, THEM])
+    for first, second in ((DidcommV2(), MessagingV2()), (MessagingV2(), DidcommV2())):
+        theirs = LibraryEnvelopes(resolver, MemorySecrets([THEM]), max_bytes=1 << 20, v2=first)
+        ours = LibraryEnvelopes(resolver, MemorySecrets([US]), max_bytes=1 << 20, v2=second)
+        for to in (US.did, *(secret.kid for secret in US.agreement)):
+            for sender in (THEM.did, None):
+                opened = await ours.open(await theirs.seal_v2(FROM_THEM, to, sender))
+                assert (opened.plaintext, opened.sender) == (FROM_THEM, sender)
+
+
+@pytest.mark.parametrize("curve", ["P-256", "P-384"])
+async def test_ephemeral_keys_are_written_in_full_length(library, curve):
+    """Dropped zeros make an envelope that stricter peers refuse; half a percent of all coordinates begin with one."""
+    us, them = Person.make("us", curve), Person.make("them", curve)
+    envelopes = LibraryEnvelopes(MemoryResolver([us, them]), MemorySecrets([us]), max_bytes=1 << 20, v2=library)
+    size, zeros = int(curve[2:]) // 8, 0
+    for _ in range(4000):
+        fields = json.loads(await envelopes.seal_v2(PING, them.did, None))
+        epk = json.loads(unb64(fields["protected"]))["epk"]
+        x, y = unb64(epk["x"]), unb64(epk["y"])
+        assert len(x) == len(y) == size
+        if x[0] == 0 or y[0] == 0:
+            zeros += 1
+            break
+    assert zeros, "no coordinate began with zeros, so nothing was tested"
+
+
+@pytest.mark.parametrize("enc", ["A256CBC-HS512", "A256GCM", "XC20P"])
+async def test_every_cipher_for_anonymous_messages_is_opened(envelopes, enc):
+    opened = await envelopes.open(orjson.dumps(jwe(PING, to_us(), enc=enc)))
+    assert (opened.plaintext, opened.sender) == (PING, None)
+
+
+@pytest.mark.parametrize("enc", ["A256GCM", "XC20P", "A128CBC-HS256", "none", None, 7, ["A256GCM"]])
+async def test_a_sealed_sender_takes_the_one_cipher_that_binds_it(envelopes, enc):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    header = json.loads(unb64(envelope["protected"])) | {"enc": enc}
+    await refused(envelopes, envelope | {"protected": b64(header)}, "enc")
+
+
+@pytest.mark.parametrize("alg", ["ECDH-ES", "ECDH-1PU", "ECDH-ES+A128KW", "dir", "RSA-OAEP", "none", None, {"a": 1}])
+async def test_other_algorithms_are_refused(envelopes, alg):
+    envelope = jwe(PING, to_us())
+    header = json.loads(unb64(envelope["protected"])) | {"alg": alg}
+    await refused(envelopes, envelope | {"protected": b64(header)}, "alg")
+
+
+# Who the sender is
+
+
+@pytest.mark.rule("D8")
+async def test_the_caller_is_the_did_whose_key_sealed(envelopes):
+    opened = await envelopes.open(orjson.dumps(jwe(FROM_THEM, to_us(), THEM.agreement[0])))
+    assert opened.sender == THEM.did
+
+
+@pytest.mark.rule("D8")
+async def test_a_from_other_than_the_sealing_did_is_refused(envelopes):
+    await refused(envelopes, jwe(FROM_THEM | {"from": EVE.did}, to_us(), THEM.agreement[0]), "from")
+
+
+@pytest.mark.rule("D8")
+@pytest.mark.parametrize("claimed", [None, "", 7, [THEM.did], "x"])
+async def test_a_sealed_message_without_a_from_is_refused(envelopes, claimed):
+    await refused(envelopes, jwe(PING | {"from": claimed}, to_us(), THEM.agreement[0]), "from")
+    await refused(envelopes, jwe(PING, to_us(), THEM.agreement[0]), "from")
+
+
+@pytest.mark.rule("D8")
+async def test_an_anonymous_message_that_names_a_sender_is_still_from_nobody(envelopes):
+    opened = await envelopes.open(orjson.dumps(jwe(FROM_THEM, to_us())))
+    assert opened.sender is None
+
+
+@pytest.mark.rule("D8")
+async def test_skid_and_apu_must_name_the_same_key(envelopes):
+    sender = THEM.agreement[0]
+    await refused(envelopes, jwe(FROM_THEM, to_us(), sender, protected={"skid": EVE.agreement[0].kid}), "skid and apu")
+    await refused(envelopes, jwe(FROM_THEM, to_us(), sender, protected={"apu": b64(EVE.agreement[0].kid)}), "skid")
+
+
+@pytest.mark.rule("D8")
+async def test_without_skid_apu_says_who_sealed(envelopes):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0], protected={"skid": None})
+    assert (await envelopes.open(orjson.dumps(envelope))).sender == THEM.did
+
+
+@pytest.mark.parametrize("apu", [None, "", "!", b64(b"\xff\xff"), b64("them"), b64(THEM.did), b64("did:x:y#" * 2000)])
+async def test_an_apu_that_names_no_key_is_refused(envelopes, apu):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    header = {name: value for name, value in json.loads(unb64(envelope["protected"])).items() if name != "skid"}
+    header = header | {"apu": apu}
+    await refused_unopened(envelopes, envelope | {"protected": b64(header)})
+
+
+@pytest.mark.rule("D8")
+async def test_a_key_that_is_not_the_senders_does_not_seal_for_it(envelopes):
+    """Eve seals with her key and names theirs."""
+    forged = make_secret(THEM.agreement[0].kid, "X25519")
+    await refused(envelopes, jwe(FROM_THEM, to_us(), forged))
+
+
+@pytest.mark.rule("D8")
+async def test_a_key_that_the_senders_document_does_not_list_for_agreement_is_refused(envelopes):
+    unlisted = make_secret(f"{THEM.did}#other", "X25519")
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(FROM_THEM, to_us(), unlisted)))
+
+
+@pytest.mark.rule("D8")
+async def test_a_document_cannot_lend_its_sender_the_key_of_another_did(library):
+    """A document that lists someone else's key by its own id speaks for that key's holder no more than before."""
+    eve = Person(EVE.did, [make_secret(f"{THEM.did}#key", "X25519")], [])
+    envelopes = LibraryEnvelopes(MemoryResolver([US, THEM, eve]), MemorySecrets([US]), max_bytes=1 << 20, v2=library)
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(FROM_THEM, to_us(), eve.agreement[0])))
+    named = make_secret(f"{EVE.did}#key", "X25519")
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(FROM_THEM | {"from": EVE.did}, to_us(), named)))
+
+
+async def test_a_sender_nobody_can_find_is_told_so(envelopes):
+    stranger = Person.make("stranger", "X25519")
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(PING | {"from": stranger.did}, to_us(), stranger.agreement[0])))
+
+
+@pytest.mark.rule("D8")
+async def test_long_and_short_form_of_a_did_are_one_sender(library):
+    long = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd:z2M1k7h4psgp4CmJcnQn2Ljp7Pz7ktsd7oBhMU3dWY5s"
+    short = long.rpartition(":")[0]
+    them = Person.make(long, "X25519")
+    resolver = MemoryResolver([US, them])
+    resolver.documents[short] = them.document
+    envelopes = LibraryEnvelopes(resolver, MemorySecrets([US]), max_bytes=1 << 20, v2=library)
+    for claimed in (long, short):
+        opened = await envelopes.open(orjson.dumps(jwe(PING | {"from": claimed}, to_us(), them.agreement[0])))
+        assert opened.sender == long
+    by_short = make_secret("x", "X25519")
+    by_short = type(by_short)(them.agreement[0].kid.replace(long, short), "X25519", them.agreement[0].jwk)
+    opened = await envelopes.open(orjson.dumps(jwe(PING | {"from": long}, to_us(), by_short)))
+    assert opened.sender == short
+
+
+# For whom it is
+
+
+@pytest.mark.rule("D12")
+async def test_a_key_that_is_not_ours_and_a_broken_envelope_are_told_in_the_same_words(envelopes):
+    not_ours = jwe(PING, [public_half(EVE.agreement[0])])
+    broken = jwe(PING, to_us()) | {"tag": b64(bytes(32))}
+    texts = set()
+    for envelope in (not_ours, broken):
+        with pytest.raises(EnvelopeError) as caught:
+            await envelopes.open(orjson.dumps(envelope))
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+async def test_an_envelope_for_several_is_opened_by_whichever_is_ours(envelopes):
+    others = [public_half(make_secret(f"did:example:{number}#1", "X25519")) for number in range(MAX_V2_RECIPIENTS - 1)]
+    for sender in (THEM.agreement[0], None):
+        opened = await envelopes.open(orjson.dumps(jwe(FROM_THEM, [*others, *to_us()], sender)))
+        assert opened.recipient == US.agreement[0].kid
+
+
+@pytest.mark.parametrize("count", [MAX_V2_RECIPIENTS + 1, 1000])
+async def test_more_recipients_than_one_did_has_keys_are_refused(envelopes, count):
+    envelope = jwe(PING, to_us())
+    recipients = [{"header": {"kid": f"did:example:{n}#1"}, "encrypted_key": "AAAA"} for n in range(count)]
+    header = json.loads(unb64(envelope["protected"])) | {"apv": apv_of(item["header"]["kid"] for item in recipients)}  # type: ignore[index]
+    await refused(envelopes, envelope | {"recipients": recipients, "protected": b64(header)}, "recipients")
+
+
+async def test_apv_must_be_that_of_the_recipients(envelopes):
+    await refused(envelopes, jwe(PING, to_us(), protected={"apv": apv_of(["did:example:us#other"])}), "apv")
+    envelope = jwe(PING, to_us())
+    envelope["recipients"].append({"header": {"kid": "did:example:added#1"}, "encrypted_key": "AAAA"})
+    await refused(envelopes, envelope, "apv")
+    await refused(envelopes, jwe(PING, to_us(), protected={"apv": None}), "apv")
+
+
+async def test_the_same_recipient_twice_is_refused(envelopes):
+    await refused(envelopes, jwe(PING, [*to_us(), *to_us()]), "once")
+
+
+@pytest.mark.parametrize("to", [[EVE.did], [], ["x"], US.did, [7], {"a": 1}])
+async def test_a_to_that_does_not_name_us_is_refused(envelopes, to):
+    await refused(envelopes, jwe(PING | {"to": to}, to_us()), "to")
+
+
+async def test_a_to_that_names_others_besides_us_is_fine(envelopes):
+    message = PING | {"to": [EVE.did, US.did]}
+    assert (await envelopes.open(orjson.dumps(jwe(message, to_us())))).plaintext == message
+
+
+@pytest.mark.parametrize(
+    "recipients",
+    [
+        None,
+        [],
+        {},
+        ["x"],
+        [{}],
+        [{"header": {}}],
+        [{"header": {"kid": 1}, "encrypted_key": "AAAA"}],
+        [{"header": {"kid": "us"}, "encrypted_key": "AAAA"}],
+        [{"header": {"kid": US.did}, "encrypted_key": "AAAA"}],
+        [{"header": {"kid": US.agreement[0].kid}}],
+        [{"header": {"kid": US.agreement[0].kid}, "encrypted_key": "=AAA"}],
+        [{"header": {"kid": US.agreement[0].kid}, "encrypted_key": "AAAA"}],
+    ],
+    ids=str,
+)
+async def test_recipients_that_are_none_are_refused(envelopes, recipients):
+    await refused(envelopes, jwe(PING, to_us()) | {"recipients": recipients})
+
+
+# The ephemeral key
+
+
+async def test_an_epk_on_another_curve_than_the_key_is_refused(envelopes):
+    for number, other in ((0, 1), (1, 2), (2, 0)):
+        envelope = jwe(PING, to_us(number))
+        header = json.loads(unb64(envelope["protected"]))
+        header["epk"] = dict(public_half(EVE.agreement[other]).jwk)
+        await refused_unopened(envelopes, envelope | {"protected": b64(header)})
+
+
+async def test_a_sender_key_on_another_curve_than_epk_is_refused(envelopes):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    header = json.loads(unb64(envelope["protected"]))
+    kid = THEM.agreement[1].kid
+    header |= {"skid": kid, "apu": b64(kid)}
+    await refused(envelopes, envelope | {"protected": b64(header)}, "different curves")
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=CURVES[1:])
+async def test_a_point_that_is_not_on_its_curve_is_refused(envelopes, number):
+    """The other way round it would tell our key piece by piece."""
+    envelope = jwe(PING, to_us(number))
+    header = json.loads(unb64(envelope["protected"]))
+    off = bytearray(unb64(header["epk"]["y"]))
+    off[-1] ^= 1
+    for y in (b64(bytes(off)), b64(bytes(len(off)))):
+        header["epk"]["y"] = y
+        error = await refused(envelopes, envelope | {"protected": b64(header)})
+        assert isinstance(root(error), ValueError)
+        assert "curve" in str(root(error))
+
+
+async def test_a_point_of_small_order_is_refused(envelopes):
+    for x in (bytes(32), b"\1" + bytes(31), bytes.fromhex("ec" + "ff" * 30 + "7f")):
+        envelope = jwe(PING, to_us())
+        header = json.loads(unb64(envelope["protected"]))
+        header["epk"]["x"] = b64(x)
+        error = await refused(envelopes, envelope | {"protected": b64(header)})
+        assert isinstance(root(error), ValueError)
+        assert "shared key" in str(root(error))
+
+
+@pytest.mark.parametrize(
+    "epk",
+    [
+        None,
+        "x",
+        {},
+        {"kty": "OKP", "crv": "X448", "x": "AAAA"},
+        {"kty": "EC", "crv": "P-521", "x": "AAAA", "y": "AAAA"},
+        {"kty": "EC", "crv": "P-256", "x": "AAAA"},
+        {"kty": "EC", "crv": "X25519", "x": "AAAA", "y": "AAAA"},
+        {"kty": "OKP", "crv": "X25519", "x": 7},
+        {"kty": "OKP", "crv": "X25519", "x": "A" * 10_000},
+        {"kty": ["OKP"], "crv": {"X25519": 1}},
+        dict(EVE.agreement[0].jwk),
+    ],
+    ids=lambda epk: str(epk)[:50],
+)
+async def test_an_epk_that_is_no_public_key_is_refused(envelopes, epk):
+    envelope = jwe(PING, to_us())
+    header = json.loads(unb64(envelope["protected"])) | {"epk": epk}
+    await refused_unopened(envelopes, envelope | {"protected": b64(header)})
+
+
+async def test_an_epk_outside_the_protected_header_is_refused(envelopes):
+    envelope = jwe(PING, to_us())
+    header = json.loads(unb64(envelope["protected"]))
+    epk = header.pop("epk")
+    envelope["recipients"][0]["header"]["epk"] = epk
+    await refused(envelopes, envelope | {"protected": b64(header), "unprotected": {"epk": epk}}, "epk")
+
+
+async def test_headers_that_are_not_protected_change_nothing(envelopes):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    envelope["unprotected"] = {"zip": "DEF", "skid": EVE.agreement[0].kid, "x": 1}
+    envelope["recipients"][0]["header"] |= {"apu": "AAAA", "epk": {}, "alg": "none", "more": 1}
+    opened = await envelopes.open(orjson.dumps(envelope | {"more": [1]}))
+    assert (opened.plaintext, opened.sender) == (FROM_THEM, THEM.did)
+
+
+async def test_unknown_protected_headers_change_nothing(envelopes):
+    envelope = jwe(PING, to_us(), protected={"x-new": {"a": [1]}, "cty": "x", "typ": "JWM/2.0"})
+    assert (await envelopes.open(orjson.dumps(envelope))).plaintext == PING
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize("protected", [{"zip": "DEF"}, {"zip": None}, {"crit": ["exp"]}])
+async def test_compression_and_criticality_are_refused(envelopes, protected):
+    envelope = jwe(PING, to_us())
+    header = json.loads(unb64(envelope["protected"])) | protected
+    await refused(envelopes, envelope | {"protected": b64(header)}, "zip")
+
+
+@pytest.mark.rule("D12")
+async def test_what_decompresses_to_much_is_refused_in_an_inner_layer_too(envelopes):
+    inner = jwe(b"{" + b" " * 100_000 + b"}", to_us(), THEM.agreement[0], protected={"zip": "DEF"})
+    await refused(envelopes, jwe(inner, to_us()), "zip")
+
+
+@pytest.mark.parametrize("padded", [True, False])
+async def test_base64url_is_taken_padded_and_unpadded(envelopes, padded):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    if padded:
+        # What the header says in itself is padded before it is sealed; the rest can be after.
+        sender = THEM.agreement[0]
+        headers = {"apu": _padded(b64(sender.kid)), "apv": _padded(apv_of([to_us()[0].kid]))}
+        envelope = jwe(FROM_THEM, to_us(), sender, protected=headers)
+        for name in ("iv", "ciphertext", "tag"):
+            envelope[name] = _padded(envelope[name])
+        envelope["recipients"][0]["encrypted_key"] = _padded(envelope["recipients"][0]["encrypted_key"])
+    assert (await envelopes.open(orjson.dumps(envelope))).sender == THEM.did
+
+
+def _padded(text: str) -> str:
+    return text + "=" * (-len(text) % 4)
+
+
+# Layers
+
+
+@pytest.mark.rule("D8")
+async def test_authcrypt_inside_anoncrypt_is_from_the_inner_sender(envelopes):
+    inner = jwe(FROM_THEM, to_us(1), THEM.agreement[1])
+    opened = await envelopes.open(orjson.dumps(jwe(inner, to_us(0))))
+    assert (opened.sender, opened.recipient) == (THEM.did, US.agreement[1].kid)
+
+
+@pytest.mark.rule("D8")
+async def test_a_hidden_sender_is_held_to_its_from_too(envelopes):
+    inner = jwe(FROM_THEM | {"from": EVE.did}, to_us(), THEM.agreement[0])
+    await refused(envelopes, jwe(inner, to_us()), "from")
+
+
+@pytest.mark.rule("D8")
+async def test_one_senders_envelope_inside_anothers_is_refused(envelopes):
+    inner = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    await refused(envelopes, jwe(inner, to_us(), EVE.agreement[0]), "layer")
+
+
+async def test_layers_without_end_are_refused(envelopes):
+    anonymous = jwe(jwe(PING, to_us()), to_us())
+    await refused(envelopes, anonymous, "layer")
+    thrice = jwe(jwe(jwe(FROM_THEM, to_us(), THEM.agreement[0]), to_us(), THEM.agreement[0]), to_us())
+    await refused(envelopes, thrice, "layers")
+    twice_signed = jwe(jws(jws(FROM_THEM, THEM.authentication[0]), THEM.authentication[0]), to_us())
+    await refused(envelopes, twice_signed, "layers")
+
+
+@pytest.mark.rule("D8")
+@pytest.mark.parametrize("number", [0, 1], ids=["Ed25519", "P-256"])
+async def test_a_signed_message_sealed_by_its_signer_is_opened(envelopes, number):
+    signed = jws(FROM_THEM, THEM.authentication[number])
+    opened = await envelopes.open(orjson.dumps(jwe(signed, to_us(), THEM.agreement[0])))
+    assert (opened.plaintext, opened.sender) == (FROM_THEM, THEM.did)
+
+
+@pytest.mark.rule("D8")
+async def test_a_message_signed_by_one_and_sealed_by_another_is_refused(envelopes):
+    """Eve got it signed for herself, and sends it on in her own name or in theirs."""
+    signed = jws(FROM_THEM, THEM.authentication[0])
+    await refused(envelopes, jwe(signed, to_us(), EVE.agreement[0]), "from")
+    signed = jws(FROM_THEM | {"from": EVE.did}, THEM.authentication[0])
+    await refused(envelopes, jwe(signed, to_us(), EVE.agreement[0]), "signed")
+
+
+@pytest.mark.rule("D8")
+async def test_a_signature_by_another_key_is_refused(envelopes):
+    signed = jws(FROM_THEM, EVE.authentication[0], kid=THEM.authentication[0].kid)
+    await refused(envelopes, jwe(signed, to_us(), THEM.agreement[0]), "signature")
+    signed = jws(FROM_THEM, EVE.authentication[1], kid=THEM.authentication[0].kid)
+    await refused(envelopes, jwe(signed, to_us(), THEM.agreement[0]), "alg")
+
+
+@pytest.mark.rule("D8")
+async def test_a_signature_over_something_else_is_refused(envelopes):
+    signed = jws(FROM_THEM, THEM.authentication[0])
+    signed["payload"] = b64(FROM_THEM | {"id": "2"})
+    await refused(envelopes, jwe(signed, to_us(), THEM.agreement[0]), "signature")
+
+
+@pytest.mark.rule("D8")
+async def test_only_keys_of_authentication_sign(envelopes):
+    unlisted = make_secret(f"{THEM.did}#other", "Ed25519")
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(jws(FROM_THEM, unlisted), to_us())))
+
+
+@pytest.mark.rule("D8")
+async def test_a_signed_message_sealed_by_nobody_is_from_nobody(envelopes):
+    """Whoever it was signed for could send it on."""
+    opened = await envelopes.open(orjson.dumps(jwe(jws(FROM_THEM, THEM.authentication[0]), to_us())))
+    assert (opened.plaintext, opened.sender) == (FROM_THEM, None)
+    signed = jws(FROM_THEM | {"from": EVE.did}, THEM.authentication[0])
+    await refused(envelopes, jwe(signed, to_us()), "signed")
+
+
+@pytest.mark.parametrize(
+    "signatures",
+    [None, [], {}, ["x"], [{}], [{"protected": "e30", "signature": "AAAA"}]],
+    ids=str,
+)
+async def test_signatures_that_are_none_are_refused(envelopes, signatures):
+    signed = jws(FROM_THEM, THEM.authentication[0]) | {"signatures": signatures}
+    await refused(envelopes, jwe(signed, to_us()))
+
+
+async def test_more_than_one_signature_is_refused(envelopes):
+    signed = jws(FROM_THEM, THEM.authentication[0])
+    await refused(envelopes, jwe(signed | {"signatures": signed["signatures"] * 2}, to_us()), "one signature")
+
+
+@pytest.mark.rule("D8", "D12")
+async def test_what_is_not_encrypted_is_refused(envelopes):
+    for message in (FROM_THEM, jws(FROM_THEM, THEM.authentication[0])):
+        await refused(envelopes, message, "encrypted")
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize("plaintext", [b"", b"x", b"[]", b"null", b'{"a": "\xff"}', b"[" * 5000, b'{"a":' * 900])
+async def test_a_plaintext_that_is_no_object_is_refused(envelopes, plaintext):
+    await refused(envelopes, jwe(plaintext, to_us()))
+
+
+# Sealing
+
+
+async def test_it_is_sealed_for_all_keys_of_the_first_curve_both_have(library):
+    us = Person.make("us", "P-384", "P-256")
+    them = Person.make("them", "X25519", "P-256", "P-384", "P-256")
+    envelopes = LibraryEnvelopes(MemoryResolver([us, them]), MemorySecrets([us]), max_bytes=1 << 20, v2=library)
+    fields = json.loads(await envelopes.seal_v2(PING, them.did, us.did))
+    assert [item["header"]["kid"] for item in fields["recipients"]] == [them.agreement[n].kid for n in (1, 3)]
+    assert json.loads(unb64(fields["protected"]))["skid"] == us.agreement[1].kid
+    fields = json.loads(await envelopes.seal_v2(PING, them.did, None))
+    assert [item["header"]["kid"] for item in fields["recipients"]] == [them.agreement[0].kid]
+
+
+async def test_where_no_key_fits_it_is_said_whose_fault_it_is(library):
+    us, them, nobody = Person.make("us", "P-384"), Person.make("them", "X25519"), Person.make("nobody")
+    envelopes = LibraryEnvelopes(MemoryResolver([us, them, nobody]), MemorySecrets([us]), max_bytes=1 << 20, v2=library)
+    with pytest.raises(EnvelopeError):
+        await envelopes.seal_v2(PING, them.did, us.did)
+    with pytest.raises(EnvelopeError):
+        await envelopes.seal_v2(PING, us.did, them.did)
+    for to in (nobody.did, "did:example:unknown", f"{them.did}#unknown"):
+        with pytest.raises(UnresolvedDidError):
+            await envelopes.seal_v2(PING, to, None)
+
+
+async def test_a_document_with_a_key_off_its_curve_is_not_sealed_for(library):
+    them = Person.make("them", "P-256")
+    them.agreement[0].jwk["y"] = b64(bytes(32))  # type: ignore[index]
+    envelopes = LibraryEnvelopes(MemoryResolver([them]), MemorySecrets(), max_bytes=1 << 20, v2=library)
+    with pytest.raises(EnvelopeError):
+        await envelopes.seal_v2(PING, them.did, None)
