@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -221,10 +221,10 @@ class Relay:
         """Bring one batch; return how many messages are settled, and what stopped it if anything did."""
         settled = 0
         try:
-            found = await self._broker.write(lambda tx, now: _batch(tx, no, self._passed, now))
-            if found is None:
+            connection = await self._broker.read(lambda tx, _now: tx.connections.get(no))
+            if connection is None or not _has_endpoint(connection):
                 return 0, None
-            connection, messages = found
+            messages = await self._next(connection)
             for message in messages:
                 if self._live(no):
                     break
@@ -236,14 +236,24 @@ class Relay:
                     return settled, outcome
                 self._pass(connection, message)
                 settled += 1
+        except NotEnrolledError:
+            return settled, None
         except MediatorError as error:
             log.warning("cannot relay", connection=no, code=error.code)
             return settled, Outcome.FAILED
         return settled, None
 
+    async def _next(self, connection: Connection) -> list[Message]:
+        cursor = self._passed.get(connection.mailbox_no or 0, 0)
+        return await self._broker.write(
+            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), _place(connection)
+        )
+
     async def _confirm(self, connection: Connection, message: Message) -> None:
         """Remove exactly what the endpoint took (D7)."""
-        await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now))
+        await self._broker.write(
+            lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now), _place(connection)
+        )
         self._meters.delivered("relay", 1)
 
     def _pass(self, connection: Connection, message: Message) -> None:
@@ -287,20 +297,13 @@ def _waiting(tenant: str, after: int, tx: Transaction, _now: int) -> _Page:
 
 
 def _has_mail(tx: Transaction, connection: Connection) -> bool:
-    mailbox = tx.mailboxes.find(connection.tenant, connection.address or "")
+    mailbox = tx.mailboxes.find(*_place(connection))
     return mailbox is not None and mailbox.messages > 0
 
 
-def _batch(tx: Transaction, no: int, passed: Mapping[int, int], now: int) -> tuple[Connection, list[Message]] | None:
-    """Read what comes next for a holder; None where nothing is relayed any more."""
-    connection = tx.connections.get(no)
-    if connection is None or connection.mailbox_no is None or not _has_endpoint(connection):
-        return None
-    cursor = passed.get(connection.mailbox_no, 0)
-    try:
-        return connection, taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now)
-    except NotEnrolledError:
-        return None
+def _place(connection: Connection) -> Place:
+    assert connection.address is not None
+    return connection.tenant, connection.address
 
 
 def _parcel(connection: Connection, message: Message) -> Parcel:

@@ -245,7 +245,7 @@ class Sessions:
         """Push one ``delivery`` of what arrived; its messages stay queued until they are acknowledged (D6)."""
         connection, cursor = session.connection, session.cursor
         messages = await self._broker.write(
-            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now)
+            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), session.place
         )
         if not messages:
             return False
@@ -264,7 +264,7 @@ class Sessions:
         """Push envelopes as they are, and remove them once the transport says that they were read (D7)."""
         connection, channel = session.connection, session.channel
         messages = await self._broker.write(
-            lambda tx, now: taking.deliver(tx, connection, BATCH, None, BATCH_BYTES, now)
+            lambda tx, now: taking.deliver(tx, connection, BATCH, None, BATCH_BYTES, now), session.place
         )
         if not messages:
             return False
@@ -274,7 +274,7 @@ class Sessions:
         if not await channel.confirmed():
             raise _GoneError
         ids = [message.msg_id for message in messages]
-        await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+        await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now), session.place)
         self._meters.delivered("implicit", len(messages))
         return True
 
