@@ -26,13 +26,38 @@ from pickup.meters import Meters
 from pickup.office import Office
 from pickup.operating import DidcommOperating
 from pickup.post import Post
-from pickup.protocols import all_protocols
+from pickup.protocols import (
+    connections,
+    coordinate_mediation,
+    did_exchange,
+    discover_features,
+    messagepickup,
+    messagepickup_v1,
+    out_of_band,
+    push_notification,
+    report_problem,
+    routing,
+    trust_ping,
+)
 from pickup.reception import Reception
 from pickup.relay import Relay
 from pickup.ringing import Bell
 from pickup.sessions import Announcer, Sessions
 from pickup.transports import Transports
 
+PROTOCOLS = (
+    connections,
+    coordinate_mediation,
+    did_exchange,
+    discover_features,
+    messagepickup,
+    messagepickup_v1,
+    out_of_band,
+    push_notification,
+    report_problem,
+    routing,
+    trust_ping,
+)
 ENVELOPE_OVERHEAD = 64 * 1024
 """Bytes an envelope may have beyond what its base64 makes of the largest message."""
 
@@ -84,7 +109,7 @@ async def didcomm_door(
         post = Post(envelopes, resolver, identities, relay)
         sessions = Sessions(broker, post, meters, instance=options.instance, announcer=announcer)
         dispatcher = Dispatcher()
-        for protocol in all_protocols():
+        for protocol in PROTOCOLS:
             protocol.register(dispatcher)
         office = Office(
             broker=broker,
@@ -111,7 +136,7 @@ async def didcomm_door(
             rate=options.rate,
             page=pages.door,
         ).add_routes(app)
-        DidcommOperating(broker, invitations, identities, sessions).register(control)
+        DidcommOperating(broker, invitations, identities, sessions, options.tenants).register(control)
         await sessions.open()
         stack.push_async_callback(sessions.close)
         await relay.open()

@@ -1,0 +1,371 @@
+"""Invitations: every form, as links, QR codes and pages, and how long they are open."""
+
+import base64
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+import pytest
+import zxingcpp
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from mediator.errors import BadRequestError, NoSuchInvitationError
+from mediator.mediation.names import canonical, verkey
+from mediator.mediation.records import Invitation
+from pickup import invitations as module
+from pickup import qr
+from pickup.invitation_pages import InvitationPages
+from pickup.invitations import Written, id_inside
+from tests.unit.handshaking import PUBLIC_URL, START, House, house
+
+DAY = 24 * 3600 * 1000
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[House]:
+    async with house("default", "acme") as made:
+        yield made
+
+
+@pytest.fixture
+async def browser(door: House) -> AsyncIterator[TestClient[Any, Any]]:
+    pages = InvitationPages(door.invitations)
+    app = web.Application()
+    pages.add_routes(app)
+    app.router.add_get("/didcomm", pages.door)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+def inside(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the one parameter of an URL, and the JSON it carries."""
+    parts = urlsplit(url)
+    assert f"{parts.scheme}://{parts.netloc}{parts.path}" == PUBLIC_URL
+    [(name, [value])] = parse_qs(parts.query, strict_parsing=True).items()
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", value)
+    return name, orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
+
+
+def scanned(png: bytes) -> str:
+    """Return what a scanner reads in a PNG of one bit a pixel."""
+    width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
+    assert (depth, kind) == (1, 0)
+    at, packed = 8, b""
+    while at < len(png):
+        size, name = struct.unpack(">I4s", png[at : at + 8])
+        packed += png[at + 8 : at + 8 + size] if name == b"IDAT" else b""
+        at += 12 + size
+    data = zlib.decompress(packed)
+    stride = (width + 7) // 8 + 1
+    pixels, above = bytearray(), bytes(stride - 1)
+    for y in range(height):
+        how, line = data[y * stride], data[y * stride + 1 : (y + 1) * stride]
+        assert how in (0, 2), "neither as it is nor as a difference to the line above"
+        above = line if how == 0 else bytes((a + b) & 255 for a, b in zip(line, above, strict=True))
+        pixels += bytes(255 * int(bit) for bit in "".join(f"{byte:08b}" for byte in above)[:width])
+    [found] = zxingcpp.read_barcodes(memoryview(bytes(pixels)).cast("B", shape=[height, width]))
+    return str(found.text)
+
+
+def drawn(text: str) -> str:
+    """Return what a scanner reads on a terminal."""
+    rows: list[bytes] = []
+    for line in text.splitlines():
+        upper = bytes(255 if cell in "█▀" else 0 for cell in line)
+        lower = bytes(255 if cell in "█▄" else 0 for cell in line)
+        rows += [upper, lower]
+    rows = [row for row in rows if row]
+    wide = [bytes(value for value in row for _ in range(4)) for row in rows for _ in range(4)]
+    [found] = zxingcpp.read_barcodes(memoryview(b"".join(wide)).cast("B", shape=[len(wide), len(wide[0])]))
+    return str(found.text)
+
+
+# Forms.
+
+
+async def test_out_of_band_1_1_has_exactly_one_service_and_both_handshakes(door: House) -> None:
+    made = await door.invitations.make("default", label="Ours")
+    written = door.invitations.written(made)
+    name, message = inside(written.v1_url)
+    assert (name, message) == ("oob", written.v1)
+    assert message["@type"] == "https://didcomm.org/out-of-band/1.1/invitation"
+    assert (message["@id"], message["label"], message["goal_code"]) == (made.id, "Ours", "request-mediate")
+    assert message["handshake_protocols"] == [
+        "https://didcomm.org/didexchange/1.1",
+        "https://didcomm.org/didexchange/1.0",
+        "https://didcomm.org/connections/1.0",
+    ]
+    assert "didcomm/aip2;env=rfc19" in message["accept"]
+    [service] = message["services"]
+    assert (service["type"], service["serviceEndpoint"]) == ("did-communication", PUBLIC_URL)
+    assert service["routingKeys"] == []
+    [key] = service["recipientKeys"]
+    did, _, fragment = key.partition("#")
+    assert did == f"did:key:{fragment}"
+    assert canonical(key) == made.key
+
+
+async def test_out_of_band_2_0_comes_from_the_tenants_did(door: House) -> None:
+    made = await door.invitations.make("acme")
+    written = door.invitations.written(made)
+    name, message = inside(written.v2_url)
+    assert (name, message) == ("_oob", written.v2)
+    assert message["type"] == "https://didcomm.org/out-of-band/2.0/invitation"
+    assert message["id"] == made.id
+    assert message["from"] == door.office.identities.current("acme").v2_did
+    assert message["from"] != door.identity.v2_did
+    assert message["body"]["goal_code"] == "request-mediate"
+    assert message["body"]["accept"] == ["didcomm/v2"]
+
+
+async def test_connections_1_0_names_the_same_key_in_base58(door: House) -> None:
+    made = await door.invitations.make("default")
+    written = door.invitations.written(made)
+    name, message = inside(written.old_url)
+    assert (name, message) == ("c_i", written.old)
+    assert message["@type"] == "https://didcomm.org/connections/1.0/invitation"
+    assert (message["@id"], message["label"], message["serviceEndpoint"]) == (made.id, "Mediator", PUBLIC_URL)
+    [key] = message["recipientKeys"]
+    assert not key.startswith("did:")
+    assert canonical(key) == made.key
+
+
+async def test_the_id_is_found_in_every_form(door: House) -> None:
+    made = await door.invitations.make("default")
+    written: Written = door.invitations.written(made)
+    for url in (written.v1_url, written.v2_url, written.old_url):
+        assert id_inside(urlsplit(url).query.partition("=")[2]) == made.id
+
+
+# Keys and lives.
+
+
+async def test_every_invitation_has_a_key_of_its_own_that_is_kept_sealed(door: House) -> None:
+    first, second = [await door.invitations.make("default") for _ in range(2)]
+    assert first.key != second.key
+    assert first.id != second.id
+    seed = await door.office.identities.verkey(first.key)
+    assert seed is not None
+    assert seed not in first.sealed
+    sealed = await door.office.envelopes.seal_v1(b'{"a": 1}', [first.key], second.key)
+    opened = await door.office.envelopes.open(sealed)
+    assert (opened.plaintext, opened.recipient, opened.sender) == ({"a": 1}, first.key, second.key)
+    owner = await door.office.identities.owner(first.key)
+    assert (owner.tenant, owner.invitation) == ("default", first)
+    assert len(verkey(first.key)) == 32
+
+
+async def test_an_invitation_is_open_until_its_time_or_its_uses_are_up(door: House) -> None:
+    forever = await door.invitations.make("default")
+    brief = await door.invitations.make("default", ttl=1000)
+    assert (forever.expire_at, brief.expire_at) == (None, START + 1000)
+    assert await door.invitations.open(brief.id) == brief
+    door.clock.now += 1000
+    with pytest.raises(NoSuchInvitationError):
+        await door.invitations.open(brief.id)
+    door.clock.now += 1000 * DAY
+    assert await door.invitations.open(forever.id) == forever
+
+
+async def test_invitations_are_listed_by_tenant_and_removed(door: House) -> None:
+    first = await door.invitations.make("default")
+    door.clock.now += 1
+    second = await door.invitations.make("default")
+    other = await door.invitations.make("acme")
+    assert await door.invitations.list("default") == [second, first]
+    assert await door.invitations.list("default", 1) == [second]
+    with pytest.raises(NoSuchInvitationError):
+        await door.invitations.remove("default", other.id)
+    await door.invitations.remove("default", first.id)
+    with pytest.raises(NoSuchInvitationError):
+        await door.invitations.remove("default", first.id)
+    assert await door.invitations.list("default") == [second]
+    assert await door.invitations.list("acme") == [other]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"label": ""}, "label"),
+        ({"label": "x" * 129}, "label"),
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": 101 * 365 * DAY}, "ttl"),
+        ({"uses": 0}, "uses"),
+    ],
+)
+async def test_what_cannot_be_is_refused_and_names_the_field(door: House, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        await door.invitations.make("default", **options)
+    assert caught.value.field == named
+    assert await door.invitations.list("default") == []
+
+
+async def test_closed_invitations_make_room_and_open_ones_do_not(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_INVITATIONS", 3)
+    await door.invitations.make("default", ttl=1000)
+    kept = [await door.invitations.make("default") for _ in range(2)]
+    with pytest.raises(BadRequestError, match="at most 3"):
+        await door.invitations.make("default")
+    door.clock.now += 1000
+    newest = await door.invitations.make("default")
+    assert {one.id for one in await door.invitations.list("default")} == {newest.id, *(one.id for one in kept)}
+
+
+# QR codes.
+
+
+async def test_a_scanner_reads_the_link_on_the_image_and_on_the_terminal(door: House) -> None:
+    written = door.invitations.written(await door.invitations.make("default", label="Ä" * 128))
+    for url in (written.v1_url, written.v2_url):
+        assert scanned(qr.png(url)) == url
+        assert drawn(qr.terminal(url)) == url
+
+
+def test_what_is_too_long_for_a_code_is_a_value_error() -> None:
+    for make in (qr.png, qr.terminal):
+        with pytest.raises(ValueError, match="fit|Data too large|too large"):
+            make("x" * 3000)
+
+
+# Pages.
+
+
+class Page(HTMLParser):
+    """What stands on a page: links, images, text, and anything that would be fetched or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.images: list[dict[str, str]] = []
+        self.fetched: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        held = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, held))
+        if tag == "a":
+            self.links.append(held["href"])
+        elif tag == "img":
+            self.images.append(held)
+        elif "src" in held or tag in {"link", "script", "iframe", "object", "embed"}:
+            self.fetched.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def shown(browser: TestClient[Any, Any], path: str, status: int = 200) -> Page:
+    async with browser.get(path) as answer:
+        assert answer.status == status
+        assert answer.content_type == "text/html"
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        return Page(await answer.text())
+
+
+async def invited(door: House, **options: Any) -> tuple[Invitation, Written]:
+    made = await door.invitations.make("default", **options)
+    return made, door.invitations.written(made)
+
+
+async def test_the_page_shows_both_codes_the_links_the_label_and_the_end(
+    door: House, browser: TestClient[Any, Any]
+) -> None:
+    made, written = await invited(door, label="Our <b>mediator</b> & more", ttl=DAY, uses=5)
+    page = await shown(browser, urlsplit(written.page_url).path)
+    assert "Our <b>mediator</b> & more" in page.text
+    assert "b" not in [tag for tag, _ in page.tags]
+    assert page.links == [written.v1_url, written.v2_url]
+    codes = [base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) for image in page.images]
+    assert [scanned(code) for code in codes] == page.links
+    assert all(image["alt"] for image in page.images)
+    assert page.fetched == []
+    assert ("html", {"lang": "en"}) in page.tags
+    [moment] = [held["datetime"] for tag, held in page.tags if tag == "time"]
+    assert moment == "2026-01-02T00:00:00Z"
+    assert "5 times" in page.text
+    assert made.expire_at == START + DAY
+
+
+async def test_the_page_is_whole_under_its_own_policy(door: House, browser: TestClient[Any, Any]) -> None:
+    """The style is let through by its hash, so a change of one without the other leaves the page bare."""
+    made, _ = await invited(door)
+    async with browser.get(f"/invite/{made.id}") as answer:
+        text = await answer.text()
+        [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert f"style-src 'sha256-{digest}'" in answer.headers["Content-Security-Policy"]
+        assert "style=" not in text
+        assert "It does not expire" in text
+
+
+async def test_the_image_is_the_code_of_the_link(door: House, browser: TestClient[Any, Any]) -> None:
+    made, written = await invited(door)
+    async with browser.get(f"/invite/{made.id}.png") as answer:
+        assert (answer.status, answer.content_type) == (200, "image/png")
+        assert scanned(await answer.read()) == written.v1_url
+
+
+async def test_the_link_itself_shows_the_page_in_a_browser(door: House, browser: TestClient[Any, Any]) -> None:
+    _, written = await invited(door, label="Ours")
+    for url in (written.v1_url, written.v2_url, written.old_url):
+        page = await shown(browser, f"{urlsplit(url).path}?{urlsplit(url).query}")
+        assert "Ours" in page.text
+        assert page.links == [written.v1_url, written.v2_url]
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/invite/nobody",
+        "/invite/nobody.png",
+        "/didcomm",
+        "/didcomm?oob=",
+        "/didcomm?oob=%%%",
+        "/didcomm?oob=eyJAaWQiOiAiPHNjcmlwdD4ifQ",
+        "/didcomm?_oob=W10",
+        "/didcomm?_oob=eyJpZCI6IDd9",
+        "/didcomm?oob=" + "A" * 8000,
+        "/didcomm?oob=<script>alert(1)</script>",
+    ],
+)
+async def test_what_is_no_invitation_of_ours_is_not_found_and_not_reflected(
+    browser: TestClient[Any, Any], path: str
+) -> None:
+    page = await shown(browser, path, status=404)
+    assert "script" not in page.text
+    assert page.links == page.images == page.fetched == []
+
+
+async def test_an_invitation_of_ours_that_was_changed_on_the_way_is_shown_as_it_is(
+    door: House, browser: TestClient[Any, Any]
+) -> None:
+    made, written = await invited(door, label="Ours")
+    forged = {**written.v1, "label": "Theirs", "services": ["did:example:theirs"]}
+    encoded = base64.urlsafe_b64encode(orjson.dumps(forged)).decode()
+    page = await shown(browser, f"/didcomm?oob={encoded}")
+    assert "Theirs" not in page.text
+    assert page.links == [written.v1_url, written.v2_url]
+    assert made.label == "Ours"
+
+
+async def test_a_closed_invitation_is_shown_to_nobody(door: House, browser: TestClient[Any, Any]) -> None:
+    made, written = await invited(door, ttl=1000)
+    door.clock.now += 1000
+    await shown(browser, f"/invite/{made.id}", status=404)
+    await shown(browser, f"/didcomm?{urlsplit(written.v1_url).query}", status=404)
