@@ -9,6 +9,8 @@ from functools import lru_cache
 
 MAX_NAME = 8192
 """Characters of the longest name that is looked at."""
+MAX_CANONICAL = 2048
+"""Characters of the longest canonical name: what is kept is found by an index, and PostgreSQL's end at 2700 bytes."""
 KEY_BYTES = 32
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -53,8 +55,8 @@ def _canonical(text: str) -> str | None:
     if did.startswith(_ED25519):
         return did if _coded(did) is not None else None
     if did.startswith("did:peer:4"):
-        return ":".join(did.split(":", 3)[:3])
-    return did
+        did = ":".join(did.split(":", 3)[:3])
+    return did if len(did) <= MAX_CANONICAL else None
 
 
 def _key(text: str) -> bytes | None:

@@ -1,6 +1,7 @@
 """What mediation needs kept, beside mailboxes and messages, in the same transaction; ``mediator.store`` implements it.
 
-The rules of :mod:`mediator.mailboxes.ports` hold here too.
+The rules of :mod:`mediator.mailboxes.ports` hold here too. Where several instances share a database mailboxes are
+locked before connections: who will ask for both names the place of the mailbox when the transaction begins.
 """
 
 from collections.abc import Sequence
@@ -95,10 +96,13 @@ class Identities(Protocol):
         """Return the identities of all tenants, retired ones too, in order of their numbers."""
 
     def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> KeptIdentity:
-        """Keep a new identity and retire the tenant's others."""
+        """Keep a new identity and retire the tenant's others.
+
+        :class:`UnavailableError` when another instance adds one at the same time: done again, the verb sees it.
+        """
 
     def save(self, identity: KeptIdentity) -> None:
-        """Keep the identity as it is now."""
+        """Keep the identity as it is now; one that another instance retired stays retired."""
 
 
 class Tables(Protocol):

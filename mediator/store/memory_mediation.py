@@ -154,5 +154,7 @@ class Identities(_Table):
         return identity
 
     def save(self, identity: KeptIdentity) -> None:
-        if identity.no in self._data.identities:
-            self._set(self._data.identities, identity.no, identity)
+        before = self._data.identities.get(identity.no)
+        if before is not None:
+            retired_at = identity.retired_at if before.retired_at is None else before.retired_at
+            self._set(self._data.identities, identity.no, replace(identity, retired_at=retired_at))

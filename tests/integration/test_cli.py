@@ -639,6 +639,8 @@ def test_bench_prints_its_figures_and_leaves_nothing_behind(mediator):
 
 # The service's own commands, as processes.
 
+APPLIED = "applied 0001_mailboxes\napplied 0002_mediation\n"
+
 
 def run(*arguments: object, **more: str) -> Result:
     done = subprocess.run(
@@ -665,7 +667,7 @@ def test_wrong_settings_are_a_line_each(tmp_path):
 
 def test_migrate_names_what_it_applied_and_serve_refuses_a_newer_schema(tmp_path):
     first = run("migrate", "--data-dir", tmp_path)
-    assert (first.code, first.out) == (0, "applied 0001_mailboxes\n")
+    assert (first.code, first.out) == (0, APPLIED)
     assert run("migrate", "--data-dir", tmp_path).out == "the schema is up to date\n"
     with contextlib.closing(sqlite3.connect(tmp_path / "mediator.db")) as database, database:
         database.execute("INSERT INTO schema_migration (name, applied) VALUES ('9999_later', '2030-01-01')")
@@ -678,7 +680,7 @@ def test_migrate_names_what_it_applied_and_serve_refuses_a_newer_schema(tmp_path
 @pytest.mark.postgres
 def test_migrate_on_postgresql(postgres, tmp_path):
     with postgres.database() as url:
-        assert run("migrate", "--data-dir", tmp_path, "--database-url", url).out == "applied 0001_mailboxes\n"
+        assert run("migrate", "--data-dir", tmp_path, "--database-url", url).out == APPLIED
         assert run("migrate", "--data-dir", tmp_path, "--database-url", url).out == "the schema is up to date\n"
 
 

@@ -71,11 +71,19 @@ def test_each_way_to_write_a_name_becomes_one(written: str, canonical: str) -> N
         "did:key:z6Mk",
         "WgWxqztrNooG92RXvxSTWv",
         "did:web:" + "a" * 8192,
+        "did:web:" + "a" * 2041,
+        "did:peer:4" + "a" * 2039 + ":zlong",
         "1" * 8192,
     ],
 )
 def test_what_is_no_name_is_none(text: str) -> None:
     assert names.canonical(text) is None
+
+
+@pytest.mark.rule("D3")
+def test_a_name_may_be_as_long_as_an_index_takes() -> None:
+    longest = "did:web:" + "a" * 2040
+    assert names.canonical(f"{longest}/{'p' * 4000}#k") == longest
 
 
 @pytest.mark.rule("D3")

@@ -76,7 +76,8 @@ class Identities(Table):
 
     def save(self, identity: KeptIdentity) -> None:
         self._session.dialect.execute(
-            "UPDATE identity SET tenant = ?, sealed = ?, dids = ?, created_at = ?, retired_at = ? WHERE no = ?",
+            "UPDATE identity SET tenant = ?, sealed = ?, dids = ?, created_at = ?,"
+            " retired_at = coalesce(retired_at, ?) WHERE no = ?",
             (
                 identity.tenant,
                 identity.sealed,

@@ -1,0 +1,569 @@
+"""What mediation keeps is the same in every store: connections and their callers, routes, invitations, identities."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from mediator.errors import UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mailboxes.ports import Filter, Usage
+from mediator.mediation.names import MAX_CANONICAL
+from mediator.mediation.records import Connection, Device, Generation, Invitation, KeptIdentity, NewConnection, Route
+from tests.conformance.samples import ALL, T0, TENANT, add, cut, get, ids, put, waiting
+
+ALICE = "did:key:z6MkAlice"
+BOB = "did:peer:4zQmBob"
+ODD = "Zoë's 📱 \0 \" ' % ? \\ \n \u2028 end"
+"""What a peer may send as a label: also what PostgreSQL takes in no text."""
+LONGEST = "did:web:" + "".join(f"{number:x}." for number in range(1000))[: MAX_CANONICAL - 8]
+
+
+class Undone(Exception):
+    """Ends a transaction that is to leave nothing."""
+
+
+@contextlib.contextmanager
+def undone(store):
+    """Open a transaction and take it back at its end."""
+    with contextlib.suppress(Undone), store.transaction() as tx:
+        yield tx
+        raise Undone
+
+
+def introduce(caller=ALICE, tenant=TENANT, **more):
+    given = {"generation": Generation.V1, "their_did": "did:sov:x", "my_did": "did:peer:4me", "created_at": T0}
+    return NewConnection(tenant=tenant, callers=(caller,) if isinstance(caller, str) else caller, **given | more)
+
+
+def connect(tx, caller=ALICE, tenant=TENANT, **more) -> Connection:
+    connection = tx.connections.add(introduce(caller, tenant, **more))
+    assert connection is not None
+    return connection
+
+
+def lead(tx, key, connection=None, *, tenant=TENANT, mailbox_no=7, address="box", created_at=T0) -> Route:
+    no = None if connection is None else connection.no
+    route = Route(tenant, key, address, mailbox_no, no, created_at, created_at)
+    tx.routes.put(route)
+    return route
+
+
+def invite(id="i", tenant=TENANT, **more) -> Invitation:
+    return Invitation(**{"id": id, "tenant": tenant, "key": f"key of {id}", "sealed": b"s", "label": ""} | TIMES | more)
+
+
+TIMES = {"created_at": T0}
+
+
+# Connections.
+
+
+@pytest.mark.rule("D8")
+def test_a_connection_comes_back_as_it_was_kept(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        connection = connect(
+            tx,
+            (ALICE, LONGEST),
+            generation=Generation.V2,
+            their_did="did:peer:4zQm:z" + "x" * 8000,
+            keys=("k1", "k2"),
+            endpoint="https://example.com/ü?a=1&b=%20",
+            routing_keys=("r1", "r2"),
+            label=ODD,
+            invitation="i",
+        )
+        assert connection == Connection(
+            no=connection.no,
+            tenant=TENANT,
+            generation=Generation.V2,
+            their_did="did:peer:4zQm:z" + "x" * 8000,
+            my_did="did:peer:4me",
+            callers=(ALICE, LONGEST),
+            created_at=T0,
+            keys=("k1", "k2"),
+            endpoint="https://example.com/ü?a=1&b=%20",
+            routing_keys=("r1", "r2"),
+            label=ODD,
+            invitation="i",
+        )
+        changed = replace(
+            connection,
+            generation=Generation.V1,
+            their_did="did:sov:y",
+            my_did="did:web:me",
+            callers=(LONGEST, BOB),
+            keys=(),
+            endpoint=None,
+            routing_keys=(),
+            label=ODD[::-1],
+            invitation=None,
+            seen_at=T0 + 1,
+            mailbox_no=2**40,
+            address="box",
+            handed=(0, 5, 2**40),
+            device=Device(ODD, "ios"),
+        )
+        tx.connections.save(changed)
+    for transaction in (store.transaction, store.reading):
+        with transaction() as tx:
+            assert tx.connections.get(connection.no) == changed
+            assert tx.connections.called(TENANT, BOB) == changed
+            assert tx.connections.called(TENANT, LONGEST) == changed
+            assert tx.connections.called(TENANT, ALICE) is None
+            assert tx.connections.of_mailbox(2**40) == changed
+            assert tx.connections.list(TENANT, 0, ALL) == [changed]
+    if opened.durable:
+        with opened.reopen().reading() as tx:
+            assert tx.connections.called(TENANT, BOB) == changed
+
+
+@pytest.mark.rule("D8")
+def test_who_is_not_connected_is_not_found(store):
+    with store.transaction() as tx:
+        connect(tx)
+        assert tx.connections.get(99) is None
+        for tenant, caller in ((TENANT, BOB), ("other", ALICE), (TENANT, ALICE.lower()), (TENANT, ""), ("", ALICE)):
+            assert tx.connections.called(tenant, caller) is None
+        assert tx.connections.of_mailbox(1) is None
+        assert tx.connections.list("other", 0, ALL) == []
+        assert tx.connections.count("other") == 0
+
+
+@pytest.mark.rule("D8")
+def test_a_caller_is_of_one_connection_only(store):
+    with store.transaction() as tx:
+        first = connect(tx, (ALICE, "a2"))
+    with store.transaction() as tx:
+        assert tx.connections.add(introduce((BOB, "a2"))) is None
+        assert tx.connections.add(introduce(("a0", ALICE, BOB))) is None
+        assert tx.connections.called(TENANT, BOB) is None
+        assert tx.connections.called(TENANT, "a0") is None
+        assert tx.connections.list(TENANT, 0, ALL) == [first]
+        assert tx.connections.count(TENANT) == 1
+    with store.transaction() as tx:
+        second = connect(tx, BOB)
+        assert second.no > first.no
+    with pytest.raises(UnavailableError), store.transaction() as tx:
+        tx.connections.save(replace(second, callers=(BOB, ALICE)))
+    with store.transaction() as tx:
+        assert tx.connections.called(TENANT, ALICE) == first
+        assert tx.connections.get(second.no) == second
+
+
+@pytest.mark.rule("D8")
+def test_a_caller_moves_when_its_connection_gives_it_up_first(store):
+    with store.transaction() as tx:
+        first, second = connect(tx, (ALICE, "a2")), connect(tx, BOB)
+    with store.transaction() as tx:
+        tx.connections.save(replace(first, callers=("a2",)))
+        tx.connections.save(replace(second, callers=(BOB, ALICE)))
+    with store.transaction() as tx:
+        found = tx.connections.called(TENANT, ALICE)
+        assert (found.no, found.callers) == (second.no, (BOB, ALICE))
+        assert tx.connections.called(TENANT, "a2").no == first.no
+
+
+@pytest.mark.rule("D8")
+def test_each_tenant_has_connections_of_its_own(store):
+    with store.transaction() as tx:
+        here, there = connect(tx), connect(tx, tenant="other")
+        assert here.no != there.no
+        assert tx.connections.called(TENANT, ALICE) == here
+        assert tx.connections.called("other", ALICE) == there
+        tx.connections.remove(here)
+        assert tx.connections.called("other", ALICE) == there
+        assert (tx.connections.count(TENANT), tx.connections.count("other")) == (0, 1)
+
+
+def test_connections_are_listed_in_pages(store):
+    with store.transaction() as tx:
+        made = [connect(tx, f"c{number}") for number in range(5)]
+        other = connect(tx, tenant="other")
+        assert tx.connections.list(TENANT, 0, 2) == made[:2]
+        assert tx.connections.list(TENANT, made[1].no, 2) == made[2:4]
+        assert tx.connections.list(TENANT, made[4].no, 2) == []
+        assert tx.connections.list("other", 0, ALL) == [other]
+        assert tx.connections.count(TENANT) == 5
+
+
+@pytest.mark.rule("D8")
+def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
+    with store.transaction() as tx:
+        gone, stays = connect(tx, (ALICE, "a2")), connect(tx, BOB)
+        lead(tx, "k1", gone)
+        lead(tx, "k2", gone)
+        kept, attached = lead(tx, "k3", stays), lead(tx, "k4")
+    with store.transaction() as tx:
+        tx.connections.remove(gone)
+        assert tx.connections.get(gone.no) is None
+        assert tx.connections.called(TENANT, ALICE) is tx.connections.called(TENANT, "a2") is None
+        assert [tx.routes.find(TENANT, f"k{number}") for number in range(1, 5)] == [None, None, kept, attached]
+        assert tx.routes.of(gone, 0, ALL) == []
+        assert (tx.routes.count(gone), tx.routes.count(stays)) == (0, 1)
+        tx.connections.remove(gone)
+    with store.transaction() as tx:
+        again = connect(tx, (ALICE, "a2"))
+        assert again.no not in (gone.no, stays.no)
+        assert tx.routes.count(again) == 0
+        lead(tx, "k1", again)
+
+
+@pytest.mark.rule("D8")
+def test_what_was_removed_is_not_kept_again(store):
+    with store.transaction() as tx:
+        gone = connect(tx)
+        tx.connections.remove(gone)
+        tx.connections.save(replace(gone, callers=(BOB,)))
+        assert tx.connections.list(TENANT, 0, ALL) == []
+        assert tx.connections.called(TENANT, BOB) is None
+        assert tx.connections.add(introduce(BOB)) is not None
+
+
+# Routes.
+
+
+@pytest.mark.rule("D8")
+def test_a_route_is_found_by_its_key_alone(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        connection = connect(tx)
+        made = [lead(tx, key, connection, mailbox_no=2**40) for key in ("k", "K", LONGEST, "did:web:a%20b")]
+        elsewhere = lead(tx, "k", connect(tx, tenant="other"), tenant="other")
+    if opened.durable:
+        store = opened.reopen()
+    with store.reading() as tx:
+        assert [tx.routes.find(TENANT, route.key) for route in made] == made
+        assert tx.routes.find("other", "k") == elsewhere
+        for tenant, key in ((TENANT, "k "), (TENANT, ""), ("other", "K"), ("", "k")):
+            assert tx.routes.find(tenant, key) is None
+
+
+@pytest.mark.rule("D8")
+def test_a_keylist_comes_in_pages_oldest_first(store):
+    with store.transaction() as tx:
+        connection, other = connect(tx), connect(tx, BOB)
+        for key, created_at in (("b", T0), ("c", T0 - 1), ("a", T0), ("Z", T0), ("d", T0 + 1)):
+            lead(tx, key, connection, created_at=created_at)
+        lead(tx, "e", other)
+        lead(tx, "f")
+
+        def keys(offset, limit):
+            return [route.key for route in tx.routes.of(connection, offset, limit)]
+
+        assert keys(0, ALL) == ["c", "Z", "a", "b", "d"]
+        assert (keys(0, 2), keys(2, 2), keys(4, 2), keys(5, 2)) == (["c", "Z"], ["a", "b"], ["d"], [])
+        assert tx.routes.count(connection) == 5
+
+
+@pytest.mark.rule("D8")
+def test_routes_are_counted_as_they_come_change_and_go(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        connection = connect(tx)
+        routes = [lead(tx, f"k{number}", connection) for number in range(4)]
+        tx.routes.put(replace(routes[0], used_at=T0 + 1))
+        tx.routes.remove(routes[1])
+        tx.routes.remove(routes[1])
+        assert tx.routes.count(connection) == 3
+    with undone(store) as tx:
+        lead(tx, "k9", connection)
+        tx.routes.remove(routes[2])
+        tx.routes.remove(routes[3])
+        assert tx.routes.count(connection) == 2
+    with store.transaction() as tx:
+        # What the connection is otherwise does not change how many it has.
+        tx.connections.save(replace(connection, seen_at=T0 + 1))
+    if opened.durable:
+        store = opened.reopen()
+    with store.reading() as tx:
+        assert tx.routes.count(connection) == len(tx.routes.of(connection, 0, ALL)) == 3
+
+
+@pytest.mark.rule("D1", "D8")
+def test_a_route_changes_its_mailbox(store):
+    with store.transaction() as tx:
+        connection = connect(tx)
+        route = lead(tx, "k", connection, mailbox_no=7)
+        moved = replace(route, mailbox_no=8, address="new", used_at=T0 + 5)
+        tx.routes.put(moved)
+    with store.transaction() as tx:
+        assert tx.routes.find(TENANT, "k") == moved
+        assert tx.routes.of(connection, 0, ALL) == [moved]
+
+
+@pytest.mark.rule("D8")
+def test_a_route_is_not_taken_from_who_has_it_by_now(store):
+    with store.transaction() as tx:
+        first, second = connect(tx), connect(tx, BOB)
+        route = lead(tx, "k", first)
+    for holder in (second, None):
+        with pytest.raises(UnavailableError), store.transaction() as tx:
+            lead(tx, "k", holder)
+    with store.transaction() as tx:
+        tx.routes.remove(replace(route, connection_no=second.no))
+        tx.routes.remove(replace(route, connection_no=None))
+        assert tx.routes.find(TENANT, "k") == route
+        assert (tx.routes.count(first), tx.routes.count(second)) == (1, 0)
+        tx.routes.remove(route)
+        taken = lead(tx, "k", second)
+        assert tx.routes.find(TENANT, "k") == taken
+        assert (tx.routes.count(first), tx.routes.count(second)) == (0, 1)
+
+
+@pytest.mark.rule("D8")
+def test_the_use_of_a_route_is_noted_only_while_it_is_there(store):
+    with store.transaction() as tx:
+        connection = connect(tx)
+        route = lead(tx, "k", connection)
+        tx.routes.used(route, T0 + 9)
+        assert tx.routes.find(TENANT, "k") == replace(route, used_at=T0 + 9)
+        moved = replace(route, mailbox_no=8)
+        tx.routes.put(moved)
+        tx.routes.used(route, T0 + 10)
+        assert tx.routes.find(TENANT, "k") == moved
+        tx.routes.remove(moved)
+        tx.routes.used(moved, T0 + 11)
+        assert tx.routes.find(TENANT, "k") is None
+
+
+@pytest.mark.rule("D11")
+def test_attached_keys_are_listed_and_go_with_their_mailbox(store):
+    with store.transaction() as tx:
+        connection = connect(tx)
+        mailbox, other = add(tx, retention=Retention.UNTIL_ACK), add(tx, "other")
+        late = lead(tx, "k1", mailbox_no=mailbox.no, created_at=T0 + 1)
+        early = lead(tx, "k2", mailbox_no=mailbox.no)
+        stays = lead(tx, "k3", mailbox_no=other.no, created_at=T0 + 2)
+        theirs = lead(tx, "k4", connection, mailbox_no=mailbox.no)
+        elsewhere = lead(tx, "k1", tenant="other", mailbox_no=99)
+        assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
+        assert tx.routes.attached(TENANT, 1) == [early]
+        assert tx.routes.attached("other", ALL) == [elsewhere]
+        tx.mailboxes.retire(mailbox)
+        assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
+    with undone(store) as tx:
+        tx.mailboxes.drop(*tx.mailboxes.retired(ALL))
+        assert tx.routes.attached(TENANT, ALL) == [stays]
+    with store.transaction() as tx:
+        assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
+        tx.mailboxes.drop(*tx.mailboxes.retired(ALL))
+        assert tx.routes.attached(TENANT, ALL) == [stays]
+        assert tx.routes.find(TENANT, "k1") is tx.routes.find(TENANT, "k2") is None
+        # A keylist is its holder's: the next grant leads its keys to a new mailbox (D1).
+        assert tx.routes.find(TENANT, "k4") == theirs
+        assert tx.routes.attached("other", ALL) == [elsewhere]
+
+
+# Invitations.
+
+
+def test_an_invitation_comes_back_as_it_was_kept(opened):
+    store = opened.store
+    bare = invite("bare")
+    full = invite(
+        "full",
+        key=LONGEST,
+        sealed=bytes(range(256)),
+        label=ODD,
+        expire_at=2**50,
+        max_uses=3,
+        uses=2,
+    )
+    with store.transaction() as tx:
+        tx.invitations.put(bare)
+        tx.invitations.put(full)
+        used = replace(bare, uses=1, label="ü", sealed=b"", max_uses=1)
+        tx.invitations.put(used)
+    if opened.durable:
+        store = opened.reopen()
+    for transaction in (store.transaction, store.reading):
+        with transaction() as tx:
+            assert tx.invitations.get("bare") == used
+            assert tx.invitations.get("full") == full
+            assert tx.invitations.keyed(LONGEST) == full
+            for id in ("", "FULL", "full\0", "\0", "%", "x" * 10_000):
+                assert tx.invitations.get(id) is tx.invitations.keyed(f"k{id.replace(chr(0), '')}") is None
+    with store.transaction() as tx:
+        tx.invitations.remove(full)
+        tx.invitations.remove(full)
+        assert tx.invitations.get("full") is tx.invitations.keyed(LONGEST) is None
+        assert tx.invitations.list(TENANT, ALL) == [used]
+
+
+def test_invitations_are_listed_the_newest_first(store):
+    with store.transaction() as tx:
+        for id, created_at in (("b", T0), ("c", T0 - 1), ("a", T0), ("d", T0 + 1)):
+            tx.invitations.put(invite(id, created_at=created_at))
+        tx.invitations.put(invite("e", tenant="other"))
+        assert [kept.id for kept in tx.invitations.list(TENANT, ALL)] == ["d", "a", "b", "c"]
+        assert [kept.id for kept in tx.invitations.list(TENANT, 2)] == ["d", "a"]
+        assert [kept.id for kept in tx.invitations.list("other", ALL)] == ["e"]
+        assert tx.invitations.list("none", ALL) == []
+
+
+# Identities.
+
+
+def test_a_new_identity_retires_the_others_of_its_tenant(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        assert tx.identities.all() == []
+        first = tx.identities.add(TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0)
+        other = tx.identities.add("other", b"o", [], T0)
+        assert first == KeptIdentity(first.no, TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0)
+    with store.transaction() as tx:
+        second = tx.identities.add(TENANT, b"2", ("did:web:a",), T0 + 1)
+    with store.transaction() as tx:
+        third = tx.identities.add(TENANT, b"3", (), T0 + 2)
+        known = replace(third, dids=("did:key:ü",), sealed=b"again")
+        tx.identities.save(known)
+        tx.identities.save(replace(second, sealed=b"22"))
+    if opened.durable:
+        store = opened.reopen()
+    with store.reading() as tx:
+        assert tx.identities.all() == [
+            replace(first, retired_at=T0 + 1),
+            other,
+            replace(second, retired_at=T0 + 2, sealed=b"22"),
+            known,
+        ]
+        assert [kept.no for kept in tx.identities.all()] == sorted(kept.no for kept in tx.identities.all())
+
+
+# Transactions.
+
+
+@pytest.mark.rule("A8", "D8")
+def test_a_rollback_takes_all_of_mediation_back(opened):
+    store = opened.store
+
+    def picture(tx):
+        first = tx.connections.get(connection.no)
+        return [
+            *(tx.connections.called(TENANT, caller) for caller in (ALICE, BOB, "a2")),
+            tx.connections.list(TENANT, 0, ALL),
+            tx.connections.count(TENANT),
+            tx.connections.of_mailbox(7),
+            first and (tx.routes.of(first, 0, ALL), tx.routes.count(first)),
+            *(tx.routes.find(TENANT, key) for key in ("k1", "k2", "k3", "k4", "k5")),
+            tx.routes.attached(TENANT, ALL),
+            tx.invitations.list(TENANT, ALL),
+            tx.invitations.keyed("key of i"),
+            tx.identities.all(),
+        ]
+
+    with store.transaction() as tx:
+        connection = connect(tx, (ALICE, "a2"))
+        gone = connect(tx, BOB)
+        routes = [lead(tx, "k1", connection), lead(tx, "k2", connection), lead(tx, "k3", gone)]
+        attached = lead(tx, "k4")
+        tx.invitations.put(invite("i"))
+        tx.invitations.put(invite("j"))
+        identity = tx.identities.add(TENANT, b"1", ("did:web:a",), T0)
+    with store.transaction() as tx:
+        before = picture(tx)
+    with undone(store) as tx:
+        tx.connections.save(replace(connection, callers=(ALICE, "a3"), mailbox_no=7, handed=(1,)))
+        tx.connections.remove(gone)
+        connect(tx, (BOB, "a2"))
+        connect(tx, "c")
+        tx.routes.remove(routes[0])
+        tx.routes.put(replace(routes[1], mailbox_no=8))
+        tx.routes.used(attached, T0 + 9)
+        lead(tx, "k5", connection)
+        tx.routes.remove(attached)
+        tx.invitations.put(replace(invite("i"), uses=1, key="changed"))
+        tx.invitations.remove(invite("j"))
+        tx.identities.add(TENANT, b"2", (), T0 + 1)
+        tx.identities.save(replace(identity, dids=()))
+        assert all(one != other for one, other in zip(before, picture(tx), strict=True))
+    with store.reading() as tx:
+        assert picture(tx) == before
+    if opened.durable:
+        store = opened.reopen()
+    with store.transaction() as tx:
+        assert picture(tx) == before
+
+
+# Mail of one recipient.
+
+
+@pytest.mark.rule("D3", "D4")
+def test_mail_for_one_recipient_comes_alone_and_in_order(store):
+    with store.transaction() as tx:
+        mailbox, other = add(tx, kind=Kind.MEDIATION), add(tx, "other")
+        for number in range(6):
+            put(tx, mailbox, bytes([number]), recipient="ab"[number % 2], lane=Lane(number % 4))
+        put(tx, mailbox, b"none")
+        put(tx, mailbox, b"late", recipient="a", expire_at=T0 + 10)
+        put(tx, mailbox, b"long", recipient=LONGEST)
+        put(tx, other, b"other", recipient="a")
+
+        def got(recipient, after=-1, limit=ALL, budget=ALL, now=T0):
+            return ids(tx.messages.addressed(mailbox, recipient, after, limit, budget, now))
+
+        assert got("a") == [0, 2, 4, 7]
+        assert got("b") == [1, 3, 5]
+        assert got("a", after=0) == got("a", after=1) == [2, 4, 7]
+        assert got("a", limit=2) == [0, 2]
+        assert got("a", now=T0 + 10) == [0, 2, 4]
+        assert got("A") == got("") == []
+        [message] = tx.messages.addressed(mailbox, LONGEST, -1, ALL, ALL, T0)
+        assert (message.payload, message.recipient) == (b"long", LONGEST)
+        assert ids(tx.messages.newest(mailbox, Filter(recipient="a"), 2, ALL, T0 + 10)) == [2, 4]
+        assert ids(tx.messages.newest(mailbox, Filter(recipient="a", before_id=4), 2, ALL, T0)) == [0, 2]
+        assert ids(tx.messages.newest(mailbox, Filter(recipient="c"), 2, ALL, T0)) == []
+    with store.reading() as tx:
+        assert ids(tx.messages.addressed(get(tx), "a", -1, ALL, ALL, T0)) == [0, 2, 4, 7]
+
+
+@pytest.mark.rule("D3")
+@pytest.mark.parametrize(("budget", "count"), [(0, 1), (1, 1), (10, 1), (11, 2), (20, 2), (21, 3), (2**20, 4)])
+def test_mail_for_one_recipient_stops_behind_its_budget(store, budget, count):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        for number in range(8):
+            put(tx, mailbox, b"x" * 10, recipient="ab"[number % 2])
+    with store.transaction() as tx:
+        assert len(tx.messages.addressed(get(tx), "a", -1, ALL, budget, T0)) == count
+
+
+@pytest.mark.rule("D1", "D3", "S5")
+def test_the_count_of_a_recipient_is_right_whichever_way_mail_comes_and_goes(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        mailbox = add(tx, retention=Retention.UNTIL_ACK)
+        tx.delays.add(waiting(mailbox, T0 + 5, b"delayed", recipient="a"))
+        put(tx, mailbox, b"short", recipient="a", expire_at=T0 + 1)
+        put(tx, mailbox, b"kept", recipient="a")
+        put(tx, mailbox, b"b", recipient="b")
+        assert tx.messages.held_for(mailbox, "a") == Usage(2, 9)
+    with store.transaction() as tx:
+        mailbox = get(tx)
+        tx.messages.remove(mailbox, [item.handle for item in tx.messages.expired(T0 + 1, ALL)])
+        [delayed] = tx.delays.due(T0 + 5, ALL, ALL)
+        assert tx.messages.held_for(mailbox, "a") == Usage(1, 4)
+        tx.delays.remove([delayed])
+        tx.messages.append(mailbox, replace(delayed.message, msg_id=mailbox.next_id))
+        assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
+        assert tx.messages.held_for(mailbox, "b") == Usage(1, 1)
+    with undone(store) as tx:
+        put(tx, get(tx), b"undone", recipient="a")
+        cut(tx, get(tx), 2)
+    if opened.durable:
+        store = opened.reopen()
+    with store.transaction() as tx:
+        mailbox = get(tx)
+        assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
+        cut(tx, mailbox, 1, 3)
+        put(tx, mailbox, b"again", recipient="b")
+        assert tx.messages.held_for(mailbox, "a") == Usage(0, 0)
+        assert tx.messages.held_for(mailbox, "b") == Usage(2, 6)
+        cut(tx, mailbox, 2, 4)
+        tx.mailboxes.retire(mailbox)
+        tx.mailboxes.drop(mailbox)
+    with store.transaction() as tx:
+        assert tx.messages.held_for(add(tx), "b") == Usage(0, 0)
