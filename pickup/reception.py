@@ -8,7 +8,6 @@ from pickup.dispatch import Call, Channel
 from pickup.message import Message, read
 from pickup.office import Office
 from pickup.post import Post
-from pickup.protocols import routing
 
 SEEN_EVERY = 3600 * 1000
 """Milliseconds after which it is noted again that a connection is in use."""
@@ -32,9 +31,6 @@ class Reception:
         owner = await office.identities.owner(opened.recipient)
         message = read(opened.plaintext, opened.generation)
         _in_time(message, office.broker.clock())
-        if message.type.family == routing.FAMILY and message.type.name == routing.FORWARD:
-            await routing.forward(office, owner.tenant, message)
-            return
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
             raise EnvelopeError("expected a sender with a DID or a key")
