@@ -4,12 +4,17 @@ A handler is a coroutine ``(Call) -> Sequence[Reply]``. What it raises from the 
 problem report when the sender is known (D12).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
+from mediator.errors import MediatorError, NotEnrolledError, UnsupportedMessageError
 from mediator.mediation.records import Connection, Generation
 from pickup.message import Message, Reply
+from pickup.problems import is_report, report
 
 if TYPE_CHECKING:
     from pickup.office import Office
@@ -52,3 +57,93 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Sequence[Reply]]]
+
+Version = tuple[int, int]
+"""Major and minor."""
+
+log = structlog.get_logger("didcomm.dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    handler: Handler
+    newest: int
+    """The highest minor version of its major one."""
+    generations: AbstractSet[Generation]
+    anonymous: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Spoken:
+    """One version of a protocol."""
+
+    family: str
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.family}/{self.major}.{self.minor}"
+
+
+class Dispatcher:
+    """Knows the protocols."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int, str], _Entry] = {}
+        self._spoken: set[Spoken] = set()
+
+    def register(
+        self,
+        family: str,
+        versions: AbstractSet[Version],
+        names: Mapping[str, Handler],
+        *,
+        generations: AbstractSet[Generation],
+        anonymous: bool = False,
+    ) -> None:
+        """Let messages of a protocol, by their names, go to their handlers.
+
+        ``anonymous``: also when nobody says who sent it; such are never answered. ValueError when a message has a
+        handler already.
+        """
+        for major in {major for major, _ in versions}:
+            newest = max(minor for of, minor in versions if of == major)
+            for name, handler in names.items():
+                if (family, major, name) in self._entries:
+                    raise ValueError(f"{family}/{major}.{newest}/{name} is registered already")
+                self._entries[family, major, name] = _Entry(handler, newest, generations, anonymous)
+        self._spoken |= {Spoken(family, major, minor) for major, minor in versions}
+
+    def protocols(self) -> list[Spoken]:
+        """Return all versions that are spoken, in order."""
+        return sorted(self._spoken)
+
+    async def handle(self, call: Call) -> list[Reply]:
+        """Have a message handled and return the answers, at most one of them a problem report (D12).
+
+        For an anonymous sender there is no answer, and what was wrong is raised.
+        """
+        try:
+            replies = await self._entry(call).handler(call)
+        except MediatorError as error:
+            if call.caller is None:
+                raise
+            return self._refused(call, error)
+        return [] if call.caller is None else list(replies)
+
+    def _entry(self, call: Call) -> _Entry:
+        message = call.message
+        entry = self._entries.get((message.type.family, message.type.major, message.type.name))
+        if entry is None or message.type.minor > entry.newest or message.generation not in entry.generations:
+            raise UnsupportedMessageError(str(message.type))
+        if call.caller is None and not entry.anonymous:
+            raise NotEnrolledError("the message does not say who sent it")
+        return entry
+
+    def _refused(self, call: Call, error: MediatorError) -> list[Reply]:
+        log.debug("message refused", code=error.code, generation=call.message.generation.value)
+        if is_report(call.message.type):
+            # An answer to a problem report may be answered with another one, without end.
+            return []
+        call.office.meters.reported(error.code)
+        return [report(call.message, error)]

@@ -1,0 +1,182 @@
+"""Coordinate mediation 1.0 (RFC 0211), 2.0 and 3.0: who asks is granted a mailbox, and says which keys lead to it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mediator.errors import BadRequestError, MediationDeniedError, NotEnrolledError
+from mediator.mediation import connecting, granting, keylist, names
+from mediator.mediation.keylist import Change, Result
+from mediator.mediation.names import MAX_NAME
+from mediator.mediation.records import Connection, Generation, Route
+from mediator.store.base import Transaction
+from pickup.dispatch import Call
+from pickup.message import OLD, Json, Message, Reply
+from pickup.protocols.fields import MAX_ITEMS, items
+
+if TYPE_CHECKING:
+    from pickup.dids.identities import Identity
+    from pickup.dispatch import Dispatcher
+
+FAMILY = "coordinate-mediation"
+MAX_ACTION = 64
+"""Characters of an action that are echoed with its result."""
+MAX_OFFSET = 1 << 31
+ALL = -1
+"""The limit with which agents of 1.0 ask for all keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between the versions."""
+
+    recipient: str
+    """The field that names a key or DID."""
+    updated: str
+    """The answer to an update."""
+    listed: str
+    """The answer to a query, and the field with what it lists."""
+    items: str
+
+
+FORMS = {
+    1: Form("recipient_key", "keylist-update-response", "keylist", "keys"),
+    2: Form("recipient_did", "keylist-update-response", "keylist", "keys"),
+    3: Form("recipient_did", "recipient-update-response", "recipient", "dids"),
+}
+"""By major version."""
+
+
+def register(dispatcher: "Dispatcher") -> None:
+    """Join the dispatcher."""
+    older = {"mediate-request": mediate_request, "keylist-update": update, "keylist-query": query}
+    third = {"mediate-request": mediate_request, "recipient-update": update, "recipient-query": query}
+    dispatcher.register(FAMILY, {(1, 0)}, older, generations={Generation.V1})
+    dispatcher.register(FAMILY, {(2, 0)}, older, generations={Generation.V2})
+    dispatcher.register(FAMILY, {(3, 0)}, third, generations={Generation.V2})
+
+
+async def mediate_request(call: Call) -> Sequence[Reply]:
+    """Grant mediation, or deny it; the same again gets the same (D1)."""
+    office, type = call.office, call.message.type
+    try:
+        call.connection = await office.broker.write(lambda tx, now: _grant(tx, call, now))
+    except MediationDeniedError:
+        return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
+    body = _granted(call.message, office.identities.current(call.tenant), office.public_url)
+    return [Reply(type.named("mediate-grant"), body, thid=call.message.thread)]
+
+
+def _grant(tx: Transaction, call: Call, now: int) -> Connection:
+    office, known = call.office, call.connection
+    connection = known if call.message.generation is Generation.V1 else _met(tx, call, now)
+    if connection is None:
+        raise NotEnrolledError("mediation is for who is connected")
+    try:
+        return granting.grant(tx, office.broker.bounds, os.urandom, office.rules, connection, now)
+    except MediationDeniedError:
+        if known is None:
+            # Strangers who are denied leave nothing behind.
+            connecting.disconnect(tx, connection.no, now)
+        raise
+
+
+def _met(tx: Transaction, call: Call, now: int) -> Connection:
+    """Return the connection of a v2 peer, who needs no handshake before."""
+    assert call.caller is not None, "only who is known is handled"
+    assert call.sender is not None
+    my_did = call.me.partition("#")[0]
+    return connecting.meet(tx, call.tenant, call.caller, call.sender, my_did, call.message.pthid, now)
+
+
+def _granted(message: Message, identity: "Identity", public_url: str) -> Json:
+    match message.type.major:
+        case 1:
+            return {"endpoint": public_url, "routing_keys": [_shown(identity.key, message)]}
+        case 2:
+            return {"routing_did": identity.v2_did}
+        case _:
+            return {"routing_did": [identity.v2_did]}
+
+
+async def update(call: Call) -> Sequence[Reply]:
+    """Change the keylist, and say of each wish what became of it, in the words it was asked with (D3, D8)."""
+    connection, form = _enrolled(call), _form(call.message)
+    changes = [_change(item, form) for item in items(call.message.body, "updates")]
+    # What sealed this message was proven by it: the holder has that key.
+    proven = frozenset() if call.caller is None else frozenset({call.caller})
+    office = call.office
+    results = await office.broker.write(
+        lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now)
+    )
+    updated = [_written(change, result, form) for change, result in zip(changes, results, strict=True)]
+    return [Reply(call.message.type.named(form.updated), {"updated": updated}, thid=call.message.thread)]
+
+
+def _change(item: Any, form: Form) -> Change:
+    if not isinstance(item, dict):
+        raise BadRequestError("updates", f"expected objects with {form.recipient} and action")
+    key, action = item.get(form.recipient), item.get("action")
+    if not isinstance(key, str) or len(key) > MAX_NAME:
+        raise BadRequestError(form.recipient, f"expected text of at most {MAX_NAME} characters")
+    if not isinstance(action, str) or len(action) > MAX_ACTION:
+        raise BadRequestError("action", "expected add or remove")
+    return Change(key, action)
+
+
+def _written(change: Change, result: Result, form: Form) -> Json:
+    return {form.recipient: change.key, "action": change.action, "result": result.value}
+
+
+async def query(call: Call) -> Sequence[Reply]:
+    """List the keylist, oldest first, a page of it if asked."""
+    connection, form, message = _enrolled(call), _form(call.message), call.message
+    page = _page(message)
+    limit, offset = (MAX_ITEMS, 0) if page is None else page
+
+    def look(tx: Transaction, now: int) -> tuple[list[Route], int]:
+        granting.mailbox_of(tx, connection, now)
+        return keylist.query(tx, connection, offset, limit)
+
+    routes, total = await call.office.broker.read(look)
+    body: Json = {form.items: [{form.recipient: _shown(route.key, message)} for route in routes]}
+    remaining = max(0, total - offset - len(routes))
+    if page is not None or remaining:
+        body["pagination"] = {"count": len(routes), "offset": offset, "remaining": remaining}
+    return [Reply(message.type.named(form.listed), body, thid=message.thread)]
+
+
+def _page(message: Message) -> tuple[int, int] | None:
+    """Return limit and offset, None when no page was asked for."""
+    asked = message.body.get("paginate")
+    if asked is None:
+        return None
+    if not isinstance(asked, dict):
+        raise BadRequestError("paginate", "expected an object with limit and offset")
+    limit, offset = asked.get("limit"), asked.get("offset")
+    if message.type.major == 1:
+        limit = MAX_ITEMS if limit in (None, ALL) else limit
+        offset = 0 if offset is None else offset
+    if type(limit) is not int or limit < 1:
+        raise BadRequestError("paginate.limit", "expected a whole number from 1 on")
+    if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
+        raise BadRequestError("paginate.offset", f"expected a whole number from 0 to {MAX_OFFSET}")
+    return min(limit, MAX_ITEMS), offset
+
+
+def _shown(key: str, message: Message) -> str:
+    """Write a canonical name as this peer does: the agents of old know keys in base58 only."""
+    if message.type.prefix == OLD and names.is_ed25519(key):
+        return names.base58(names.verkey(key))
+    return key
+
+
+def _enrolled(call: Call) -> Connection:
+    if call.connection is None:
+        raise NotEnrolledError
+    return call.connection
+
+
+def _form(message: Message) -> Form:
+    return FORMS[message.type.major]

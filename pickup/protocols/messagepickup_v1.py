@@ -1,0 +1,106 @@
+"""Message pickup 1.0 (RFC 0212): batches without acknowledgement, removed once they surely came (D7)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import orjson
+
+from mediator.mailboxes.message import Message as Mail
+from mediator.mediation import taking
+from mediator.mediation.records import Connection, Generation
+from mediator.mediation.taking import Status
+from mediator.store.base import Transaction
+from pickup.dispatch import Call
+from pickup.message import Json, Reply
+from pickup.protocols.fields import count, texts
+from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, enrolled, msg_ids, settle
+
+if TYPE_CHECKING:
+    from pickup.dispatch import Dispatcher
+
+TIME = FORMS[2].time
+
+
+def register(dispatcher: "Dispatcher") -> None:
+    """Join the dispatcher; the earliest agents write the names with underscores."""
+    handlers = {
+        "status-request": status_request,
+        "batch-pickup": batch_pickup,
+        "list-pickup": list_pickup,
+        "noop": noop,
+    }
+    old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
+    dispatcher.register(FAMILY, {(1, 0)}, {**old, **handlers}, generations={Generation.V1})
+
+
+async def status_request(call: Call) -> Sequence[Reply]:
+    """Say what waits."""
+    connection = enrolled(call)
+    await settle(call, connection)
+    waiting = await call.office.broker.read(lambda tx, now: taking.status(tx, connection, None, now))
+    return [Reply(call.message.type.named("status"), _written(waiting, call), thid=call.message.thread)]
+
+
+async def batch_pickup(call: Call) -> Sequence[Reply]:
+    """Hand out the oldest messages."""
+    connection = enrolled(call)
+    size = count(call.message.body, "batch_size")
+
+    def take(tx: Transaction, now: int) -> list[Mail]:
+        settled = taking.settle_handed(tx, connection, now)
+        return taking.deliver(tx, settled, size, None, BUDGET, now)
+
+    return [await _handed(call, connection, await call.office.broker.write(take), "batch")]
+
+
+async def list_pickup(call: Call) -> Sequence[Reply]:
+    """Hand out exactly the messages that are named, those that are there."""
+    connection = enrolled(call)
+    ids = msg_ids(connection, texts(call.message.body, "message_ids"))
+
+    def pick(tx: Transaction, now: int) -> list[Mail]:
+        settled = taking.settle_handed(tx, connection, now)
+        return taking.pick(tx, settled, ids, BUDGET, now)
+
+    return [await _handed(call, connection, await call.office.broker.write(pick), "list-response")]
+
+
+async def noop(call: Call) -> Sequence[Reply]:
+    """Answer nothing; like every request it confirms the batch before it."""
+    await settle(call, enrolled(call))
+    return ()
+
+
+async def _handed(call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
+    """Write an answer with messages, and have them removed when it surely arrived."""
+    mailbox_no = connection.mailbox_no
+    assert mailbox_no is not None, "asked of who is enrolled"
+    ids = [mail.msg_id for mail in mails]
+    broker, channel = call.office.broker, call.channel
+
+    async def sent(answered: bool) -> None:
+        if not answered or not ids:
+            return
+        if not channel.persistent:
+            await broker.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
+        elif await channel.confirmed():
+            # Not by what is noted for the next request: the answer may have gone into a socket that is dead.
+            await broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+
+    call.after.append(sent)
+    call.office.meters.delivered("batch", len(mails))
+    items = [_item(taking.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
+    return Reply(call.message.type.named(name), {"messages~attach": items}, thid=call.message.thread)
+
+
+def _item(id: str, mail: Mail) -> Json:
+    # The text says @id, agents in use read id.
+    return {"@id": id, "id": id, "message": orjson.loads(mail.payload)}
+
+
+def _written(waiting: Status, call: Call) -> Json:
+    body: Json = {"message_count": waiting.count, "total_size": waiting.bytes}
+    if waiting.oldest_at is not None and waiting.newest_at is not None:
+        body["duration_waited"] = max(0, call.office.broker.clock() - waiting.oldest_at) // 1000
+        body["last_added_time"] = TIME(waiting.newest_at)
+    return body

@@ -1,0 +1,43 @@
+"""Problem reports of peers (RFC 0035, report-problem 2.0): noted for who debugs, and never answered."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from mediator.mediation.records import Generation
+from pickup import problems
+from pickup.dispatch import Call
+from pickup.message import Reply
+
+if TYPE_CHECKING:
+    from pickup.dispatch import Dispatcher
+
+NOTIFICATION = "notification"
+"""The family under which RFC 0035 and RFC 0685 show the same message."""
+_CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = structlog.get_logger("didcomm.problems")
+
+
+def register(dispatcher: "Dispatcher") -> None:
+    """Join the dispatcher."""
+    names = dict.fromkeys(problems.NAMES, note)
+    dispatcher.register(problems.FAMILY, {(1, 0)}, names, generations={Generation.V1})
+    dispatcher.register(problems.FAMILY, {(2, 0)}, names, generations={Generation.V2})
+    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1})
+
+
+async def note(call: Call) -> Sequence[Reply]:
+    """Log the code, the only part of a report that is no free text."""
+    body = call.message.body
+    description = body.get("description")
+    code = description.get("code") if isinstance(description, dict) else body.get("code")
+    known = isinstance(code, str) and _CODE.fullmatch(code) is not None
+    log.debug(
+        "a peer reports a problem",
+        problem=code if known else None,
+        connection=None if call.connection is None else call.connection.no,
+    )
+    return ()
