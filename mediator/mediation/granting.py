@@ -23,6 +23,8 @@ def grant(
     When an operator deleted the mailbox it gets a new one, and its keys lead there. :class:`MediationDeniedError` when
     the policy does not let it, :class:`NotEnrolledError` when the connection has ended meanwhile.
     """
+    # Mailboxes are locked before connections.
+    _living(tx, connection, now)
     current = tx.connections.get(connection.no)
     if current is None:
         raise NotEnrolledError

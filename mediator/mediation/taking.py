@@ -136,11 +136,13 @@ def settle_handed(tx: Transaction, connection: Connection, now: int) -> Connecti
     """Remove what the last batch handed out: the holder asks again, so it came; return the connection (D7)."""
     if not connection.handed:
         return connection
+    # Mailboxes are locked before connections.
+    mailbox = mailbox_of(tx, connection, now)
     # Another request may have settled it since the connection was read.
     current = tx.connections.get(connection.no)
-    if current is None or not current.handed:
+    if current is None or not current.handed or current.mailbox_no != mailbox.no:
         return current or connection
-    _acknowledge(tx, mailbox_of(tx, current, now), current.handed, now)
+    _acknowledge(tx, mailbox, current.handed, now)
     settled = replace(current, handed=())
     tx.connections.save(settled)
     return settled

@@ -1,0 +1,22 @@
+"""Mediation on every store: the machine that holds the verbs to a model."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.unit.test_mediation_model import machine
+
+
+@pytest.mark.rule("D1", "D2", "D3", "D4", "D6", "D7", "D8", "D9")
+def test_mediation_keeps_to_its_model(new_store, kind):
+    if kind == "memory":
+        pytest.skip("the domain's own tests run the model in memory")
+    run_state_machine_as_test(
+        machine(lambda: new_store().store),
+        settings=settings(
+            max_examples=10,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
