@@ -1,9 +1,11 @@
 """Message pickup 1.0 (RFC 0212): batches without acknowledgement, removed once they surely came (D7)."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import orjson
+import structlog
 
 from mediator.mailboxes.message import Message as Mail
 from mediator.mediation import taking
@@ -18,15 +20,20 @@ from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, enrolled, msg_
 if TYPE_CHECKING:
     from pickup.dispatch import Dispatcher
 
+log = structlog.get_logger("didcomm.batches")
+
 TIME = FORMS[2].time
+CONFIRM_SECONDS = 2.0
+"""A batch on a socket keeps the requests behind it waiting this long for its confirmation, lest they get it again."""
 
 
 def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher; the earliest agents write the names with underscores."""
+    batches = Batches()
     handlers = {
         "status-request": status_request,
-        "batch-pickup": batch_pickup,
-        "list-pickup": list_pickup,
+        "batch-pickup": batches.batch_pickup,
+        "list-pickup": batches.list_pickup,
         "noop": noop,
     }
     old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
@@ -41,56 +48,75 @@ async def status_request(call: Call) -> Sequence[Reply]:
     return [Reply(call.message.type.named("status"), _written(waiting, call), thid=call.message.thread)]
 
 
-async def batch_pickup(call: Call) -> Sequence[Reply]:
-    """Hand out the oldest messages."""
-    connection = enrolled(call)
-    size = count(call.message.body, "batch_size")
-
-    def take(tx: Transaction, now: int) -> list[Mail]:
-        settled = taking.settle_handed(tx, connection, now)
-        return taking.deliver(tx, settled, size, None, BUDGET, now)
-
-    return [await _handed(call, connection, await call.office.broker.write(take), "batch")]
-
-
-async def list_pickup(call: Call) -> Sequence[Reply]:
-    """Hand out exactly the messages that are named, those that are there."""
-    connection = enrolled(call)
-    ids = msg_ids(connection, texts(call.message.body, "message_ids"))
-
-    def pick(tx: Transaction, now: int) -> list[Mail]:
-        settled = taking.settle_handed(tx, connection, now)
-        return taking.pick(tx, settled, ids, BUDGET, now)
-
-    return [await _handed(call, connection, await call.office.broker.write(pick), "list-response")]
-
-
 async def noop(call: Call) -> Sequence[Reply]:
     """Answer nothing; like every request it confirms the batch before it."""
     await settle(call, enrolled(call))
     return ()
 
 
-async def _handed(call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
-    """Write an answer with messages, and have them removed when it surely arrived."""
-    mailbox_no = connection.mailbox_no
-    assert mailbox_no is not None, "asked of who is enrolled"
-    ids = [mail.msg_id for mail in mails]
-    broker, channel = call.office.broker, call.channel
+class Batches:
+    """Hands out messages, and has them removed when they surely came."""
 
-    async def sent(answered: bool) -> None:
-        if not answered or not ids:
-            return
-        if not channel.persistent:
-            await broker.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
-        elif await channel.confirmed():
-            # Not by what is noted for the next request: the answer may have gone into a socket that is dead.
-            await broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+    def __init__(self) -> None:
+        self._confirming: set[asyncio.Task[None]] = set()
 
-    call.after.append(sent)
-    call.office.meters.delivered("batch", len(mails))
-    items = [_item(taking.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
-    return Reply(call.message.type.named(name), {"messages~attach": items}, thid=call.message.thread)
+    async def batch_pickup(self, call: Call) -> Sequence[Reply]:
+        """Hand out the oldest messages."""
+        connection = enrolled(call)
+        size = count(call.message.body, "batch_size")
+
+        def take(tx: Transaction, now: int) -> list[Mail]:
+            settled = taking.settle_handed(tx, connection, now)
+            return taking.deliver(tx, settled, size, None, BUDGET, now)
+
+        return [self._handed(call, connection, await call.office.broker.write(take), "batch")]
+
+    async def list_pickup(self, call: Call) -> Sequence[Reply]:
+        """Hand out exactly the messages that are named, those that are there."""
+        connection = enrolled(call)
+        ids = msg_ids(connection, texts(call.message.body, "message_ids"))
+
+        def pick(tx: Transaction, now: int) -> list[Mail]:
+            settled = taking.settle_handed(tx, connection, now)
+            return taking.pick(tx, settled, ids, BUDGET, now)
+
+        return [self._handed(call, connection, await call.office.broker.write(pick), "list-response")]
+
+    def _handed(self, call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
+        mailbox_no = connection.mailbox_no
+        assert mailbox_no is not None, "asked of who is enrolled"
+
+        async def sent(answered: bool) -> None:
+            if not answered or not mails:
+                return
+            if call.channel.persistent:
+                await self._removed(call, connection, [mail.msg_id for mail in mails])
+            else:
+                await call.office.broker.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
+
+        call.after.append(sent)
+        call.office.meters.delivered("batch", len(mails))
+        items = [_item(taking.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
+        return Reply(call.message.type.named(name), {"messages~attach": items}, thid=call.message.thread)
+
+    async def _removed(self, call: Call, connection: Connection, ids: Sequence[int]) -> None:
+        """Remove messages once the peer has read them, at once or later; never by what it merely asks next."""
+
+        async def confirm() -> None:
+            if await call.channel.confirmed():
+                await call.office.broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+
+        # Beside the handling: the confirmation may stand behind frames that are read when this one is done with.
+        confirming = asyncio.create_task(confirm(), name="didcomm-batch")
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._done)
+        await asyncio.wait([confirming], timeout=CONFIRM_SECONDS)
+
+    def _done(self, confirming: "asyncio.Task[None]") -> None:
+        self._confirming.discard(confirming)
+        if not confirming.cancelled() and (error := confirming.exception()) is not None:
+            # The messages stay queued and come again.
+            log.warning("cannot remove a batch", code=getattr(error, "code", "internal"))
 
 
 def _item(id: str, mail: Mail) -> Json:
