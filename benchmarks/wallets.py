@@ -1,0 +1,157 @@
+"""DIDComm's clients: holders and senders in a process of their own, which prints what it saw as one JSON line.
+
+`python -m benchmarks.wallets '{"invitation": …}'`; :func:`run` does that for the claim.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import aiohttp
+import orjson
+import uvloop
+
+from benchmarks.servers import cpu_seconds
+from mediator.mediation.records import Generation
+from pickup.client import Holder, Sender
+from pickup.client.transport import MEDIA_TYPES
+
+HOLDERS = 16
+SENDERS = 16
+BATCH = 10
+TEXT = "x" * 1000
+IDLE_SECONDS = 1.0
+"""A peer that answers before it is done counts as done after this time without work."""
+
+Result = dict[str, Any]
+
+
+def run(**spec: Any) -> Result:
+    """Run the load and wait for its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.wallets"],
+        input=json.dumps(spec),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the wallets failed: {done.stderr.strip()[-2000:]}")
+    return dict(json.loads(done.stdout))
+
+
+async def load(spec: Result) -> Result:
+    """Forward ``count`` messages to holders in turn, then have all holders pick up and acknowledge theirs."""
+    async with contextlib.AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(Sender())
+        holders = []
+        for number in range(HOLDERS):
+            made = Holder.connect(spec["invitation"], label=f"holder {number}", handshake=spec["handshake"], seconds=60)
+            holders.append(await stack.enter_async_context(await made))
+        packed = await _packed(sender, holders, spec["count"])
+        url = holders[0].link.endpoint or holders[0].link.url("http", "https")
+        forwarded = await _forward(url, packed, holders[0].generation, spec)
+        taken = await _implicit(holders, spec) if spec["implicit"] else await _pick_up(holders, spec)
+        return {"forward": forwarded, "pickup": taken, "bytes": len(packed[0])}
+
+
+async def _packed(sender: Sender, holders: list[Holder], count: int) -> list[bytes]:
+    ready = []
+    for holder in holders:
+        grant = await holder.mediate()
+        ready.append((grant, await holder.add_key()))
+    packed = []
+    for number in range(count):
+        grant, key = ready[number % len(ready)]
+        if holders[0].generation is Generation.V1:
+            note = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": str(number), "content": TEXT}
+            packed.append(await sender.pack_v1(key, grant.routing, note))
+        else:
+            type = "https://didcomm.org/basicmessage/2.0/message"
+            note = {"id": str(number), "type": type, "body": {"content": TEXT}}
+            packed.append(await sender.pack_v2(key, grant.routing[0], note))
+    return packed
+
+
+async def _forward(url: str, packed: list[bytes], generation: Generation, spec: Result) -> Result:
+    waiting = iter(packed)
+    spent: list[float] = []
+    headers = {"Content-Type": MEDIA_TYPES[generation]}
+
+    async def sender(session: aiohttp.ClientSession) -> None:
+        for envelope in waiting:
+            started = time.perf_counter()
+            async with session.post(url, data=envelope, headers=headers) as answer:
+                await answer.read()
+                assert 200 <= answer.status < 300, answer.status
+            spent.append(time.perf_counter() - started)
+
+    async with aiohttp.ClientSession() as session:
+        cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+        await asyncio.gather(*(sender(session) for _ in range(SENDERS)))
+        seconds = time.perf_counter() - started
+    if spec["settles"]:
+        await _idle(spec["pid"])
+    return _figures(spent, len(packed), seconds, cpu_seconds(spec["pid"]) - cpu)
+
+
+async def _idle(pid: int) -> None:
+    before = -1.0
+    while (now := cpu_seconds(pid)) > before + 0.02:
+        before = now
+        await asyncio.sleep(IDLE_SECONDS)
+
+
+async def _pick_up(holders: list[Holder], spec: Result) -> Result:
+    spent: list[float] = []
+    taken = 0
+
+    async def pick_up(holder: Holder) -> None:
+        nonlocal taken
+        while True:
+            started = time.perf_counter()
+            mails = await holder.fetch(limit=BATCH)
+            if not mails:
+                return
+            await holder.received([mail.id for mail in mails])
+            spent.append(time.perf_counter() - started)
+            taken += len(mails)
+
+    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+    await asyncio.gather(*map(pick_up, holders))
+    figures = _figures(spent, taken, time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
+    assert taken == spec["count"], f"{spec['count']} were forwarded, {taken} picked up"
+    return figures
+
+
+async def _implicit(holders: list[Holder], spec: Result) -> Result:
+    """Take bare envelopes off sockets, where a mediator has nothing better."""
+    share = spec["count"] // len(holders)
+
+    async def take(holder: Holder) -> None:
+        async with contextlib.aclosing(holder.implicit()) as mails:
+            for _ in range(share):
+                await anext(mails)
+
+    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+    async with asyncio.timeout(120):
+        await asyncio.gather(*map(take, holders))
+    return _figures([0.0], share * len(holders), time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
+
+
+def _figures(spent: list[float], count: int, seconds: float, cpu: float) -> Result:
+    spent.sort()
+    return {
+        "rate": count / seconds,
+        "cpu_us": cpu / count * 1e6,
+        "p50_ms": spent[len(spent) // 2] * 1e3,
+        "p99_ms": spent[int(len(spent) * 0.99)] * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    print(orjson.dumps(uvloop.run(load(json.load(sys.stdin)))).decode())
