@@ -72,9 +72,7 @@ class Guard:
         """
         async with (
             _in_time(seconds),
-            self._open().get(
-                _checked(url, _HTTP), allow_redirects=False, headers={"Accept-Encoding": "identity"}
-            ) as response,
+            self._open().get(_checked(url, _HTTP), allow_redirects=False) as response,
         ):
             if response.status != 200:
                 raise UnreachableError(f"expected status 200, got {response.status}")
@@ -109,8 +107,9 @@ class Guard:
         Errors as those of :meth:`get`.
         """
         async with _in_time(seconds):
+            # The library's bound is the first size that is too much.
             return await self._open().ws_connect(
-                _checked(url, _WS), max_msg_size=max_bytes, heartbeat=HEARTBEAT_SECONDS
+                _checked(url, _WS), max_msg_size=max_bytes + 1, heartbeat=HEARTBEAT_SECONDS
             )
 
     async def close(self) -> None:
@@ -130,6 +129,7 @@ class Guard:
             self._session = ClientSession(
                 connector=connector,
                 cookie_jar=DummyCookieJar(),
+                headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
                 # Every call is bounded as a whole, with the reading of the body.
                 timeout=ClientTimeout(total=None),

@@ -60,6 +60,11 @@ class Identities:
         identities._take(await broker.write(identities._settle))
         return identities
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """The tenants that have an identity for new connections."""
+        return self._tenants
+
     def current(self, tenant: str) -> Identity:
         """Return the identity that new connections of a tenant get."""
         return self._index.current[tenant]

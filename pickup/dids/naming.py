@@ -82,9 +82,11 @@ def web_did(public_url: str, host: str | None, tenant: str | None) -> str | None
     """
     url = urlsplit(public_url)
     if host is None:
-        if url.scheme != "https" or _is_number(url.hostname or ""):
+        if url.scheme != "https":
             return None
         host = url.netloc
+    if _is_number(urlsplit(f"//{host}").hostname or ""):
+        return None
     segments = [segment for segment in url.path.split("/") if segment] + ([tenant] if tenant else [])
     if not all(map(_SEGMENT.fullmatch, segments)):
         return None

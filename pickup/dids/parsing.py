@@ -95,9 +95,9 @@ class _Keys:
         kid = self.absolute(reference)
         return None if kid is None else self._found.get(kid)
 
-    def absolute(self, id: object) -> str | None:
+    def absolute(self, id: Any) -> str | None:
         """Return an id as DID and fragment; None for keys of other subjects."""
-        if not isinstance(id, str) or not id or len(id) > MAX_NAME + 256:
+        if not _is_text(id, MAX_NAME + 256):
             return None
         subject, hash_sign, fragment = id.partition("#")
         if not hash_sign:
@@ -110,8 +110,8 @@ class _Keys:
 
 
 def _jwk(method: Mapping[str, Any]) -> Jwk:
-    kind = method.get("type")
-    curve = _CURVE_OF_TYPE.get(kind) if isinstance(kind, str) else None
+    kind = method["type"] if isinstance(method.get("type"), str) else ""
+    curve = _CURVE_OF_TYPE.get(kind)
     if curve is None and kind not in _ANY_CURVE:
         raise ValueError("expected a known type")
     if isinstance(method.get("publicKeyMultibase"), str):
@@ -138,8 +138,8 @@ def _services(listed: object, keys: _Keys) -> list[Service]:
         priority = raw.get("priority")
         rank = priority if isinstance(priority, int) and kind != V2_SERVICE else 0
         for endpoint in _endpoints(raw):
-            uri = endpoint.get("uri")
-            if isinstance(uri, str) and len(uri) <= MAX_ENDPOINT and uri.startswith(_SCHEMES):
+            uri: Any = endpoint.get("uri")
+            if _is_text(uri, MAX_ENDPOINT) and uri.startswith(_SCHEMES):
                 service = Service(
                     id=id or f"#service-{at}",
                     type=kind,
@@ -213,4 +213,9 @@ def _objects(value: object, limit: int) -> list[Mapping[str, Any]]:
 
 
 def _texts(value: object, limit: int) -> list[str]:
-    return [one for one in _list(value, limit) if isinstance(one, str) and 0 < len(one) <= MAX_ENDPOINT]
+    return [one for one in _list(value, limit) if _is_text(one, MAX_ENDPOINT)]
+
+
+def _is_text(value: object, limit: int) -> bool:
+    """Whether it is text that can be sent on: surrogates cannot, control characters are in no name."""
+    return isinstance(value, str) and 0 < len(value) <= limit and value.isprintable()

@@ -1,0 +1,319 @@
+"""The mediator's own identities: made once, kept sealed, moved and rotated without anybody losing them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import did_peer_2
+import did_peer_4
+import pydid
+import pytest
+from nacl.signing import SigningKey
+
+from mediator.broker import Broker
+from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
+from mediator.mailboxes.bounds import Bounds
+from mediator.mediation.names import canonical, from_verkey, unbase58
+from mediator.mediation.records import Generation, Invitation, KeptIdentity, NewConnection
+from mediator.store.base import Transaction
+from mediator.store.memory import MemoryStore
+from pickup.dids.identities import Identities
+from pickup.dids.index import MAX_DIDS
+from pickup.dids.vault import Vault
+
+KEY = bytes(range(32))
+URL = "https://mediator.example.com/didcomm"
+TENANT = "default"
+SEED = bytes(range(100, 132))
+INVITED = from_verkey(SigningKey(SEED).verify_key.encode())
+
+
+class Counting(Broker):
+    """Counts the looks at the store."""
+
+    looks = 0
+
+    async def read(self, look: Callable[[Transaction, int], Any]) -> Any:  # type: ignore[override]
+        self.looks += 1
+        return await super().read(look)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Counting]:
+    one = Counting(MemoryStore(), Bounds())
+    yield one
+    await one.close()
+
+
+async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TENANT,), **options: Any) -> Identities:
+    return await Identities.open(broker, Vault(KEY), tenants, url, **options)
+
+
+async def kept(broker: Broker) -> list[KeptIdentity]:
+    return await broker.read(lambda tx, _now: tx.identities.all())
+
+
+async def test_a_restart_finds_the_same_identity(broker: Counting) -> None:
+    first = await opened(broker)
+    again = await opened(broker)
+    assert again.current(TENANT) == first.current(TENANT)
+    assert len(await kept(broker)) == 1
+
+
+async def test_every_tenant_has_keys_of_its_own(broker: Counting) -> None:
+    identities = await opened(broker, tenants=(TENANT, "acme"))
+    one, other = identities.current(TENANT), identities.current("acme")
+    assert identities.tenants == (TENANT, "acme")
+    assert not {one.key, one.v2_did, one.v1_did, one.sov_did, one.web_did} & {
+        other.key,
+        other.v2_did,
+        other.v1_did,
+        other.sov_did,
+        other.web_did,
+    }
+    assert (await identities.owner(other.key)).tenant == "acme"
+    assert (await identities.owner(f"{one.v2_did}#key-1")).tenant == TENANT
+
+
+async def test_instances_that_start_at_once_are_one_mediator(broker: Counting) -> None:
+    all_of_them = await asyncio.gather(*(opened(broker) for _ in range(5)))
+    for one in all_of_them:
+        await one.renew()
+    assert len({one.current(TENANT) for one in all_of_them}) == 1
+    for one in all_of_them:
+        for other in all_of_them:
+            assert (await one.owner(other.current(TENANT).key)).tenant == TENANT
+
+
+async def test_the_v2_document_as_the_libraries_of_others_read_it(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    theirs = did_peer_2.resolve(me.v2_did)
+    ours = identities.document(me.v2_did)
+    assert ours is not None
+    assert [key.curve for key in ours.key_agreement] == ["X25519", "P-256", "P-384"]
+    assert [key.curve for key in ours.authentication] == ["Ed25519"]
+    assert [key.kid for key in ours.key_agreement] == [me.v2_did + kid for kid in theirs["keyAgreement"]]
+    assert [service.endpoint for service in ours.services] == [URL, "wss://mediator.example.com/didcomm"]
+    assert [service.type for service in ours.services] == ["DIDCommMessaging"] * 2
+    # pydid reads it as it stands in the DID, and as our resolver gives it to the envelope library.
+    for document in (theirs, ours.raw):
+        read = pydid.deserialize_document(dict(document))
+        assert len(read.key_agreement) == 3
+    assert len(me.v2_did) < 600
+
+
+async def test_the_v1_document_as_the_libraries_of_others_read_it(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    read = pydid.deserialize_document(did_peer_4.resolve(me.v1_did))
+    assert [type(service).__name__ for service in read.service] == ["DIDCommV1Service"] * 2
+    assert [service.service_endpoint for service in read.service] == [URL, "wss://mediator.example.com/didcomm"]
+    (method,) = read.verification_method[:1]
+    assert (method.type, from_verkey(unbase58(method.public_key_base58))) == ("Ed25519VerificationKey2018", me.key)
+    for did in (me.v1_did, canonical(me.v1_did)):
+        ours = identities.document(did or "")
+        assert ours is not None
+        assert ours.did == did
+        assert [service.recipient_keys for service in ours.services] == [(me.key,)] * 2
+    assert len(me.v1_did) < 1500
+
+
+async def test_every_key_id_that_a_peer_may_use_has_its_secret(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    for did in (me.v2_did, me.v1_did, canonical(me.v1_did) or "", me.web_did or ""):
+        document = identities.document(did)
+        assert document is not None
+        for key in (*document.key_agreement, *document.authentication):
+            secret = identities.kid(key.kid)
+            assert secret is not None
+            assert (secret.kid, {**secret.jwk, "d": ""}) == (key.kid, {**key.jwk, "d": ""})
+            assert (await identities.owner(key.kid)).identity == me
+    # Older readers of did:peer:2 name a key by its multibase.
+    fragment = me.v2_did.partition(".Ez")[2].partition(".")[0]
+    assert identities.kid(f"{me.v2_did}#{fragment}") is not None
+    assert identities.kid(f"{me.v2_did}#key-9") is None
+
+
+async def test_the_v1_key_is_the_seed_of_its_name(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    seed = await identities.verkey(me.key)
+    assert seed is not None
+    assert from_verkey(SigningKey(seed).verify_key.encode()) == me.key
+    assert await identities.verkey(INVITED) is None
+
+
+async def test_an_invitations_key_opens_while_the_invitation_is_there(broker: Counting) -> None:
+    identities = await opened(broker)
+    invitation = Invitation("i", "acme", INVITED, Vault(KEY).seal(SEED), "label", 0)
+    await broker.write(lambda tx, _now: tx.invitations.put(invitation))
+    assert await identities.verkey(INVITED) == SEED
+    owner = await identities.owner(INVITED)
+    assert (owner.tenant, owner.identity, owner.invitation) == ("acme", None, invitation)
+    await broker.write(lambda tx, _now: tx.invitations.remove(invitation))
+    assert await identities.verkey(INVITED) is None
+    with pytest.raises(EnvelopeError):
+        await identities.owner(INVITED)
+
+
+async def test_after_a_rotation_the_old_still_opens_and_is_known(broker: Counting) -> None:
+    identities = await opened(broker)
+    old = identities.current(TENANT)
+    new = await identities.rotate(TENANT)
+    assert identities.current(TENANT) == new
+    assert not {old.key, old.v2_did, old.v1_did} & {new.key, new.v2_did, new.v1_did}
+    assert await identities.verkey(old.key) is not None
+    assert identities.kid(f"{old.v2_did}#key-1") is not None
+    for did in (old.v2_did, old.v1_did, canonical(old.v1_did) or "", old.sov_did, old.key):
+        assert identities.known_as(did) == old
+    assert (await identities.owner(old.key)).identity == old
+    retired = [one.retired_at is not None for one in await kept(broker)]
+    assert retired == [True, False]
+
+
+async def test_the_did_web_stays_through_a_rotation_with_new_keys(broker: Counting) -> None:
+    identities = await opened(broker)
+    old = identities.current(TENANT)
+    assert old.web_did is not None
+    before = identities.document(old.web_did)
+    new = await identities.rotate(TENANT)
+    after = identities.document(old.web_did)
+    assert before is not None
+    assert after is not None
+    assert new.web_did == old.web_did
+    assert identities.known_as(old.web_did) == new
+    assert {key.kid for key in before.key_agreement}.isdisjoint(key.kid for key in after.key_agreement)
+    # What was sealed while the old document was cached somewhere is opened.
+    assert all(identities.kid(key.kid) for key in (*before.key_agreement, *after.key_agreement))
+
+
+async def test_an_instance_learns_of_a_rotation_elsewhere_from_the_first_unknown_key(broker: Counting) -> None:
+    here, there = await opened(broker), await opened(broker)
+    new = await there.rotate(TENANT)
+    assert here.kid(f"{new.v2_did}#key-1") is None
+    assert await here.renew()
+    assert here.kid(f"{new.v2_did}#key-1") is not None
+    assert here.current(TENANT) == new
+
+
+async def test_a_v1_key_of_a_rotation_elsewhere_is_found_by_itself(broker: Counting) -> None:
+    here, there = await opened(broker), await opened(broker)
+    new = await there.rotate(TENANT)
+    assert await here.verkey(new.key) is not None
+    assert (await here.owner(new.key)).identity == new
+
+
+@pytest.mark.rule("D12")
+async def test_unknown_keys_make_the_store_looked_at_once_a_second_at_most(broker: Counting) -> None:
+    identities = await opened(broker)
+    assert not await identities.renew()
+    before = broker.looks
+    assert await asyncio.gather(*(identities.renew() for _ in range(100))) == [False] * 100
+    assert broker.looks - before <= 1
+
+
+async def test_after_a_move_the_old_dids_resolve_and_open(broker: Counting) -> None:
+    old = (await opened(broker, "http://127.0.0.1:8080/didcomm")).current(TENANT)
+    identities = await opened(broker, URL)
+    new = identities.current(TENANT)
+    assert (new.no, new.key) == (old.no, old.key)
+    assert new.v2_did != old.v2_did
+    document = identities.document(old.v2_did)
+    assert document is not None
+    assert document.services[0].endpoint == "http://127.0.0.1:8080/didcomm"
+    for did in (old.v2_did, old.v1_did, canonical(old.v1_did) or ""):
+        assert identities.known_as(did) == new
+    assert identities.kid(f"{old.v2_did}#key-3") is not None
+    assert identities.kid(f"{new.v2_did}#key-3") is not None
+
+
+async def test_what_an_identity_is_known_by_is_bounded(broker: Counting) -> None:
+    for port in range(1, MAX_DIDS):
+        identities = await opened(broker, f"http://127.0.0.1:{port}/didcomm")
+    (one,) = await kept(broker)
+    assert len(one.dids) == MAX_DIDS
+    me = identities.current(TENANT)
+    assert {me.v2_did, me.v1_did} <= set(one.dids)
+    assert identities.known_as(me.v1_did) == me
+
+
+async def test_another_key_does_not_open_what_is_kept(broker: Counting) -> None:
+    await opened(broker)
+    with pytest.raises(SetupError, match=r"didcomm\.key"):
+        await Identities.open(broker, Vault(bytes(32)), [TENANT], URL)
+    assert len(await kept(broker)) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "did", "path"),
+    [
+        (URL, None, "did:web:mediator.example.com:didcomm", "/didcomm/did.json"),
+        ("https://mediator.example.com", None, "did:web:mediator.example.com", "/.well-known/did.json"),
+        ("https://mediator.example.com/", None, "did:web:mediator.example.com", "/.well-known/did.json"),
+        ("https://a.example:8443/x/y", None, "did:web:a.example%3A8443:x:y", "/x/y/did.json"),
+        ("http://127.0.0.1:8080/didcomm", "a.example", "did:web:a.example:didcomm", "/didcomm/did.json"),
+        ("http://a.example/didcomm", None, None, "/didcomm/did.json"),
+        ("https://10.1.2.3/didcomm", None, None, "/didcomm/did.json"),
+        ("https://[::1]:8443/didcomm", "[::1]:8443", None, "/didcomm/did.json"),
+    ],
+)
+async def test_the_did_web_is_where_its_document_is_served(broker: Counting, url, host, did, path) -> None:
+    identities = await opened(broker, url, web_host=host)
+    me = identities.current(TENANT)
+    assert me.web_did == did
+    document = identities.web_document(path)
+    assert (document and document["id"]) == did
+    if document is not None:
+        read = pydid.deserialize_document(json.loads(json.dumps(document)))
+        assert len(read.key_agreement or []) == 3
+        assert identities.web_document("/other/did.json") is None
+
+
+async def test_the_did_webs_of_tenants_are_below_each_other(broker: Counting) -> None:
+    identities = await opened(broker, tenants=(TENANT, "acme"))
+    assert identities.current("acme").web_did == "did:web:mediator.example.com:didcomm:acme"
+    document = identities.web_document("/didcomm/acme/did.json")
+    assert document is not None
+    assert document["id"] == "did:web:mediator.example.com:didcomm:acme"
+
+
+async def test_what_is_not_ours(broker: Counting) -> None:
+    identities = await opened(broker)
+    assert identities.document("did:web:somebody.else") is None
+    for name in ("", "did:web:somebody.else", INVITED):
+        with pytest.raises(UnresolvedDidError):
+            identities.known_as(name)
+    for recipient in (INVITED, f"{INVITED}#{INVITED[8:]}", "did:web:somebody.else#key", ""):
+        with pytest.raises(EnvelopeError):
+            await identities.owner(recipient)
+
+
+async def test_the_long_form_of_whoever_is_connected(broker: Counting) -> None:
+    identities = await opened(broker)
+    other = Broker(MemoryStore(), Bounds())
+    long = (await opened(other)).current(TENANT).v1_did
+    await other.close()
+    short = canonical(long) or ""
+    assert await identities.long_form(short) is None
+    new = NewConnection(TENANT, Generation.V2, long, identities.current(TENANT).v2_did, (short,), 0)
+    await broker.write(lambda tx, _now: tx.connections.add(new))
+    assert await identities.long_form(short) == long
+
+
+async def test_secrets_are_in_no_text_and_not_in_the_store(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    seed = await identities.verkey(me.key)
+    secret = identities.kid(f"{me.v2_did}#key-2")
+    assert seed is not None
+    assert secret is not None
+    (one,) = await kept(broker)
+    index = identities._index
+    for text in (repr(me), repr(secret), repr(identities), repr(vars(identities)), repr(index), repr(index.secrets)):
+        assert secret.jwk["d"] not in text
+        assert repr(seed)[2:-1] not in text
+    assert seed not in one.sealed
+    assert secret.jwk["d"].encode() not in one.sealed
