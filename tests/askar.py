@@ -14,8 +14,10 @@ from mediator.mediation.names import base58, unbase58
 from tests.unit.didcomm import apv_of, b64, unb64
 
 
-def seal_v1(message: bytes, to: Sequence[bytes], seed: bytes | None, *, padded: bool = True) -> bytes:
-    """Seal for raw Ed25519 keys, from the key of a seed, or anonymously."""
+def seal_v1(
+    message: bytes, to: Sequence[bytes], seed: bytes | None, *, padded: bool = True, after_sender: str = ""
+) -> bytes:
+    """Seal for raw Ed25519 keys, from the key of a seed, or anonymously; ``after_sender`` follows the sender's name."""
     cek = Key.generate(KeyAlg.C20P)
     encode = _padded if padded else b64
     recipients = []
@@ -27,7 +29,7 @@ def seal_v1(message: bytes, to: Sequence[bytes], seed: bytes | None, *, padded: 
             own = Key.from_secret_bytes(KeyAlg.ED25519, seed)
             nonce = crypto_box.random_nonce()
             encrypted = crypto_box.crypto_box(target, own.convert_key(KeyAlg.X25519), cek.get_secret_bytes(), nonce)
-            sender = crypto_box.crypto_box_seal(target, base58(own.get_public_bytes()))
+            sender = crypto_box.crypto_box_seal(target, base58(own.get_public_bytes()) + after_sender)
             header = {"kid": base58(verkey), "sender": encode(sender), "iv": encode(nonce)}
         recipients.append({"encrypted_key": encode(encrypted), "header": header})
     alg = "Anoncrypt" if seed is None else "Authcrypt"

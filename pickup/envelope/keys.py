@@ -48,7 +48,7 @@ def _stretched(value: str, size: int) -> str:
 
 
 def public(key: Key) -> Any:
-    """Return the key of a document; what its JWK lacks is a KeyError."""
+    """Return the key of a document. What its JWK lacks is a KeyError; its point is looked at on first use."""
     return _public(key.curve, key.jwk["x"], _y(key))
 
 
@@ -63,17 +63,12 @@ def _y(key: Key | Secret) -> str | None:
 
 @lru_cache(maxsize=MAX_PUBLIC)
 def _public(curve: str, x: str, y: str | None) -> Any:
-    key = _imported(curve, {"crv": curve, "x": x}, y)
-    # The point is looked at here, so that a key that is none is not remembered.
-    key.get_public_key()
-    return key
+    return _imported(curve, {"crv": curve, "x": x}, y)
 
 
 @lru_cache(maxsize=MAX_PRIVATE)
 def _private(curve: str, x: str, y: str | None, d: str) -> Any:
-    key = _imported(curve, {"crv": curve, "x": x, "d": d}, y)
-    key.get_private_key()
-    return key
+    return _imported(curve, {"crv": curve, "x": x, "d": d}, y)
 
 
 def _imported(curve: str, jwk: dict[str, str], y: str | None) -> Any:

@@ -13,11 +13,11 @@ from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidEr
 from mediator.mediation.names import verkey
 from pickup.envelope import Opened
 from pickup.envelope.opener import LibraryEnvelopes
-from pickup.envelope.reading import MAX_DEPTH, V1_CIPHER
+from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
 from pickup.envelope.v2_didcomm import DidcommV2
 from pickup.envelope.v2_messaging import MessagingV2
 from tests import askar
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, b64, jwe, jws, public_half
+from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, b64, jwe, jws, public_half, unb64
 
 LIMIT = 64 * 1024
 US, THEM = Person.make("us", "X25519", "P-256"), Person.make("them", "X25519", "P-256")
@@ -177,6 +177,16 @@ async def test_what_is_no_envelope_is_refused(data):
     for ours in OURS:
         with pytest.raises(EnvelopeError):
             await ours.open(data)
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize("name", ["v1 anoncrypt", "v2 anoncrypt XC20P"])
+async def test_a_header_that_is_too_long_is_not_read(name):
+    fields = json.loads(ENVELOPES[name])
+    fields["protected"] = b64(json.loads(unb64(fields["protected"])) | {"x": "x" * MAX_PROTECTED})
+    ours = LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=1 << 20)
+    with pytest.raises(EnvelopeError, match="protected header of at most"):
+        await ours.open(orjson.dumps(fields))
 
 
 @pytest.mark.rule("D12")
