@@ -32,7 +32,8 @@ WITHIN = 5.0
 
 
 def unbase64(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text.rstrip("=").translate(str.maketrans("+/", "-_")) + "=" * (-len(text) % 4))
+    bare = text.rstrip("=").translate(str.maketrans("+/", "-_"))
+    return base64.urlsafe_b64decode(bare + "=" * (-len(bare) % 4))
 
 
 class Peer:
