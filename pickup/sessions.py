@@ -17,6 +17,7 @@ from mediator.store.base import Transaction
 from pickup.dispatch import Call, Channel
 from pickup.message import MessageType, Reply
 from pickup.meters import Meters
+from pickup.protocols.messagepickup import delivery
 
 BATCH = 10
 """Messages in one push."""
@@ -249,8 +250,6 @@ class Sessions:
         )
         if not messages:
             return False
-        from pickup.protocols.messagepickup import delivery
-
         assert session.type is not None
         assert connection.mailbox_no is not None
         sealed = await self._sealer.seal(connection, delivery(session.type, connection.mailbox_no, messages))

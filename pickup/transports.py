@@ -6,7 +6,7 @@ from typing import Protocol
 
 from aiohttp import WSCloseCode, hdrs, web
 
-from mediator.errors import BusyError, MediatorError, MessageTooLargeError
+from mediator.errors import BadRequestError, BusyError, MediatorError, MessageTooLargeError
 from mediator.http.app import lift_limit
 from mediator.mediation.records import Generation
 from pickup import media
@@ -96,7 +96,10 @@ class Transports:
         exchange = _Exchange()
         body = bytearray()
         try:
-            await self._read(request, body)
+            try:
+                await self._read(request, body)
+            except (ConnectionError, web.RequestPayloadError):
+                raise BadRequestError("body", "expected the rest of it") from None
             await self._receiver.receive(bytes(body), exchange)
         finally:
             self._held -= len(body)
