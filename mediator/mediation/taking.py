@@ -140,7 +140,7 @@ def settle_handed(tx: Transaction, connection: Connection, now: int) -> Connecti
     mailbox = mailbox_of(tx, connection, now)
     # Another request may have settled it since the connection was read.
     current = tx.connections.get(connection.no)
-    if current is None or not current.handed or current.mailbox_no != mailbox.no:
+    if current is None or current.mailbox_no != mailbox.no:
         return current or connection
     _acknowledge(tx, mailbox, current.handed, now)
     settled = replace(current, handed=())

@@ -211,6 +211,7 @@ def test_an_envelope_for_none_of_the_holders_keys_is_taken_without_one(house: Me
         v2(),
         v2(*["did:example:x#1"] * 51),
         v2("did:example:x#1", tag=1),
+        v2("did:example:x#1", unprotected=[0] * 2000),
         v2("did:example:x#1", recipients=[{"header": {}}]),
         v2("did:example:x#1", recipients=[{"header": "x"}]),
         v2("did:example:x#1", recipients=["x"]),

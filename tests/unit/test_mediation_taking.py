@@ -204,6 +204,21 @@ def test_another_request_confirms_a_batch_once(house: Mediation) -> None:
     assert house.status(holder).count == 6
 
 
+@pytest.mark.rule("A3", "D7")
+def test_a_batch_out_of_a_mailbox_that_was_lost_confirms_nothing_in_the_next_one(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), *TEN)
+    house.take_batch(holder, 4)
+    stale = _again(house)
+    house.delete_mailbox(str(holder.address))
+    house.grant(stale)
+    house.forward(key(10), *TEN)
+    with pytest.raises(NotEnrolledError):
+        house.settle_handed(stale)
+    assert payloads(house.take_batch(_again(house), 4)) == TEN[:4]
+    assert house.status(_again(house)).count == 10
+
+
 @pytest.mark.rule("D3")
 def test_messages_can_be_picked_and_stay(house: Mediation) -> None:
     holder = house.holder(1, key(10))
