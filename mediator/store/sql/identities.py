@@ -7,7 +7,7 @@ import orjson
 from mediator.errors import UnavailableError
 from mediator.mediation.records import Invitation, KeptIdentity
 from mediator.store.rows import Row
-from mediator.store.sql.session import Table
+from mediator.store.sql.session import Session, Table
 
 
 class Invitations(Table):
@@ -54,17 +54,29 @@ class Invitations(Table):
 class Identities(Table):
     """See :class:`mediator.mediation.ports.Identities`."""
 
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._looked = False
+        self._current: dict[str, int] = {}
+        """What was current by tenant when this transaction looked: it alone is retired by an :meth:`add`."""
+
     def all(self) -> list[KeptIdentity]:
         sql = "SELECT no, tenant, sealed, dids, created_at, retired_at FROM identity ORDER BY no"
-        return [
+        found = [
             KeptIdentity(no, tenant, sealed, tuple(orjson.loads(dids)), created_at, retired_at)
             for no, tenant, sealed, dids, created_at, retired_at in self._session.dialect.execute(sql)
         ]
+        self._looked = True
+        self._current = {kept.tenant: kept.no for kept in found if kept.retired_at is None}
+        return found
 
     def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> KeptIdentity:
-        self._session.dialect.execute(
-            "UPDATE identity SET retired_at = ? WHERE tenant = ? AND retired_at IS NULL", (now, tenant)
-        )
+        if not self._looked:
+            self.all()
+        if tenant in self._current:
+            self._session.dialect.execute(
+                "UPDATE identity SET retired_at = ? WHERE no = ? AND retired_at IS NULL", (now, self._current[tenant])
+            )
         added = self._session.first(
             "INSERT INTO identity (tenant, sealed, dids, created_at) VALUES (?, ?, ?, ?)"
             " ON CONFLICT DO NOTHING RETURNING no",
@@ -72,6 +84,7 @@ class Identities(Table):
         )
         if added is None:
             raise UnavailableError("another instance made an identity at the same time")
+        self._current[tenant] = added[0]
         return KeptIdentity(added[0], tenant, sealed, tuple(dids), now)
 
     def save(self, identity: KeptIdentity) -> None:

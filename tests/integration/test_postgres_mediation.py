@@ -1,0 +1,236 @@
+"""Mediation on several instances that share one PostgreSQL: as if one after the other had done it."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from mediator.errors import NoSuchInvitationError, UnavailableError
+from mediator.mailboxes import collecting, creating
+from mediator.mediation import connecting, forwarding, granting, keylist, names, taking
+from mediator.mediation.forwarding import Forward
+from mediator.mediation.keylist import Change, Result
+from mediator.mediation.ports import Transaction
+from mediator.mediation.records import Connection, Generation, Invitation, NewConnection, Rules
+from mediator.store.base import Place, Store
+from tests.integration.test_postgres_store import (
+    ALL,
+    BOUNDS,
+    INSTANCES,
+    NOW,
+    QUOTAS,
+    TENANT,
+    instances,
+    open_store,
+    store,
+    together,
+    url,
+)
+from tests.postgres import postgres
+
+__all__ = ["instances", "open_store", "postgres", "store", "url"]
+
+pytestmark = pytest.mark.postgres
+
+RULES = Rules()
+
+
+def key(number: int) -> str:
+    return names.from_verkey(number.to_bytes(32, "big"))
+
+
+def again(store: Store, work: Callable[[Transaction], object], *places: Place) -> object:
+    """Run a verb as the writer does: once more when it lost a race."""
+    try:
+        with store.transaction(places) as tx:
+            return work(tx)
+    except UnavailableError:
+        with store.transaction(places) as tx:
+            return work(tx)
+
+
+def peer(*callers: str, invitation: str | None = None) -> NewConnection:
+    return NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", callers, NOW, invitation=invitation)
+
+
+def enroll(store: Store, caller: str) -> Connection:
+    with store.transaction() as tx:
+        connection = connecting.connect(tx, peer(caller), NOW)
+        return granting.grant(tx, BOUNDS, os.urandom, RULES, connection, NOW)
+
+
+@pytest.mark.rule("D8")
+def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instances):
+    for turn in range(20):
+        new = peer(f"a{turn}", f"b{turn}")
+        found: list[Connection] = []
+        together(
+            *(
+                lambda own=own, new=new, found=found: found.append(
+                    again(own, lambda tx: connecting.connect(tx, new, NOW))
+                )
+                for own in instances
+            )
+        )
+        assert len({connection.no for connection in found}) == 1
+        with store.reading() as tx:
+            assert tx.connections.count(TENANT) == turn + 1
+            kept = tx.connections.called(TENANT, f"a{turn}")
+            assert kept == tx.connections.called(TENANT, f"b{turn}")
+            assert kept.no == found[0].no
+
+
+@pytest.mark.rule("D8")
+def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances):
+    peers = [enroll(store, f"c{number}") for number in range(INSTANCES)]
+    wanted = [Change(key(number), "add") for number in range(10)]
+    results: dict[int, list[Result]] = {}
+
+    def want(number: int) -> None:
+        for change in wanted:
+            work = lambda tx: keylist.update(tx, RULES, peers[number], [change], frozenset(), NOW)  # noqa: B023, E731
+            results.setdefault(number, []).extend(again(instances[number], work))
+
+    together(*(lambda number=number: want(number) for number in range(INSTANCES)))
+    for outcome in zip(*results.values(), strict=True):
+        assert Counter(outcome) == {Result.SUCCESS: 1, Result.CLIENT_ERROR: INSTANCES - 1}
+    with store.reading() as tx:
+        for number, connection in enumerate(peers):
+            mine = [route.key for route in tx.routes.of(connection, 0, ALL)]
+            assert len(mine) == tx.routes.count(connection) == results[number].count(Result.SUCCESS)
+
+
+@pytest.mark.rule("D8")
+def test_a_removed_key_does_not_come_back_by_a_forward_under_way(store, instances):
+    holder = enroll(store, "c")
+    first, second = instances[:2]
+    with store.transaction() as tx:
+        keylist.update(tx, RULES, holder, [Change(key(1), "add")], frozenset(), NOW)
+    with first.transaction() as tx:
+        route = tx.routes.find(TENANT, key(1))
+        with second.transaction() as other:
+            keylist.update(other, RULES, holder, [Change(key(1), "remove")], frozenset(), NOW)
+        tx.routes.used(route, NOW + 1)
+    with store.reading() as tx:
+        assert tx.routes.find(TENANT, key(1)) is None
+        assert tx.routes.count(holder) == 0
+
+
+@pytest.mark.rule("D3", "D4", "D8")
+def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instances):
+    peers = [enroll(store, f"c{number}") for number in range(3)]
+    places = [(TENANT, connection.address) for connection in peers]
+    with store.transaction() as tx:
+        for number, connection in enumerate(peers):
+            keylist.update(tx, RULES, connection, [Change(key(number), "add")], frozenset(), NOW)
+
+    def sender(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(60):
+            chosen = chance.sample(range(3), 3)
+            # A day later each time, so that the use of the routes is noted as well.
+            with instances[number].transaction([places[one] for one in chosen]) as tx:
+                for one in chosen:
+                    request = Forward(TENANT, (key(one),), (b"x" * 10,))
+                    outcome = forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW + number)
+                    assert outcome.queued == 1
+
+    taken: Counter[int] = Counter()
+
+    def holder(number: int) -> None:
+        chance = random.Random(number)
+        for turn in range(60):
+            chosen = chance.sample(range(3), 3)
+            with instances[number].transaction([places[one] for one in chosen]) as tx:
+                for one in chosen:
+                    connection = connecting.seen(tx, peers[one], NOW + turn * 3_600_000)
+                    settled = taking.settle_handed(tx, connection, NOW)
+                    got = taking.take_batch(tx, settled, 2, ALL, NOW)
+                    taken[one] += taking.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
+                    extra = Change(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
+                    keylist.update(tx, RULES, settled, [extra], frozenset(), NOW)
+
+    # A deadlock would end one of them: nothing is done again here.
+    together(
+        *(lambda number=number: sender(number) for number in (0, 1)),
+        *(lambda number=number: holder(number) for number in (2, 3)),
+    )
+    with store.transaction() as tx:
+        for number, connection in enumerate(peers):
+            mailbox = tx.mailboxes.find(*places[number])
+            left = tx.messages.addressed(mailbox, key(number), -1, ALL, ALL, NOW)
+            held = tx.messages.held_for(mailbox, key(number))
+            assert (held.messages, held.bytes) == (len(left), 10 * len(left)) == (mailbox.messages, mailbox.bytes)
+            assert taken[number] + len(left) == 120
+            assert tx.routes.count(connection) == len(tx.routes.of(connection, 0, ALL)) == 1
+
+
+@pytest.mark.rule("D1", "M4")
+def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
+    for turn in range(20):
+        holder = enroll(store, f"c{turn}")
+        with store.transaction() as tx:
+            keylist.update(tx, RULES, holder, [Change(key(turn), "add")], frozenset(), NOW)
+        queued: list[int] = []
+
+        def send(number: int, turn: int = turn, queued: list[int] = queued) -> None:
+            request = Forward(TENANT, (key(turn),), (b"x",))
+            with instances[number].transaction() as tx:
+                queued.append(forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued)
+
+        def end(holder: Connection = holder) -> None:
+            with instances[3].transaction() as tx:
+                creating.delete(tx, TENANT, holder.address, NOW)
+            with instances[3].transaction() as tx:
+                while collecting.retired_mailboxes(tx, NOW, 100).total:
+                    pass
+
+        together(*(lambda number=number: send(number) for number in range(3)), end)
+        with store.transaction() as tx:
+            granted = granting.grant(tx, BOUNDS, os.urandom, RULES, holder, NOW)
+            assert granted.mailbox_no != holder.mailbox_no
+            assert tx.routes.find(TENANT, key(turn)).mailbox_no == granted.mailbox_no
+        with store.transaction() as tx:
+            request = Forward(TENANT, (key(turn),), (b"x",))
+            assert forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued == 1
+            assert taking.status(tx, granted, key(turn), NOW).count == 1
+
+
+def test_instances_that_start_at_once_agree_on_one_identity(store, instances):
+    for tenant in (f"t{number}" for number in range(10)):
+
+        def current(tx: Transaction, tenant: str = tenant) -> object:
+            kept = [one for one in tx.identities.all() if one.tenant == tenant and one.retired_at is None]
+            return kept[0] if kept else tx.identities.add(tenant, os.urandom(8), ("did:x:1",), NOW)
+
+        found: list[object] = []
+        together(
+            *(lambda own=own, found=found, current=current: found.append(again(own, current)) for own in instances)
+        )
+        with store.reading() as tx:
+            kept = [one for one in tx.identities.all() if one.tenant == tenant]
+        assert len(kept) == 1
+        assert found == kept * INSTANCES
+
+
+@pytest.mark.rule("D8")
+def test_an_invitation_for_one_lets_one_in(store, instances):
+    for turn in range(10):
+        with store.transaction() as tx:
+            tx.invitations.put(Invitation(f"i{turn}", TENANT, "k", b"", "", NOW, max_uses=1))
+        came: list[int] = []
+
+        def come(number: int, turn: int = turn, came: list[int] = came) -> None:
+            try:
+                with instances[number].transaction() as tx:
+                    connecting.connect(tx, peer(f"c{turn}.{number}", invitation=f"i{turn}"), NOW)
+            except NoSuchInvitationError:
+                return
+            came.append(number)
+
+        together(*(lambda number=number: come(number) for number in range(INSTANCES)))
+        assert len(came) == 1
+        with store.reading() as tx:
+            assert tx.invitations.get(f"i{turn}").uses == 1
