@@ -86,7 +86,8 @@ class Index:
         self.names[identity.key] = self.names[identity.sov_did] = identity
         own = f"{identity.key}#{keys.derived.multibase}"
         self._secret(own, keys.derived, identity)
-        for did in kept.dids:
+        # With what it is called now, be it that another instance with another URL has just saved it without.
+        for did in place.dids(kept, keys):
             if did.startswith("did:web:"):
                 self._add_web(did, kept, keys, identity, place)
             else:
