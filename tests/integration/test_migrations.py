@@ -1,0 +1,129 @@
+"""A database that an earlier version wrote is brought up to date with all that is in it."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from mediator.errors import SchemaError
+from mediator.mailboxes.ports import Filter
+from mediator.mediation.records import Generation, Invitation, NewConnection, Route
+from mediator.store import migrate
+from mediator.store.base import Store
+from mediator.store.sqlite import SqliteStore
+from tests.conformance.samples import ALL, T0, TENANT, furnish, get, ids, picture
+from tests.postgres import postgres
+
+__all__ = ["postgres"]
+
+NAMES = [path.stem for path in sorted(migrate.directory().glob("[0-9]*.py"))]
+Open = Callable[[], Store]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Open the same database again and again."""
+    if request.param == "sqlite":
+        yield lambda: SqliteStore(tmp_path / "a.db")
+        return
+    with request.getfixturevalue("postgres").database() as url:
+        from mediator.store.postgres import PostgresStore
+
+        yield lambda: PostgresStore(url)
+
+
+@pytest.fixture
+def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the program have the first migrations only, as an earlier one did."""
+    shipped = migrate.directory()
+
+    def have(count: int) -> None:
+        directory = tmp_path / f"migrations {count}"
+        directory.mkdir()
+        for name in NAMES[:count]:
+            shutil.copy(shipped / f"{name}.py", directory)
+        monkeypatch.setattr(migrate, "directory", lambda: directory)
+
+    return have
+
+
+def test_migrations_are_numbered_without_a_gap():
+    assert [int(name.split("_")[0]) for name in NAMES] == list(range(1, len(NAMES) + 1))
+
+
+@pytest.mark.rule("A8", "D3")
+def test_a_database_of_the_first_version_gets_mediation_and_loses_nothing(open_store, version):
+    version(1)
+    with contextlib.closing(open_store()) as store:
+        with store.transaction() as tx:
+            furnish(tx)
+        with store.transaction() as tx:
+            before = deepcopy(picture(tx))
+    version(len(NAMES))
+    with contextlib.closing(open_store()) as store, store.transaction() as tx:
+        assert picture(tx) == before
+        # What was there before the index is found by it.
+        assert ids(tx.messages.addressed(get(tx), "r", -1, ALL, ALL, T0)) == [0, 1, 2]
+        connection = tx.connections.add(NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0))
+        tx.routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
+        [retired] = tx.mailboxes.retired(ALL)
+        tx.mailboxes.drop(retired)
+    with contextlib.closing(open_store()) as store, store.reading() as tx:
+        assert tx.connections.called(TENANT, "did:x:1") == connection
+        assert tx.routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
+
+
+def test_a_program_of_the_first_version_refuses_what_a_later_one_wrote(open_store, version):
+    open_store().close()
+    version(1)
+    with pytest.raises(SchemaError, match="newer than this program, which does not know 0002_mediation"):
+        open_store()
+
+
+@pytest.mark.rule("D1")
+def test_mediation_never_reads_a_whole_table(tmp_path):
+    store = SqliteStore(tmp_path / "a.db")
+    said: list[str] = []
+    with contextlib.closing(store):
+        with store.transaction() as tx:
+            furnish(tx)
+            [retired] = tx.mailboxes.retired(ALL)
+            store._writer.connection.set_trace_callback(said.append)
+            mailbox = get(tx)
+            connection = tx.connections.add(
+                NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
+            )
+            tx.connections.save(connection)
+            tx.connections.get(connection.no)
+            tx.connections.called(TENANT, "did:x:1")
+            tx.connections.of_mailbox(mailbox.no)
+            tx.connections.list(TENANT, 0, ALL)
+            tx.connections.count(TENANT)
+            route = Route(TENANT, "did:x:2", "a", mailbox.no, connection.no, T0, T0)
+            tx.routes.put(route)
+            tx.routes.put(route)
+            tx.routes.used(route, T0)
+            tx.routes.find(TENANT, "did:x:2")
+            tx.routes.of(connection, 0, ALL)
+            tx.routes.count(connection)
+            tx.routes.attached(TENANT, ALL)
+            tx.routes.remove(route)
+            tx.connections.remove(connection)
+            tx.invitations.put(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.invitations.get("i")
+            tx.invitations.keyed("k")
+            tx.invitations.list(TENANT, ALL)
+            tx.invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.messages.addressed(mailbox, "r", -1, ALL, ALL, T0)
+            tx.messages.newest(mailbox, Filter(recipient="r"), 1, 1, T0)
+            tx.messages.held_for(mailbox, "r")
+            tx.mailboxes.drop(retired)
+            store._writer.connection.set_trace_callback(None)
+        searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
+        assert len(searches) > 25
+        for sql in searches:
+            plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
+            assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in plan), (sql, plan)
