@@ -15,7 +15,7 @@ from pickup.dids import keys, material, naming
 from pickup.dids.document import Document
 from pickup.dids.keys import Keys
 from pickup.dids.parsing import parse
-from pickup.dids.resolver import MAX_KEPT, CachingResolver, read
+from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, read
 from pickup.dids.web import WebDids
 
 URL = "https://mediator.example.com/didcomm"
@@ -143,6 +143,17 @@ async def test_a_did_peer_4_whose_hash_is_another_is_refused(someone: Keys) -> N
     forged = f"{short_form(long)}:{other.rpartition(':')[2]}"
     with pytest.raises(UnresolvedDidError):
         await resolver().resolve(forged)
+
+
+@pytest.mark.rule("D12")
+async def test_a_did_peer_4_has_a_longest_length() -> None:
+    def long(size: int) -> str:
+        return str(did_peer_4.encode({"alsoKnownAs": ["x" * size]}))
+
+    size = max(size for size in range(2800, 3000) if len(long(size)) <= MAX_LONG_FORM)
+    assert (await resolver().resolve(long(size))).key_agreement == ()
+    with pytest.raises(UnresolvedDidError, match="at most"):
+        await resolver().resolve(long(size + 1))
 
 
 async def test_our_own_comes_first_and_is_not_copied(someone: Keys) -> None:
