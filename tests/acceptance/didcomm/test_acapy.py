@@ -10,10 +10,11 @@ import pytest
 
 from tests.acceptance.didcomm.acapy import Agent
 from tests.acceptance.didcomm.door import Door
-from tests.acceptance.service import Services
+from tests.acceptance.service import Services, until
 
 pytestmark = pytest.mark.timeout(300)
 HANDSHAKES = ("connections/1.0", "didexchange/1.0", "didexchange/1.1")
+REGISTERED_WITHIN = 10.0
 RELAYED_WITHIN = 60.0
 
 
@@ -43,7 +44,7 @@ async def test_mail_is_relayed_also_what_came_while_it_was_down(
     (service,) = invitation["services"]
     assert service["serviceEndpoint"] == door.url
     assert service["routingKeys"]
-    assert await alice.keylist(to_mediator)
+    await until(lambda: alice.keylist(to_mediator), REGISTERED_WITHIN, "the mediator's answer to keylist-update is in")
     to_alice = await bob.accept(invitation)
     await bob.write(to_alice, "first")
     await alice.has(["first"])
