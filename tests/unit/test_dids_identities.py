@@ -34,7 +34,7 @@ class Counting(Broker):
 
     looks = 0
 
-    async def read(self, look: Callable[[Transaction, int], Any]) -> Any:  # type: ignore[override]
+    async def read(self, look: Callable[[Transaction, int], Any]) -> Any:
         self.looks += 1
         return await super().read(look)
 
