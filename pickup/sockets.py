@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Literal, Protocol
 
 import structlog
-from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from mediator.errors import MediatorError
 from mediator.mediation.records import Generation
@@ -82,7 +82,8 @@ class Socket:
         """Ping, and wait for the pong to it: what was sent before has been read (D7)."""
         self._pings += 1
         mark = _MARK.pack(self._pings)
-        pong = self._pongs[mark] = self._loop.create_future()
+        pong: asyncio.Future[bool] = self._loop.create_future()
+        self._pongs[mark] = pong
         try:
             if not await self._written(self._ws.ping(mark)):
                 return False
@@ -118,7 +119,7 @@ class Socket:
 
     async def _read(self) -> None:
         while True:
-            frame: WSMessage = await self._ws.receive()
+            frame = await self._ws.receive()
             self._heard_at = self._loop.time()
             match frame.type:
                 case WSMsgType.TEXT | WSMsgType.BINARY:
