@@ -116,20 +116,12 @@ def _acknowledge(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], now: int
     return len(done)
 
 
-def take_batch(tx: Transaction, connection: Connection, size: int, budget: int, now: int) -> list[Message]:
-    """Hand out the oldest messages to a holder that never acknowledges: the last batch counts as taken by now (D7)."""
-    settled = settle_handed(tx, connection, now)
-    messages = deliver(tx, settled, size, None, budget, now)
-    hand_over(tx, settled, messages)
-    return messages
-
-
 def hand_over(tx: Transaction, connection: Connection, messages: Sequence[Message]) -> None:
-    """Note that messages go out without being acknowledged: the holder's next request confirms them (D7)."""
+    """Note that messages went out that nobody acknowledges: the holder's next request confirms them (D7)."""
     current = tx.connections.get(connection.no)
-    handed = tuple(message.msg_id for message in messages)
-    if current is not None and current.handed != handed:
-        tx.connections.save(replace(current, handed=handed))
+    # Meanwhile it may have ended, or have got another mailbox, whose ids mean other messages.
+    if current is not None and current.mailbox_no == connection.mailbox_no:
+        tx.connections.save(replace(current, handed=tuple(message.msg_id for message in messages)))
 
 
 def settle_handed(tx: Transaction, connection: Connection, now: int) -> Connection:

@@ -139,8 +139,14 @@ class Mediation(Broker):
     def acknowledge(self, connection: Connection, *ids: int) -> int:
         return self.run(lambda tx: taking.acknowledge(tx, connection, ids, self.now))
 
-    def take_batch(self, connection: Connection, size: int = 10, budget: int = AMPLE) -> list[Message]:
-        return self.run(lambda tx: taking.take_batch(tx, connection, size, budget, self.now))
+    def take_batch(self, connection: Connection, size: int = 10) -> list[Message]:
+        """Take as a holder does that never acknowledges."""
+        messages = self.deliver(self.settle_handed(connection), size)
+        self.hand_over(connection, messages)
+        return messages
+
+    def hand_over(self, connection: Connection, messages: Sequence[Message]) -> None:
+        self.run(lambda tx: taking.hand_over(tx, connection, messages))
 
     def settle_handed(self, connection: Connection) -> Connection:
         return self.run(lambda tx: taking.settle_handed(tx, connection, self.now))

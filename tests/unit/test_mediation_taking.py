@@ -219,6 +219,22 @@ def test_a_batch_out_of_a_mailbox_that_was_lost_confirms_nothing_in_the_next_one
     assert house.status(_again(house)).count == 10
 
 
+@pytest.mark.rule("A3", "D7")
+def test_a_batch_that_went_out_while_its_mailbox_was_lost_confirms_nothing(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), *TEN)
+    messages = house.deliver(holder, 4)
+    house.delete_mailbox(str(holder.address))
+    house.grant(holder)
+    house.forward(key(10), *TEN)
+    house.hand_over(holder, messages)
+    assert house.settle_handed(_again(house)).handed == ()
+    assert house.status(_again(house)).count == 10
+    house.disconnect(holder.no)
+    house.hand_over(holder, messages)
+    assert house.called(key(1)) is None
+
+
 @pytest.mark.rule("D3")
 def test_messages_can_be_picked_and_stay(house: Mediation) -> None:
     holder = house.holder(1, key(10))
