@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -224,7 +224,7 @@ def _write_v1(reply: Reply) -> Json:
     if thread:
         raw["~thread"] = thread
     if reply.attachments:
-        raw["~attach"] = [_written(attachment, "@id") for attachment in reply.attachments]
+        raw["~attach"] = [_written(attachment, "@id", base64.b64encode) for attachment in reply.attachments]
     return raw
 
 
@@ -242,13 +242,14 @@ def _write_v2(reply: Reply, sender: str, receiver: str) -> Json:
     if reply.pthid is not None:
         raw["pthid"] = reply.pthid
     if reply.attachments:
-        raw["attachments"] = [_written(attachment, "id") for attachment in reply.attachments]
+        raw["attachments"] = [_written(attachment, "id", base64.urlsafe_b64encode) for attachment in reply.attachments]
     return raw
 
 
-def _written(attachment: Attachment, id_name: str) -> Json:
+def _written(attachment: Attachment, id_name: str, encoder: Callable[[bytes], bytes]) -> Json:
+    """Write an attachment; v1 agents read the standard alphabet only, v2 has the one for URLs. Padding suits all."""
     if isinstance(attachment.data, bytes):
-        data: Json = {"base64": base64.urlsafe_b64encode(attachment.data).decode()}
+        data: Json = {"base64": encoder(attachment.data).decode()}
     else:
         data = {"json": attachment.data}
     written: Json = {id_name: attachment.id, "data": data}

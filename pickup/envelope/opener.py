@@ -75,7 +75,7 @@ class LibraryEnvelopes:
 
     async def _decrypted(self, jwe: Jwe) -> tuple[str, str | None, Jwe | Jws | dict[str, Any]]:
         """Return the key of ours that opened a layer, the DID whose key sealed it, and what it held."""
-        kid, secret = self._ours(jwe)
+        kid, secret = await self._ours(jwe)
         sender, did = None, None
         if jwe.sender_kid is not None:
             did, sender = await self._key(jwe.sender_kid, "key_agreement")
@@ -87,12 +87,20 @@ class LibraryEnvelopes:
             raise EnvelopeError(NOT_FOR_US) from error
         return kid, did, read_layer(payload)
 
-    def _ours(self, jwe: Jwe) -> tuple[str, Secret]:
+    async def _ours(self, jwe: Jwe) -> tuple[str, Secret]:
+        found = self._known(jwe)
+        if found is None and await self._secrets.renew():
+            found = self._known(jwe)
+        if found is None:
+            raise EnvelopeError(NOT_FOR_US)
+        return found
+
+    def _known(self, jwe: Jwe) -> tuple[str, Secret] | None:
         for kid in jwe.recipients:
             secret = self._secrets.kid(kid)
             if secret is not None and secret.curve == jwe.curve:
                 return kid, secret
-        raise EnvelopeError(NOT_FOR_US)
+        return None
 
     async def _verified(self, jws: Jws) -> tuple[str, Jwe | Jws | dict[str, Any]]:
         did, key = await self._key(jws.kid, "authentication")

@@ -102,6 +102,9 @@ class MemorySecrets:
     def kid(self, kid: str) -> Secret | None:
         return self._secrets.get(kid)
 
+    async def renew(self) -> bool:
+        return False
+
 
 def b64(value: bytes | str | Mapping[str, Any]) -> str:
     """Encode as unpadded base64url; objects as JSON."""
