@@ -22,6 +22,11 @@ _EXAMPLES = {
     "database_url": '"postgresql://mediator:PASSWORD@db.example.com/mediator"',
     "log_format": '"json"',
     "instance": '"mediator-1"',
+    "public_url": '"https://mediator.example.com"',
+    "allow": '["did:web:wallet.example.com"]',
+    "key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
+    "outbound_networks": '["10.1.0.0/16"]',
+    "push_webhook": '"https://push.example.com/ring"',
 }
 _TENANTS = """\
 # [tenants.acme]
