@@ -1,0 +1,111 @@
+"""The dispatcher: who handles what, and how refusals are told (D8, D12)."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from mediator.errors import MediatorError, NotEnrolledError, UnsupportedMessageError
+from mediator.mediation.records import Generation
+from pickup.dispatch import Call, Dispatcher
+from pickup.message import DIDCOMM, OLD, Reply
+from tests.unit.mediation import key
+from tests.unit.protocols import V1, V2, Door, Json, Peer, Wire, open_door
+
+both = pytest.mark.parametrize("generation", [V1, V2], ids=["v1", "v2"])
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with open_door() as door:
+        yield door
+
+
+def plain(generation: Generation, type: str) -> Json:
+    return {"@type": DIDCOMM + type, "@id": "m"} if generation is V1 else {"type": DIDCOMM + type, "id": "m"}
+
+
+@pytest.mark.rule("D8", "D12")
+@pytest.mark.parametrize(
+    ("generation", "type"),
+    [
+        (V1, "messagepickup/1.0/batch-pickup"),
+        (V1, "messagepickup/1.0/noop"),
+        (V1, "messagepickup/2.0/status-request"),
+        (V1, "messagepickup/2.0/delivery-request"),
+        (V1, "messagepickup/2.0/messages-received"),
+        (V1, "messagepickup/2.0/live-delivery-change"),
+        (V2, "messagepickup/3.0/delivery-request"),
+        (V2, "message-pickup/4.0/delivery-request"),
+        (V1, "coordinate-mediation/1.0/mediate-request"),
+        (V1, "coordinate-mediation/1.0/keylist-update"),
+        (V2, "coordinate-mediation/2.0/keylist-query"),
+        (V2, "coordinate-mediation/3.0/mediate-request"),
+        (V2, "coordinate-mediation/3.0/recipient-update"),
+        (V1, "report-problem/1.0/problem-report"),
+        (V1, "connections/1.0/request"),
+        (V1, "didexchange/1.1/request"),
+        (V1, "push-notifications-fcm/1.0/set-device-info"),
+    ],
+)
+async def test_an_anonymous_message_is_refused(door: Door, generation: Generation, type: str) -> None:
+    """Pickup and keylist messages above all: whoever the plaintext says sent them."""
+    wire = Wire(persistent=True)
+    raw = plain(generation, type)
+    if generation is V2:
+        raw["from"] = "did:example:peer1"
+    with pytest.raises(NotEnrolledError):
+        await door.receive(raw, generation, None, wire)
+    assert wire.frames == []
+
+
+@both
+@pytest.mark.rule("D12")
+async def test_an_anonymous_message_that_nobody_knows_is_refused(door: Door, generation: Generation) -> None:
+    with pytest.raises(UnsupportedMessageError):
+        await door.receive(plain(generation, "basicmessage/1.0/message"), generation, None, Wire())
+
+
+@both
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize("prefix", [DIDCOMM, OLD])
+async def test_a_problem_report_has_the_form_of_its_generation(door: Door, generation: Generation, prefix: str) -> None:
+    peer = await door.connect(1, generation)
+    answer = await peer.ask("basicmessage/1.0/message", prefix=prefix, thid="thread")
+    text = f"type: {prefix}basicmessage/1.0/message is not supported"
+    if generation is V1:
+        assert answer.type == f"{prefix}report-problem/1.0/problem-report"
+        assert answer.body == {"description": {"code": "e.p.msg.unsupported", "en": text}}
+        assert (answer.thid, answer.pthid) == ("thread", peer.last)
+    else:
+        assert answer.type == f"{prefix}report-problem/2.0/problem-report"
+        assert answer.body == {"code": "e.p.msg.unsupported", "comment": text}
+        assert (answer.thid, answer.pthid) == (None, "thread")
+    assert door.meter("mediator_didcomm_problem_reports_total", code="unsupported_message") == 1
+
+
+@both
+@pytest.mark.rule("D12")
+async def test_a_stranger_whose_key_is_known_is_told_too(door: Door, generation: Generation) -> None:
+    stranger = Peer(door, generation, key(77) if generation is V1 else "did:example:stranger")
+    assert (await stranger.ask("nonsense/1.0/x")).problem[0] == "e.p.msg.unsupported"
+
+
+async def nobody(call: Call) -> Sequence[Reply]:
+    raise MediatorError
+
+
+@pytest.mark.rule("D12")
+def test_a_message_has_one_handler() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.register("family", {(1, 0), (1, 2), (2, 0)}, {"name": nobody}, generations={V1})
+    dispatcher.register("family", {(1, 0)}, {"other": nobody}, generations={V1})
+    with pytest.raises(ValueError, match="registered already"):
+        dispatcher.register("family", {(2, 1)}, {"name": nobody}, generations={V2})
+    assert [str(one) for one in dispatcher.protocols()] == ["family/1.0", "family/1.2", "family/2.0"]
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(("version", "spoken"), [("1.0", True), ("1.1", True), ("1.2", False), ("2.0", False)])
+async def test_a_minor_version_up_to_the_newest_is_spoken(door: Door, version: str, spoken: bool) -> None:
+    answer = await (await door.connect(1)).ask(f"out-of-band/{version}/handshake-reuse", pthid="none")
+    assert (answer.problem[0] != "e.p.msg.unsupported") is spoken
