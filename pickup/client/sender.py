@@ -7,7 +7,7 @@ from typing import Any, Self
 import orjson
 
 from mediator.errors import MediatorError
-from mediator.mediation.names import canonical
+from mediator.mediation import names
 from mediator.mediation.records import Generation
 from pickup.client import transport
 from pickup.client.errors import ClientError
@@ -68,7 +68,8 @@ class Sender:
             envelope = await self._tools.envelopes.seal_v1(encode(message), [_key(to_key)], self.key)
             to = to_key
             for routing_key in routing_keys:
-                forward = forward_v1(to, envelope)
+                # Mediators in use look for the key in base58 here and nothing else.
+                forward = forward_v1(names.base58(names.verkey(_key(to))), envelope)
                 envelope = await self._tools.envelopes.seal_v1(encode(forward), [_key(routing_key)], None)
                 to = routing_key
         except MediatorError as error:
@@ -112,7 +113,7 @@ def forward_v2(to: str, envelopes: Sequence[bytes], routing_did: str, **headers:
 
 
 def _key(text: str) -> str:
-    key = canonical(text)
+    key = names.canonical(text)
     if key is None:
         raise ClientError(f"expected a key, got {text!r}")
     return key
