@@ -225,18 +225,6 @@ class LiveModeError(MediatorError):
         super().__init__("Connection does not support Live Delivery")
 
 
-class RateLimitedError(MediatorError):
-    """One peer asks more often than it may."""
-
-    code = "rate_limited"
-    status = 429
-    retry = True
-    problem = "e.p.me.res.net"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"rate_limited: at most {limit} messages a second")
-
-
 class NoSuchInvitationError(MediatorError):
     """An invitation that was never made, is used up, or has expired."""
 

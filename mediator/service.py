@@ -102,6 +102,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         if settings.didcomm.enabled:
             await _open_didcomm(settings, app, http.port, broker, connection, metrics, control, stack)
         await http.start(app)
+        # Once more, so that it stops before what its requests need.
+        stack.push_async_callback(http.stop)
         Operating(broker, settings, health, nats_url, http.port).register(control)
         stack.push_async_callback(health.close)
         watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from mediator.errors import MediatorError, NotEnrolledError, UnsupportedMessageError
+from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from mediator.mediation.records import Connection, Generation
 from pickup.message import Message, Reply
 from pickup.problems import is_report, report
@@ -124,7 +124,9 @@ class Dispatcher:
         For an anonymous sender there is no answer, and what was wrong is raised.
         """
         try:
-            replies = await self._entry(call).handler(call)
+            handler = self._entry(call).handler
+            _in_time(call)
+            replies = await handler(call)
         except MediatorError as error:
             if call.caller is None:
                 raise
@@ -147,3 +149,10 @@ class Dispatcher:
             return []
         call.office.meters.reported(error.code)
         return [report(call.message, error)]
+
+
+def _in_time(call: Call) -> None:
+    """Refuse what its sender wants done no more, but for forwards: who is late there must not be told (D9)."""
+    expires, name = call.message.expires_time, call.message.type.name
+    if expires is not None and name != "forward" and expires * 1000 <= call.office.broker.clock():
+        raise BadRequestError("expires_time", "expected a time to come, got one that is past")

@@ -59,7 +59,7 @@ PROTOCOLS = (
     trust_ping,
 )
 ENVELOPE_OVERHEAD = 64 * 1024
-"""Bytes an envelope may have beyond what its base64 makes of the largest message."""
+"""Bytes an envelope may have beyond twice the largest message: a v2 forward writes it in base64 within base64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ async def didcomm_door(
         vault = Vault.load(options.key, options.data_dir)
         identities = await Identities.open(broker, vault, options.tenants, options.public_url)
         resolver = CachingResolver(identities, WebDids(guard))
-        max_envelope = 4 * broker.bounds.max_message // 3 + ENVELOPE_OVERHEAD
+        max_envelope = 2 * broker.bounds.max_message + ENVELOPE_OVERHEAD
         envelopes = LibraryEnvelopes(resolver, identities, max_bytes=max_envelope)
         meters = Meters(registry)
 
@@ -128,7 +128,7 @@ async def didcomm_door(
         pages.add_routes(app)
         DidPages(identities, options.public_url).add_routes(app)
         Transports(
-            Reception(office, post),
+            Reception(office, post, relay.look),
             sessions,
             meters,
             max_message=max_envelope,

@@ -1,11 +1,13 @@
 """The reception: opens what comes in at any transport, finds out who sent it, and has it handled and answered."""
 
-from mediator.errors import BadRequestError, EnvelopeError
+from collections.abc import Callable
+
+from mediator.errors import EnvelopeError
 from mediator.mediation import connecting
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Connection
 from pickup.dispatch import Call, Channel
-from pickup.message import Message, read
+from pickup.message import read
 from pickup.office import Office
 from pickup.post import Post
 
@@ -16,9 +18,11 @@ SEEN_EVERY = 3600 * 1000
 class Reception:
     """Takes envelopes from the transports."""
 
-    def __init__(self, office: Office, post: Post) -> None:
+    def __init__(self, office: Office, post: Post, came: Callable[[Connection], None]) -> None:
+        """``came`` is told of each connection that calls and has an endpoint: mail may be brought there again (D10)."""
         self._office = office
         self._post = post
+        self._came = came
 
     async def receive(self, data: bytes, channel: Channel) -> None:
         """Handle one envelope; what is answered goes out on ``channel`` or to the sender's endpoint (D5).
@@ -30,7 +34,6 @@ class Reception:
         opened = await office.envelopes.open(data)
         owner = await office.identities.owner(opened.recipient)
         message = read(opened.plaintext, opened.generation)
-        _in_time(message, office.broker.clock())
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
             raise EnvelopeError("expected a sender with a DID or a key")
@@ -52,12 +55,10 @@ class Reception:
             return None
         broker = self._office.broker
         connection = await broker.read(lambda tx, _now: tx.connections.called(tenant, caller))
-        if connection is not None and broker.clock() - connection.seen_at >= SEEN_EVERY:
-            seen = connection
-            await broker.write(lambda tx, now: connecting.seen(tx, seen, now))
+        if connection is None:
+            return None
+        if broker.clock() - connection.seen_at >= SEEN_EVERY:
+            await broker.write(lambda tx, now: connecting.seen(tx, connection, now))
+        if connection.endpoint is not None:
+            self._came(connection)
         return connection
-
-
-def _in_time(message: Message, now: int) -> None:
-    if message.expires_time is not None and message.expires_time * 1000 <= now:
-        raise BadRequestError("expires_time", "expected a time to come, got one that is past")

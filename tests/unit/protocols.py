@@ -239,7 +239,7 @@ class Door:
             label="Mediator",
             dispatcher=dispatcher,
         )
-        self.reception = Reception(self.office, post)
+        self.reception = Reception(self.office, post, lambda _connection: None)
 
     async def close(self) -> None:
         await self.sessions.close()
