@@ -1,7 +1,7 @@
-"""ACA-Py as a mediator, the peer of the DIDComm claim: its own queue holds mail in memory until a socket is opened.
+"""ACA-Py as a mediator, the peer of the DIDComm claim: its own queue holds mail in memory.
 
-What speaks the pickup protocol for it is a plugin from a repository of its own, which is not installed here; so ACA-Py
-is asked for what it can do without.
+What speaks the pickup protocol for it is a plugin from a repository of its own, which is not installed here; so it is
+asked for what it does without: taking forwards.
 """
 
 import json

@@ -45,7 +45,7 @@ def run(**spec: Any) -> Result:
 
 
 async def load(spec: Result) -> Result:
-    """Forward ``count`` messages to holders in turn, then have all holders pick up and acknowledge theirs."""
+    """Forward ``count`` messages to holders in turn; with ``pickup`` all holders then take and acknowledge theirs."""
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender())
         holders = []
@@ -55,8 +55,7 @@ async def load(spec: Result) -> Result:
         packed = await _packed(sender, holders, spec["count"])
         url = holders[0].link.endpoint or holders[0].link.url("http", "https")
         forwarded = await _forward(url, packed, holders[0].generation, spec)
-        taken = await _implicit(holders, spec) if spec["implicit"] else await _pick_up(holders, spec)
-        return {"forward": forwarded, "pickup": taken, "bytes": len(packed[0])}
+        return {"forward": forwarded, "pickup": await _pick_up(holders, spec) if spec["pickup"] else None}
 
 
 async def _packed(sender: Sender, holders: list[Holder], count: int) -> list[bytes]:
@@ -126,21 +125,6 @@ async def _pick_up(holders: list[Holder], spec: Result) -> Result:
     figures = _figures(spent, taken, time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
     assert taken == spec["count"], f"{spec['count']} were forwarded, {taken} picked up"
     return figures
-
-
-async def _implicit(holders: list[Holder], spec: Result) -> Result:
-    """Take bare envelopes off sockets, where a mediator has nothing better."""
-    share = spec["count"] // len(holders)
-
-    async def take(holder: Holder) -> None:
-        async with contextlib.aclosing(holder.implicit()) as mails:
-            for _ in range(share):
-                await anext(mails)
-
-    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
-    async with asyncio.timeout(120):
-        await asyncio.gather(*map(take, holders))
-    return _figures([0.0], share * len(holders), time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
 
 
 def _figures(spent: list[float], count: int, seconds: float, cpu: float) -> Result:
