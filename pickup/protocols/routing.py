@@ -1,4 +1,4 @@
-"""Routing 1.0 (RFC 0094) and 2.0: forwards, each message to each recipient's queue, and never an answer (D4, D9)."""
+"""Routing 1.0 (RFC 0094) and 2.0: forwards, queued for each recipient; answered only when malformed (D4, D9)."""
 
 import asyncio
 import random

@@ -290,6 +290,20 @@ async def test_agents_of_1_0_ask_for_all_with_a_limit_below_zero(door: Door) -> 
     assert body["pagination"] == {"count": 2, "offset": 0, "remaining": 0}
 
 
+@each
+@pytest.mark.rule("D12")
+async def test_a_page_has_at_most_a_thousand_keys(version: Version) -> None:
+    async with open_door(Rules(max_keys=2000)) as door:
+        peer = await holder(door, version)
+        keys = [key(number) for number in range(2000, 3001)]
+        await version.results(peer, *((one, "add") for one in keys[:1000]))
+        await version.results(peer, (keys[1000], "add"))
+        for paginate in (None, {"limit": 5000, "offset": 0}):
+            body = (await version.query(peer, paginate)).body
+            assert len(body[version.items]) == 1000
+            assert body["pagination"] == {"count": 1000, "offset": 0, "remaining": 1}
+
+
 @pytest.mark.rule("D3")
 async def test_keys_are_listed_as_the_peer_writes_them(door: Door) -> None:
     peer = await holder(door, ONE)

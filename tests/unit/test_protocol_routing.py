@@ -10,6 +10,7 @@ import pytest
 from mediator.errors import BadRequestError, MediatorError, UnsupportedMessageError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mediation.records import DAY, Generation, Rules
+from mediator.store.writer import Committed
 from pickup.message import DIDCOMM, OLD, read
 from pickup.protocols import routing
 from tests.unit.broker import TENANT
@@ -280,7 +281,7 @@ async def test_please_ack_and_return_route_on_a_forward_are_not_honoured(door: D
 async def test_known_and_unknown_recipients_both_wait_for_a_commit(door: Door) -> None:
     """The answer takes equally long."""
     await door.holder(1, HELD)
-    commits = []
+    commits: list[Committed] = []
     door.broker.listen(commits.append)
     for to in (HELD, key(999), "no key"):
         before = len(commits)
