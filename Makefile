@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Its pins are older than what it works with, so it comes alone; what it imports is in pyproject.toml.
 DIDCOMM := --no-deps didcomm==0.3.2
+# A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
+ACAPY := aries-cloudagent[askar]==0.12.8
+ACAPY_PYTHON ?= $(PYTHON)
 
-.PHONY: serve test check bench fuzz clean
+.PHONY: serve test check bench fuzz peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +28,14 @@ $(VENV)/.fuzz: $(VENV)/.dev
 serve: $(VENV)/.core  ## run the service on its embedded defaults: make serve ARGS="--nats 0.0.0.0:4222"
 	$(BIN)/mediator serve $(ARGS)
 
-test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
+$(VENV)-acapy/.done:
+	$(ACAPY_PYTHON) -m venv $(VENV)-acapy
+	$(VENV)-acapy/bin/pip install --quiet '$(ACAPY)'
+	@touch $@
+
+peers: $(VENV)-acapy/.done  ## install ACA-Py, in an environment of its own, for tests and benchmarks
+
+test: $(VENV)/.dev peers  ## run every test: make test ARGS="-k fetch"
 	$(BIN)/pytest $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
@@ -40,4 +50,4 @@ fuzz: $(VENV)/.fuzz  ## fuzz the parsers for a minute each: make fuzz ARGS="--se
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-acapy .pytest_cache .mypy_cache .ruff_cache .hypothesis
