@@ -2,8 +2,11 @@
 
 import os
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +21,7 @@ from mediator.store.base import Place, Store
 from tests.integration.test_postgres_store import (
     ALL,
     BOUNDS,
+    DEADLINE,
     INSTANCES,
     NOW,
     QUOTAS,
@@ -80,6 +84,55 @@ def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instan
             kept = tx.connections.called(TENANT, f"a{turn}")
             assert kept == tx.connections.called(TENANT, f"b{turn}")
             assert kept.no == found[0].no
+
+
+@pytest.mark.rule("D7", "D8")
+def test_what_several_instances_change_of_a_connection_is_all_kept(store, instances):
+    with store.transaction() as tx:
+        connection = connecting.connect(tx, peer("c"), NOW)
+
+    def change(number: int) -> None:
+        for turn in range(30):
+            with instances[number].transaction() as tx:
+                found = tx.connections.get(connection.no) if turn % 2 else tx.connections.called(TENANT, "c")
+                tx.connections.save(replace(found, handed=(*found.handed, 100 * number + turn)))
+
+    together(*(lambda number=number: change(number) for number in range(INSTANCES)))
+    with store.reading() as tx:
+        handed = tx.connections.get(connection.no).handed
+    assert sorted(handed) == [100 * number + turn for number in range(INSTANCES) for turn in range(30)]
+
+
+def wait_for_a_lock(url: str) -> None:
+    """Return when somebody in the database waits for somebody else."""
+    import psycopg
+
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    end = time.monotonic() + DEADLINE
+    with psycopg.connect(url, autocommit=True) as connection:
+        while connection.execute(sql).fetchone() == (0,):
+            assert time.monotonic() < end, "nobody waits"
+            time.sleep(0.01)
+
+
+@pytest.mark.rule("D8")
+def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instances):
+    with store.transaction() as tx:
+        old, new = (connecting.connect(tx, peer(*callers), NOW) for callers in (("a", "c"), ("b",)))
+    found: list[Connection] = []
+
+    def look() -> None:
+        with instances[0].transaction() as tx:
+            found.append(tx.connections.called(TENANT, "c"))
+
+    looker = threading.Thread(target=look, daemon=True)
+    with store.transaction() as tx:
+        tx.connections.save(replace(old, callers=("a",)))
+        tx.connections.save(replace(new, callers=("b", "c")))
+        looker.start()
+        wait_for_a_lock(url)
+    looker.join(DEADLINE)
+    assert found == [replace(new, callers=("b", "c"))]
 
 
 @pytest.mark.rule("D8")
