@@ -126,7 +126,9 @@ def _written(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
     several = get_origin(_bare(kind)) is list
     if isinstance(info, ArgumentInfo):
         return f"{info.metavar}{'...' if several else ''}"
-    option = info.param_decls[0] if info.param_decls else f"--{name.replace('_', '-')}"
+    # Of several names typer takes the first for the default, which an annotation cannot give.
+    names = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
+    option = names[0] if names else f"--{name.replace('_', '-')}"
     return option if kind is bool else f"{option} {info.metavar or _word(kind)}"
 
 
