@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import random
-import signal
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,8 +18,9 @@ import pytest
 
 from mediator.errors import UncertainError
 from tests.acceptance.client import Answer, Client, Unanswered, payload_of
+from tests.acceptance.database import answers, disturbing
 from tests.acceptance.service import Service, Services, until
-from tests.postgres import PrivateServer, Server
+from tests.postgres import Server
 
 KILLS = int(os.environ.get("MEDIATOR_TEST_KILLS", "20"))
 SEED = int(os.environ.get("MEDIATOR_TEST_SEED", "20260102"))
@@ -90,37 +90,11 @@ async def test_sqlite_survives_kill_9(services: Services):
 @pytest.mark.rule("A3", "A8", "A9", "S3", "S4", "F1", "K2", "K3")
 async def test_postgres_survives_kill_9(services: Services, postgres: Server):
     with postgres.database() as url:
-
-        def disturb(life: int) -> None:
-            if life % 4 == 1:
-                ask(url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'mediator'")
-            elif life in (6, 14) and isinstance(postgres, PrivateServer):
-                # One killed backend makes the server throw all out and recover from its log.
-                for (pid,) in ask(url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'mediator' LIMIT 1"):
-                    os.kill(pid, signal.SIGKILL)
-
         try:
-            await survives(services.new(database_url=url), disturb)
+            await survives(services.new(database_url=url), disturbing(postgres, url))
         finally:
             services.close()
             await until(lambda: answers(url), 30, "PostgreSQL has recovered")
-
-
-def ask(url: str, statement: str) -> list[tuple[int, ...]]:
-    """Ask the database itself."""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
-        return connection.execute(statement).fetchall()
-
-
-def answers(url: str) -> bool:
-    """Whether the database takes connections."""
-    import psycopg
-
-    with contextlib.suppress(psycopg.OperationalError):
-        return bool(ask(url, "SELECT 1"))
-    return False
 
 
 async def survives(service: Service, disturb: Callable[[int], None]) -> None:
