@@ -67,8 +67,8 @@ async def _packed(sender: Sender, holders: list[Holder], count: int) -> list[byt
     for number in range(count):
         grant, key = ready[number % len(ready)]
         if holders[0].generation is Generation.V1:
-            note = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": str(number), "content": TEXT}
-            packed.append(await sender.pack_v1(key, grant.routing, note))
+            old = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": str(number), "content": TEXT}
+            packed.append(await sender.pack_v1(key, grant.routing, old))
         else:
             type = "https://didcomm.org/basicmessage/2.0/message"
             note = {"id": str(number), "type": type, "body": {"content": TEXT}}
