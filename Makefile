@@ -35,7 +35,8 @@ $(VENV)-acapy/.done:
 
 peers: $(VENV)-acapy/.done  ## install ACA-Py, in an environment of its own, for tests and benchmarks
 
-test: $(VENV)/.dev peers  ## run every test: make test ARGS="-k fetch"
+test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
+	-@$(MAKE) --no-print-directory peers
 	$(BIN)/pytest $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
