@@ -5,6 +5,7 @@ the check and the connection nothing is looked up once more.
 """
 
 import asyncio
+import io
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -94,7 +95,9 @@ class Guard:
         headers = {"Content-Type": content_type}
         async with _in_time(seconds):
             for _ in range(1 + MAX_REDIRECTS):
-                async with self._open().post(target, data=body, headers=headers, allow_redirects=False) as response:
+                # The library writes raw bytes in one piece, and above 1 MiB warns of that.
+                data = io.BytesIO(body)
+                async with self._open().post(target, data=data, headers=headers, allow_redirects=False) as response:
                     status, location = response.status, response.headers.get("Location")
                 if status != _TEMPORARY_REDIRECT or location is None:
                     return status

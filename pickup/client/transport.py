@@ -1,6 +1,7 @@
 """Carries envelopes: HTTP POST with the one answer it may bring, and WebSocket frames."""
 
 import asyncio
+import io
 
 import aiohttp
 
@@ -23,7 +24,7 @@ async def post(
     try:
         async with session.post(
             url,
-            data=envelope,
+            data=io.BytesIO(envelope),
             headers={"Content-Type": MEDIA_TYPES[generation]},
             timeout=aiohttp.ClientTimeout(seconds),
             allow_redirects=False,

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 FAMILY = "messagepickup"
 FAMILY_4 = "message-pickup"
-BUDGET = 1 << 20
-"""Bytes of the messages in one delivery, unless a single one is larger."""
+BUDGET = 128 * 1024
+"""Bytes of the messages in one delivery, unless a single one is larger.
+
+In base64, with what stands around it, less than the 192 000 bytes above which Python's wallets open no v2 envelope.
+"""
 NOBODY = ""
 """Stands for a recipient that is no key and no DID: it has no mail."""
 

@@ -99,6 +99,15 @@ async def test_both_libraries_open_each_other():
                 assert (opened.plaintext, opened.sender) == (FROM_THEM, sender)
 
 
+async def test_what_is_within_our_bounds_is_opened_however_large(envelopes):
+    letter = FROM_THEM | {"body": {"comment": "x" * 500_000}}
+    for whole in (letter, jws(letter, THEM.authentication[0])):
+        opened = await envelopes.open(orjson.dumps(jwe(whole, to_us(), THEM.agreement[0])))
+        assert (opened.plaintext, opened.sender) == (letter, THEM.did)
+    sealed = await envelopes.seal_v2(letter | {"from": US.did}, US.did, US.did)
+    assert (await envelopes.open(sealed)).plaintext == letter | {"from": US.did, "to": [US.did]}
+
+
 @pytest.mark.parametrize("curve", ["P-256", "P-384"])
 async def test_ephemeral_keys_are_written_in_full_length(library, curve):
     """Dropped zeros make an envelope that stricter peers refuse; half a percent of all coordinates begin with one."""

@@ -87,6 +87,26 @@ async def test_mail_survives_a_kill(door: Door, invites: Invites, options: dict[
     assert (await holder.received([mail.id for mail in mails])).count == 0
 
 
+@pytest.mark.parametrize("options", [V1[0], V2[0]], ids=["v1", "v2"])
+@pytest.mark.rule("D1", "D6")
+async def test_a_photograph_comes_whole(door: Door, invites: Invites, options: dict[str, Any]):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    photograph = "x" * 3_000_000
+    await send(sender, holder, key, photograph)
+    await send(sender, holder, key, "with greetings")
+    assert await texts(holder, await holder.fetch(limit=1)) == [photograph]
+    first, *_ = await holder.fetch()
+    await holder.received([first.id])
+    assert await texts(holder, await holder.fetch()) == ["with greetings"]
+    async with contextlib.aclosing(holder.live()) as live, asyncio.timeout(4 * LIVE_WITHIN):
+        arriving = asyncio.ensure_future(anext(live))
+        await until(lambda: door_is_live(holder), LIVE_WITHIN, "live mode is on")
+        await send(sender, holder, key, photograph)
+        assert await text(holder, await arriving) == photograph
+
+
 @every
 @pytest.mark.rule("D8")
 async def test_the_keylist_is_the_holders_own(door: Door, invites: Invites, options: dict[str, Any]):
