@@ -70,7 +70,7 @@ class Secrets(Protocol):
         """v2: return the secret of a key id of ours."""
 
     async def renew(self) -> bool:
-        """Look for keys that another instance made, at most once a second; True when there were new ones.
+        """Look for keys that another instance made, which may take a moment; True when there were new ones.
 
         For when no recipient of a v2 envelope is known: then look at ``kid`` once more.
         """

@@ -19,7 +19,8 @@ from pickup.dids.vault import Vault
 
 __all__ = ["Identities", "Identity", "Owner"]
 
-RENEW_SECONDS = 1.0
+RENEW_SECONDS = 0.1
+"""From one look for keys that are unknown to the next at least: strangers, too, cause them."""
 LOOK_SECONDS = 30.0
 """How often the store is looked at while there are messages, for what another instance has rotated."""
 
@@ -124,7 +125,8 @@ class Identities:
         invitation = await self._broker.read(lambda tx, _now: tx.invitations.keyed(key))
         if invitation is not None:
             return self._vault.open(invitation.sealed)
-        await self.renew()
+        # Without waiting: an envelope may be for many of whom we are the last.
+        await self._renewal(time.monotonic() - RENEW_SECONDS)
         return self._index.seeds.get(key)
 
     def kid(self, kid: str) -> Secret | None:
@@ -132,14 +134,21 @@ class Identities:
         return self._index.secrets.get(kid)
 
     async def renew(self) -> bool:
-        """Look for keys that another instance made, at most once a second; True when there were new ones."""
+        """Look for keys that another instance made; True when there are new ones since it was called.
+
+        However many ask, the store is looked at ten times a second at most: who comes between waits for the next look.
+        """
+        before = len(self._index.secrets)
+        await self._renewal(time.monotonic())
+        return len(self._index.secrets) > before
+
+    async def _renewal(self, since: float) -> None:
+        """Look, unless a look has begun ``since`` then."""
         async with self._renewing:
-            if time.monotonic() - self._renewed < RENEW_SECONDS:
-                return False
-            before = len(self._index.secrets)
-            await self._look()
-            self._renewed = time.monotonic()
-            return len(self._index.secrets) > before
+            if self._renewed < since:
+                await asyncio.sleep(self._renewed + RENEW_SECONDS - time.monotonic())
+                self._renewed = time.monotonic()
+                await self._look()
 
     async def long_form(self, short: str) -> str | None:
         """Return the long form of the did:peer:4 of a connection."""

@@ -207,12 +207,21 @@ async def test_a_v1_key_of_a_rotation_elsewhere_is_found_by_itself(broker: Count
 
 
 @pytest.mark.rule("D12")
-async def test_unknown_keys_make_the_store_looked_at_once_a_second_at_most(broker: Counting) -> None:
+async def test_unknown_keys_make_the_store_looked_at_now_and_then(broker: Counting) -> None:
     identities = await opened(broker)
     assert not await identities.renew()
     before = broker.looks
     assert await asyncio.gather(*(identities.renew() for _ in range(100))) == [False] * 100
     assert broker.looks - before <= 1
+
+
+async def test_a_rotation_right_after_a_look_is_seen_by_all_who_ask(broker: Counting) -> None:
+    here, there = await opened(broker), await opened(broker)
+    for _ in range(3):
+        assert not await here.renew()
+        new = await there.rotate(TENANT)
+        assert await asyncio.gather(*(here.renew() for _ in range(10))) == [True] * 10
+        assert here.current(TENANT) == new
 
 
 async def test_after_a_move_the_old_dids_resolve_and_open(broker: Counting) -> None:
