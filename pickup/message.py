@@ -6,6 +6,7 @@ v1 decorates one flat object (``@type``, ``@id``, ``~thread``, ``~transport``, `
 
 import base64
 import binascii
+import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -261,13 +262,4 @@ def _written(attachment: Attachment, id_name: str, encoder: Callable[[bytes], by
 def encode(raw: Mapping[str, Any]) -> bytes:
     """Write JSON in ASCII: some peers get other text wrong inside a v1 envelope."""
     encoded = orjson.dumps(raw)
-    return encoded if encoded.isascii() else _escaped(encoded)
-
-
-def _escaped(encoded: bytes) -> bytes:
-    return "".join(c if c.isascii() else _escape(c) for c in encoded.decode()).encode("ascii")
-
-
-def _escape(character: str) -> str:
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    return encoded if encoded.isascii() else json.dumps(raw, separators=(",", ":")).encode()
