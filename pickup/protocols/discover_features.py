@@ -1,5 +1,6 @@
 """Discover features 1.0 (RFC 0031) and 2.0: which protocols are spoken here, and the size of what is taken."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,8 @@ async def queries(call: Call) -> Sequence[Reply]:
 def _pattern(value: object, where: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_PATTERN:
         raise BadRequestError(where, f"expected text of at most {MAX_PATTERN} characters")
-    return value
+    # Several stars say what one says, but each is looked for.
+    return re.sub(r"\*+", "*", value)
 
 
 def _protocols(call: Call, pattern: str) -> list[tuple[str, str]]:
