@@ -4,7 +4,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import did_peer_2
 import did_peer_4
@@ -21,9 +21,13 @@ from pickup.dids.web import WebDids
 
 MAX_KEPT = 4096
 """Documents, and as many long forms of did:peer:4."""
+MAX_KEPT_CHARACTERS = 2 * 1024 * 1024
+"""Of the DIDs whose documents are kept: a document takes up to 40 bytes for each character it was read from."""
 
 MAX_LONG_FORM = 4096
 """Characters of a did:peer:4, of which 1500 are usual: reading one takes time with the square of its length."""
+
+T = TypeVar("T")
 
 _PEER_4 = "did:peer:4"
 _DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]+")
@@ -45,8 +49,8 @@ class CachingResolver:
     def __init__(self, known: Known, web: WebDids) -> None:
         self._known = known
         self._web = web
-        self._documents: OrderedDict[str, Document] = OrderedDict()
-        self._long_forms: OrderedDict[str, str] = OrderedDict()
+        self._documents: _Kept[Document] = _Kept()
+        self._long_forms: _Kept[str] = _Kept()
 
     async def resolve(self, did: str) -> Document:
         """Return the document of a DID without fragment; :class:`UnresolvedDidError` when there is none."""
@@ -55,24 +59,49 @@ class CachingResolver:
             return own
         kept = self._documents.get(did)
         if kept is not None:
-            self._documents.move_to_end(did)
             return kept
+        # One with parameters has a document of its own, but would be compared without them.
+        _check(did)
         if did.startswith("did:web:"):
             return await self._web.resolve(did)
         if did.startswith(_PEER_4) and did.count(":") == 2:
-            document = await self._short(did)
-        else:
-            document = read(did)
-        if did.startswith(_PEER_4) and did.count(":") > 2:
-            _keep(self._long_forms, _short_form(did), did)
-        _keep(self._documents, did, document)
+            return await self._short(did)
+        document = read(did)
+        if did.startswith(_PEER_4):
+            self._long_forms.keep(_short_form(did), did, len(did))
+        self._documents.keep(did, document, len(did))
         return document
 
     async def _short(self, short: str) -> Document:
         long = self._long_forms.get(short) or await self._known.long_form(short)
         if long is None or _short_form(long) != short:
             raise UnresolvedDidError("did:peer:4: the short form of a DID that was never met in its long form")
-        return read_short(long)
+        document = read_short(long)
+        self._documents.keep(short, document, len(long))
+        return document
+
+
+class _Kept(Generic[T]):
+    """What was used last, within a number and a sum of weights."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._weight = 0
+
+    def get(self, name: str) -> T | None:
+        found = self._values.get(name)
+        if found is None:
+            return None
+        self._values.move_to_end(name)
+        return found[0]
+
+    def keep(self, name: str, value: T, weight: int) -> None:
+        if name in self._values:
+            self._weight -= self._values.pop(name)[1]
+        self._values[name] = value, weight
+        self._weight += weight
+        while len(self._values) > MAX_KEPT or self._weight > MAX_KEPT_CHARACTERS:
+            self._weight -= self._values.popitem(last=False)[1][1]
 
 
 def read_short(long: str) -> Document:
@@ -82,8 +111,7 @@ def read_short(long: str) -> Document:
 
 def read(did: str) -> Document:
     """Return the document that a DID carries in itself; :class:`UnresolvedDidError` when it carries none."""
-    if len(did) > MAX_NAME or not _DID.fullmatch(did):
-        raise UnresolvedDidError(f"DID: expected one without fragment, of at most {MAX_NAME} characters")
+    _check(did)
     if did.startswith("did:key:"):
         return _of_key(did, did.removeprefix("did:key:"))
     if did.startswith("did:peer:0"):
@@ -93,6 +121,11 @@ def read(did: str) -> Document:
     if did.startswith(_PEER_4):
         return parse(_decoded(did), did)
     raise UnresolvedDidError("DID: expected did:key, did:peer 0, 2 or 4, or did:web")
+
+
+def _check(did: str) -> None:
+    if len(did) > MAX_NAME or not _DID.fullmatch(did):
+        raise UnresolvedDidError(f"DID: expected one without fragment, of at most {MAX_NAME} characters")
 
 
 def _of_key(did: str, multibase: str) -> Document:
@@ -134,10 +167,3 @@ def _carefully(method: str, decode: Callable[[], object]) -> object:
 
 def _short_form(did: str) -> str:
     return did.rpartition(":")[0]
-
-
-def _keep(kept: OrderedDict[str, Any], name: str, value: object) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    while len(kept) > MAX_KEPT:
-        kept.popitem(last=False)
