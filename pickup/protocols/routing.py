@@ -24,6 +24,10 @@ FAMILY = "routing"
 FORWARD = "forward"
 MAX_RECIPIENTS = 64
 """Recipients of one forward."""
+MAX_COPIES = 64
+"""Messages that one forward makes: each of what it carries, for each of its recipients."""
+MAX_COPIED = 32 * 1024 * 1024
+"""Bytes of them, unless there is one recipient only: what is sent once is written many times."""
 ANSWER_AFTER = 0.005
 """Seconds until any forward is answered: what is kept for a holder takes a tenth of a millisecond longer than what is
 not, which would tell a patient sender on an idle machine which keys exist (D9)."""
@@ -54,6 +58,7 @@ async def forward(office: "Office", tenant: str, message: Message) -> Outcome:
     if message.type.major != _MAJOR[message.generation]:
         raise UnsupportedMessageError(str(message.type))
     named, payloads = _read(message)
+    _check_copies(len(named), payloads)
     recipients = [key for text in named if (key := canonical(text)) is not None]
     request = Forward(
         tenant=tenant,
@@ -82,6 +87,14 @@ def _read(message: Message) -> tuple[list[str], list[bytes]]:
     return named, attached
 
 
+def _check_copies(recipients: int, payloads: Sequence[bytes]) -> None:
+    """Bound what one forward makes, before anyone is looked up (D9)."""
+    if recipients * len(payloads) > MAX_COPIES:
+        raise BadRequestError("attachments", f"expected at most {MAX_COPIES} times a recipient")
+    if recipients > 1 and recipients * sum(map(len, payloads)) > MAX_COPIED:
+        raise BadRequestError("attachments", f"expected at most {MAX_COPIED} bytes for all recipients")
+
+
 def _recipients(value: object, where: str) -> list[str]:
     named = [value] if isinstance(value, str) else value
     if (
@@ -100,11 +113,13 @@ def _envelope(value: Any, where: str) -> bytes:
             payload = orjson.dumps(value)
         else:
             payload = value.encode() if isinstance(value, str) else value
-    except (TypeError, UnicodeEncodeError):  # what orjson raises is a TypeError
-        payload = None
-    if not isinstance(payload, bytes) or not is_envelope(payload):
-        raise BadRequestError(where, "expected a DIDComm encrypted envelope")
-    return payload
+        if isinstance(payload, bytes) and is_envelope(payload):
+            # Pickup 1.0 and the relay write it again inside other JSON, of which less can be written than read.
+            orjson.dumps(orjson.loads(payload))
+            return payload
+    except (TypeError, ValueError):  # what orjson raises for writing is a TypeError
+        pass
+    raise BadRequestError(where, "expected a DIDComm encrypted envelope")
 
 
 def _expiry(message: Message) -> int | None:
