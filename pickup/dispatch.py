@@ -52,6 +52,11 @@ class Call:
     """The same as it was written, the long form of a did:peer:4: what an answer is sealed for."""
     connection: Connection | None
     channel: Channel
+    repeated: bool = False
+    """This very envelope came before: by a transport that tries again, or from who listened on the way.
+
+    It gets its answer, but changes nothing that another message may have changed since.
+    """
     after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
     """Run once the answers are written: True when they went out on the channel the message came by."""
 

@@ -1,5 +1,6 @@
 """The reception: opens what comes in at any transport, finds out who sent it, and has it handled and answered."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from mediator.errors import EnvelopeError
@@ -13,6 +14,8 @@ from pickup.post import Post
 
 SEEN_EVERY = 3600 * 1000
 """Milliseconds after which it is noted again that a connection is in use."""
+MAX_REMEMBERED = 100_000
+"""Envelopes of known senders that are recognised when they come again, on this instance and since its start."""
 
 
 class Reception:
@@ -23,6 +26,7 @@ class Reception:
         self._office = office
         self._post = post
         self._came = came
+        self._handled: OrderedDict[bytes, None] = OrderedDict()
 
     async def receive(self, data: bytes, channel: Channel) -> None:
         """Handle one envelope; what is answered goes out on ``channel`` or to the sender's endpoint (D5).
@@ -46,9 +50,18 @@ class Reception:
             sender=opened.sender,
             connection=await self._connection(owner.tenant, caller),
             channel=channel,
+            repeated=opened.mark in self._handled,
         )
         replies = await office.dispatcher.handle(call)
+        if caller is not None:
+            self._remember(opened.mark)
         await self._post.answer(call, replies)
+
+    def _remember(self, mark: bytes) -> None:
+        self._handled[mark] = None
+        self._handled.move_to_end(mark)
+        if len(self._handled) > MAX_REMEMBERED:
+            self._handled.popitem(last=False)
 
     async def _connection(self, tenant: str, caller: str | None) -> Connection | None:
         if caller is None:

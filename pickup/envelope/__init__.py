@@ -17,6 +17,8 @@ class Opened:
     """Which of our keys opened it. v1: canonical key; v2: key id (DID URL) as the envelope has it."""
     sender: str | None
     """Whose key sealed it. v1: canonical key; v2: the DID of the sender's key as written there. None: anonymous."""
+    mark: bytes
+    """No other envelope has it, and nobody who sends this one again can change it."""
 
 
 class Envelopes(Protocol):

@@ -9,7 +9,7 @@ from mediator.mediation.names import canonical
 from mediator.mediation.records import Generation
 from pickup.dids.document import Key, Resolver, Secret, Secrets
 from pickup.envelope import Opened
-from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, read, read_layer
+from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
 from pickup.envelope.signed import verified
 from pickup.envelope.v1 import NOT_FOR_US, V1
 from pickup.envelope.v2 import V2
@@ -49,7 +49,7 @@ class LibraryEnvelopes:
         if not isinstance(layer, dict):
             raise EnvelopeError("expected a plaintext inside its layers")
         _agree(layer, kid, sealed_by, signed_by)
-        return Opened(Generation.V2, layer, kid, sealed_by)
+        return Opened(Generation.V2, layer, kid, sealed_by, mark_of(envelope))
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical Ed25519 keys, from one of ours, or anonymously."""

@@ -20,12 +20,16 @@ from mediator.mediation.names import MAX_NAME
 
 MAX_DEPTH = 64
 """Levels of nesting in any JSON: the libraries below read it by recursion."""
+MAX_VALUES = 20_000
+"""Commas and brackets in any JSON: each stands for a value, and megabytes of them would keep everybody waiting."""
 MAX_V1_RECIPIENTS = 50
 MAX_V2_RECIPIENTS = 16
 """The keys of one DID. The JOSE library takes no more."""
 MAX_PROTECTED = 64 * 1024
 """Characters of the protected header, which holds all of a v1 envelope's recipients, or two v2 key ids."""
 MAX_KID = MAX_NAME + 256
+_MAX_REMEMBERED = 1024
+"""Characters of the key ids of one envelope whose apv is remembered: longer ones would fill the memory."""
 
 V1_CIPHER = "xchacha20poly1305_ietf"
 ANONCRYPT = "ECDH-ES+A256KW"
@@ -89,6 +93,11 @@ def read(data: bytes, max_bytes: int) -> V1Envelope | Jwe:
     return _read_v1(fields, header) if header.get("enc") == V1_CIPHER else _read_jwe(fields, header)
 
 
+def mark_of(envelope: V1Envelope | Jwe) -> bytes:
+    """Tell an envelope from all others, by the header whose every character is authenticated: a new key is in each."""
+    return hashlib.blake2b(envelope.fields["protected"].encode(), digest_size=16).digest()
+
+
 def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
     """Read what a v2 layer held: one more layer, or the plaintext."""
     fields = read_object(payload)
@@ -100,7 +109,10 @@ def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
 
 
 def read_object(data: bytes | str) -> dict[str, Any]:
-    """Read a JSON object of bounded depth."""
+    """Read a JSON object of bounded depth and number of values."""
+    brackets = _count(data, "{[")
+    if brackets + _count(data, ",") > MAX_VALUES:
+        raise EnvelopeError(f"expected JSON of at most {MAX_VALUES} values")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -108,15 +120,15 @@ def read_object(data: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EnvelopeError("expected a JSON object")
     # Counting is much faster than walking, and nearly everything is shallow by its count already.
-    if _brackets(data) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise EnvelopeError(f"expected JSON of at most {MAX_DEPTH} levels")
     return value
 
 
-def _brackets(data: bytes | str) -> int:
+def _count(data: bytes | str, characters: str) -> int:
     if isinstance(data, bytes):
-        return data.count(b"{") + data.count(b"[")
-    return data.count("{") + data.count("[")
+        return sum(map(data.count, characters.encode()))
+    return sum(map(data.count, characters))
 
 
 def _depth(value: object) -> int:
@@ -200,7 +212,9 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
         recipients[_kid(recipient["header"].get("kid"))] = _text(recipient, "encrypted_key")
     if len(recipients) != len(fields["recipients"]):
         raise EnvelopeError("expected each recipient once")
-    if _text(header, "apv").rstrip("=") != _apv(tuple(sorted(recipients))):
+    kids = tuple(sorted(recipients))
+    apv = _apv if sum(map(len, kids)) <= _MAX_REMEMBERED else _apv.__wrapped__
+    if _text(header, "apv").rstrip("=") != apv(kids):
         raise EnvelopeError("apv is not that of the recipients")
     texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
     if "aad" in fields:

@@ -12,7 +12,7 @@ from mediator.mediation.names import canonical, is_ed25519, verkey
 from mediator.mediation.records import Generation
 from pickup.dids.document import Secrets
 from pickup.envelope import Opened
-from pickup.envelope.reading import V1Envelope, read_object
+from pickup.envelope.reading import V1Envelope, mark_of, read_object
 from pickup.message import encode
 
 MAX_PAIRS = 1024
@@ -40,7 +40,7 @@ class V1:
             caller = canonical(sender)
             if caller is None or not is_ed25519(caller):
                 raise EnvelopeError("expected the sender's key to be an Ed25519 key")
-        return Opened(Generation.V1, read_object(plaintext), recipient, caller)
+        return Opened(Generation.V1, read_object(plaintext), recipient, caller, mark_of(envelope))
 
     async def seal(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical keys; :class:`EnvelopeError` when one is no key, or the sender's is not ours."""

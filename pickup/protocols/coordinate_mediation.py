@@ -1,7 +1,7 @@
 """Coordinate mediation 1.0 (RFC 0211), 2.0 and 3.0: who asks is granted a mailbox, and says which keys lead to it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +107,18 @@ async def update(call: Call) -> Sequence[Reply]:
     # What sealed this message was proven by it: the holder has that key.
     proven = frozenset() if call.caller is None else frozenset({call.caller})
     office = call.office
+    if call.repeated:
+        return [_updated(call, [(change, Result.NO_CHANGE) for change in changes])]
     results = await office.broker.write(
         lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now)
     )
-    updated = [_written(change, result, form) for change, result in zip(changes, results, strict=True)]
-    return [Reply(call.message.type.named(form.updated), {"updated": updated}, thid=call.message.thread)]
+    return [_updated(call, zip(changes, results, strict=True))]
+
+
+def _updated(call: Call, results: Iterable[tuple[Change, Result]]) -> Reply:
+    form = _form(call.message)
+    updated = [_written(change, result, form) for change, result in results]
+    return Reply(call.message.type.named(form.updated), {"updated": updated}, thid=call.message.thread)
 
 
 def _change(item: Any, form: Form) -> Change:

@@ -1,7 +1,7 @@
 """Message pickup 2.0 (RFC 0685), 3.0 and 4.0: what waits, handed out and acknowledged (D1–D3, D6)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,8 @@ async def live_delivery_change(call: Call) -> Sequence[Reply]:
     """Turn live mode on or off; on a connection that cannot carry it, say so in the version's own form (D6)."""
     connection = enrolled(call)
     on = flag(call.message.body, "live_delivery")
+    if call.repeated:
+        return [_status_reply(call, await _status(call, connection, None), None)]
     await settle(call, connection)
     try:
         waiting = await call.office.sessions.live(call, on)
@@ -136,7 +138,8 @@ def enrolled(call: Call) -> Connection:
     """Return the caller's connection; :class:`NotEnrolledError` when it has no mediation (D8)."""
     if call.connection is None or call.connection.mailbox_no is None:
         raise NotEnrolledError
-    return call.connection
+    # An old request is no sign that the last batch came.
+    return replace(call.connection, handed=()) if call.repeated else call.connection
 
 
 async def settle(call: Call, connection: Connection) -> None:

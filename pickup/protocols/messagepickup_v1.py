@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import orjson
 import structlog
@@ -87,7 +87,7 @@ class Batches:
         assert mailbox_no is not None, "asked of who is enrolled"
 
         async def sent(answered: bool) -> None:
-            if not answered or not mails:
+            if not answered or not mails or call.repeated:
                 return
             if call.channel.persistent:
                 await self._removed(call, connection, [mail.msg_id for mail in mails])
@@ -121,7 +121,16 @@ class Batches:
 
 def _item(id: str, mail: Mail) -> Json:
     # The text says @id, agents in use read id.
-    return {"@id": id, "id": id, "message": orjson.loads(mail.payload)}
+    return {"@id": id, "id": id, "message": _inside(mail.payload)}
+
+
+def _inside(payload: bytes) -> Json | str:
+    """Return an envelope as JSON, or as text what NATS clients may send but cannot be written inside other JSON."""
+    try:
+        orjson.dumps(message := orjson.loads(payload))
+    except (TypeError, ValueError):
+        return payload.decode("utf-8", "replace")
+    return cast(Json, message)
 
 
 def _written(waiting: Status, call: Call) -> Json:

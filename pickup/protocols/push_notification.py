@@ -34,6 +34,8 @@ async def set_device(call: Call) -> Sequence[Reply]:
     """Keep where the caller is rung, or forget it when both values are null; answered with an ack."""
     connection = _connected(call)
     device = _device(call)
+    if call.repeated:
+        return [_ack(call)]
 
     def keep(tx: Transaction, _now: int) -> Connection:
         current = tx.connections.get(connection.no)
@@ -44,7 +46,11 @@ async def set_device(call: Call) -> Sequence[Reply]:
         return changed
 
     call.connection = await call.office.broker.write(keep)
-    return [Reply(call.message.type.named("ack"), {"status": "OK"}, thid=call.message.thread)]
+    return [_ack(call)]
+
+
+def _ack(call: Call) -> Reply:
+    return Reply(call.message.type.named("ack"), {"status": "OK"}, thid=call.message.thread)
 
 
 async def get_device(call: Call) -> Sequence[Reply]:

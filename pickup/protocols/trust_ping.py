@@ -32,6 +32,6 @@ async def ping(call: Call) -> Sequence[Reply]:
         response = FAMILIES[message.generation][2]
         return [Reply(message.type.named(response), thid=message.thread)]
     enrolled = connection is not None and connection.mailbox_no is not None
-    if enrolled and message.return_route == "all":
+    if enrolled and message.return_route == "all" and not call.repeated:
         await call.office.sessions.implicit(call)
     return ()

@@ -150,7 +150,8 @@ class Glass:
 
     async def open(self, data: bytes) -> Opened:
         raw = json.loads(data)
-        return Opened(Generation(raw["generation"]), raw["plaintext"], raw["recipient"], raw["sender"])
+        mark = str(raw["mark"]).encode()
+        return Opened(Generation(raw["generation"]), raw["plaintext"], raw["recipient"], raw["sender"], mark)
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         assert plaintext.isascii()
@@ -239,6 +240,9 @@ class Door:
             label="Mediator",
             dispatcher=dispatcher,
         )
+        self.sent = 0
+        self.last = b""
+        """The envelope that came last."""
         self.reception = Reception(self.office, post, lambda _connection: None)
 
     async def close(self) -> None:
@@ -251,8 +255,16 @@ class Door:
             "plaintext": plaintext,
             "recipient": RECIPIENTS[generation],
             "sender": sender,
+            # No two envelopes are alike, whatever they hold.
+            "mark": self.sent,
         }
-        await self.reception.receive(json.dumps(data).encode(), wire)
+        self.sent += 1
+        self.last = json.dumps(data).encode()
+        await self.reception.receive(self.last, wire)
+
+    async def again(self, wire: Wire) -> None:
+        """Receive the last envelope once more."""
+        await self.reception.receive(self.last, wire)
 
     async def forward(self, to: str | Sequence[str], *payloads: bytes) -> None:
         """Have anonymous v2 forwards queued, one for each recipient."""
