@@ -133,7 +133,8 @@ class Broker:
 
     async def _forward(self, request: Forward, rules: Rules) -> Outcome:
         lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
-        outcome = await self._writer.write(
+        # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
+        outcome = await self._writer.write_in_company(
             self._leads.get(lead),
             lambda tx, now: forwarding.forward(tx, self.bounds, self._quotas, rules, request, now),
         )
@@ -235,6 +236,10 @@ class Broker:
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, look)
         finally:
             self._reading -= 1
+
+    async def glance(self, look: Work[T]) -> T:
+        """Run a look at a few rows: at once where the database is at hand, else as :meth:`read`."""
+        return self._read(look) if self._store.quick else await self.read(look)
 
     def _read(self, look: Work[T]) -> T:
         with self._store.reading() as tx:

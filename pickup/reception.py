@@ -67,7 +67,7 @@ class Reception:
         if caller is None:
             return None
         broker = self._office.broker
-        connection = await broker.read(lambda tx, _now: tx.connections.called(tenant, caller))
+        connection = await broker.glance(lambda tx, _now: tx.connections.called(tenant, caller))
         if connection is None:
             return None
         if broker.clock() - connection.seen_at >= SEEN_EVERY:

@@ -19,6 +19,9 @@ Place = tuple[str, str]
 class Store(Protocol):
     """One database. Not safe for several threads, but for ``reading`` and ``checkpoint``, which are."""
 
+    quick: bool
+    """Whether the database is in this process, so that looking at a row costs less than handing that to a thread."""
+
     def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception takes everything back.
 

@@ -48,6 +48,8 @@ class _Data:
 class MemoryStore:
     """A store that forgets when the process ends."""
 
+    quick = True
+
     def __init__(self) -> None:
         self._data = _Data()
         self._lock = threading.RLock()

@@ -94,6 +94,8 @@ Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 class PostgresStore:
     """Mailboxes in a PostgreSQL database. Opening it migrates the schema."""
 
+    quick = False
+
     def __init__(self, url: str) -> None:
         """Open the database at ``url``; :class:`SetupError` when that is no PostgreSQL URL.
 

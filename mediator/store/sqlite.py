@@ -28,7 +28,8 @@ REMEMBERED_GROUPS = 50_000
 STORE_EVERY = 1000
 """Sends to a mailbox after which its counters are written; a restart counts at most that many messages anew."""
 BUSY_SECONDS = 5
-READERS = 4
+READERS = 5
+"""One more than threads read, so that the event loop never waits for one."""
 READ_SECONDS = 4.0
 """A SELECT beside the writer is ended after this long, so that it can neither pin the WAL nor outlive its asker."""
 WAL_PAGES = 32_768
@@ -45,6 +46,8 @@ _INSERT = {
 
 class SqliteStore:
     """Mailboxes in a file. Opening it migrates the schema and takes the file for this process alone."""
+
+    quick = True
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``; :class:`StoreHeldError` when another process owns it."""

@@ -25,6 +25,10 @@ Done = Callable[[Any], None]
 Observer = Callable[[Transaction, int], Callable[[], None] | None]
 """Looks at what a transaction did, inside it and right before the commit; what it returns is called right after it."""
 
+PATIENCE_SECONDS = 0.003
+"""How long the first request of a company waits for others."""
+ANSWER_SECONDS = 0.005
+"""When they are answered, at the earliest."""
 MAX_BATCH = 1000
 BATCH_SECONDS = 0.010
 """A batch takes no new work after this long, so that one that reads much keeps nobody waiting."""
@@ -76,6 +80,28 @@ class _Failing:
             self._said_at, self._refused = None, 0
 
 
+class _Company:
+    """Requests that are committed together, and answered together."""
+
+    def __init__(self) -> None:
+        self.jobs: list[_Job] = []
+        self._settled: list[tuple[asyncio.Future[Any], Any]] = []
+        self._released = False
+
+    def settle(self, answer: asyncio.Future[Any], outcome: Any) -> None:
+        """Answer one of them as soon as it is time."""
+        if self._released:
+            _settle(answer, outcome)
+        else:
+            self._settled.append((answer, outcome))
+
+    def release(self) -> None:
+        """It is time."""
+        self._released = True
+        for answer, outcome in self._settled:
+            _settle(answer, outcome)
+
+
 class Writer:
     """The one that changes the store. Made and used on the event loop; the work runs on its own thread."""
 
@@ -95,6 +121,7 @@ class Writer:
         self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
+        self._company: _Company | None = None
         self._chores: deque[_Job] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._ringing = False
@@ -108,22 +135,46 @@ class Writer:
     @property
     def pending(self) -> int:
         """How many requests wait for a commit."""
-        return len(self._jobs)
+        return len(self._jobs) + (len(self._company.jobs) if self._company is not None else 0)
 
     def submit(self, place: Place | None, work: Work[Any], done: Done) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
-        if self._closing:
-            raise UnavailableError("the service is stopping")
-        if len(self._jobs) >= self._max_pending:
-            raise BusyError(f"{self._max_pending} requests wait already")
+        self._admit()
         self._jobs.append(_Job(place, work, done))
         self._ring_soon()
+
+    def _admit(self) -> None:
+        if self._closing:
+            raise UnavailableError("the service is stopping")
+        if self.pending >= self._max_pending:
+            raise BusyError(f"{self._max_pending} requests wait already")
 
     async def write(self, place: Place | None, work: Work[T]) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
         self.submit(place, work, partial(_settle, answer))
         return await answer
+
+    async def write_in_company(self, place: Place | None, work: Work[T]) -> T:
+        """Do as :meth:`write`, but wait a little for others, be committed with them, and answered at the same time.
+
+        That time has come when ``ANSWER_SECONDS`` have gone since the first of them, unless the commit takes longer:
+        so it tells nothing of what each of them wrote.
+        """
+        self._admit()
+        if self._company is None:
+            self._company = _Company()
+            self._loop.call_later(PATIENCE_SECONDS, self._go_ahead)
+            self._loop.call_later(ANSWER_SECONDS, self._company.release)
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._company.jobs.append(_Job(place, work, partial(self._company.settle, answer)))
+        return await answer
+
+    def _go_ahead(self) -> None:
+        company, self._company = self._company, None
+        if company is not None:
+            self._jobs.extend(company.jobs)
+            self._ring_soon()
 
     async def chore(self, work: Work[T]) -> T:
         """Run a piece of housekeeping in a transaction of its own, while requests leave time for it."""
@@ -145,6 +196,7 @@ class Writer:
 
     async def close(self) -> None:
         """Commit and answer all that waits, then end the thread."""
+        self._go_ahead()
         self._closing = True
         self._ring()
         await asyncio.to_thread(self._thread.join)

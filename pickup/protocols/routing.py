@@ -1,8 +1,6 @@
 """Routing 1.0 (RFC 0094) and 2.0: forwards, queued for each recipient; answered only when malformed (D4, D9)."""
 
-import asyncio
 import random
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +26,6 @@ MAX_COPIES = 64
 """Messages that one forward makes: each of what it carries, for each of its recipients."""
 MAX_COPIED = 32 * 1024 * 1024
 """Bytes of them, unless there is one recipient only: what is sent once is written many times."""
-ANSWER_AFTER = 0.005
-"""Seconds until any forward is answered: what is kept for a holder takes a tenth of a millisecond longer than what is
-not, which would tell a patient sender on an idle machine which keys exist (D9)."""
 MAX_SECONDS = 10**11
 """Unix seconds above this are milliseconds by mistake."""
 _MAJOR = {Generation.V1: 1, Generation.V2: 2}
@@ -67,12 +62,10 @@ async def forward(office: "Office", tenant: str, message: Message) -> Outcome:
         expire_at=_expiry(message),
         delay=_delay(message, office.rules.keep),
     )
-    answer_at = time.monotonic() + ANSWER_AFTER
     outcome = await office.broker.forward(request, office.rules)
     # A name that is none leads nowhere, as a key that nobody has; telling them apart is of no use to its sender.
     nameless = (len(named) - len(recipients)) * len(payloads)
     office.meters.forwarded(outcome.queued, outcome.unroutable + nameless, outcome.full)
-    await asyncio.sleep(max(0.0, answer_at - time.monotonic()))
     return outcome
 
 
