@@ -44,7 +44,10 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
     caller = proven(call)
     if caller not in peer.signing:
         raise BadRequestError("did", "expected a document that holds the key the message was sealed with")
+    if call.repeated and call.connection is not None:
+        return
     label = call.message.body.get("label")
+    by_us = await _leads_here(call, peer)
     new = NewConnection(
         tenant=call.tenant,
         generation=Generation.V1,
@@ -54,12 +57,20 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
         callers=(caller,),
         created_at=call.office.broker.clock(),
         keys=peer.keys,
-        endpoint=peer.endpoint,
-        routing_keys=peer.routing_keys,
+        endpoint=None if by_us else peer.endpoint,
+        routing_keys=() if by_us else peer.routing_keys,
         label=label[:MAX_LABEL] if isinstance(label, str) else "",
         invitation=invitation.id,
     )
     call.connection = await call.office.broker.write(lambda tx, now: connecting.connect(tx, new, now))
+
+
+async def _leads_here(call: Call, peer: Peer) -> bool:
+    """Whether mail relayed to a peer would be forwarded by ourselves, to be relayed again, for ever (D10)."""
+    for key in peer.routing_keys:
+        if await call.office.identities.verkey(key) is not None:
+            return True
+    return False
 
 
 def proven(call: Call) -> str:

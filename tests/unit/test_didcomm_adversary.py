@@ -16,6 +16,7 @@ from mediator.http.guard import Guard
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.mediation import names
+from mediator.mediation.records import Generation
 from pickup import message as messages
 from pickup.dids.document import Document
 from pickup.dids.resolver import CachingResolver
@@ -24,6 +25,8 @@ from pickup.envelope import reading
 from pickup.envelope.opener import LibraryEnvelopes
 from pickup.message import DIDCOMM
 from pickup.meters import Meters
+from pickup.protocols import connections, did_exchange
+from tests.unit import handshaking
 from tests.unit.broker import TENANT
 from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, apv_of, b64, jwe
 from tests.unit.mediation import key
@@ -320,6 +323,23 @@ async def test_an_old_registration_rings_no_phone_that_was_given_away(door: Door
     assert device.token == "new"
 
 
+@pytest.mark.rule("D8")
+async def test_an_old_handshake_brings_no_old_endpoint_back() -> None:
+    async with handshaking.house() as house:
+        invitation, peer = await house.invitations.make("default"), handshaking.Peer()
+        for endpoint, repeated in (("https://old.example", False), ("https://new.example", False)) + (
+            ("https://old.example", True),
+        ) * 2:
+            raw = handshaking.exchange(1, peer.peer_4(endpoint), invitation)
+            call = await house.call(raw, peer.key, invitation.key)
+            call.repeated = repeated
+            (reply,) = await did_exchange.request(call)
+            assert reply.type.name == "response"
+        kept = await house.connection(peer.key)
+        assert kept is not None
+        assert kept.endpoint == "https://new.example"
+
+
 @pytest.mark.rule("D2")
 async def test_old_acknowledgements_and_requests_for_mediation_do_no_harm(door: Door) -> None:
     peer = await door.holder(1, key(500))
@@ -350,7 +370,7 @@ async def test_what_failed_may_be_sent_again_as_it_is(door: Door) -> None:
 
 @pytest.mark.rule("D8")
 @pytest.mark.parametrize("generation", [V1, V2])
-async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: messages.Generation) -> None:
+async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: Generation) -> None:
     """Space, order and padding are free for who sends an envelope once more."""
     alice, bob = Person.make("alice", "X25519"), Person.make("bob", "X25519")
     people = MemoryResolver([alice, bob])
@@ -369,3 +389,28 @@ async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: me
     changed["tag"] = fields["tag"].rstrip("=") + "=="
     assert (await ours.open(orjson.dumps(changed, option=orjson.OPT_INDENT_2))).mark == opened.mark
     assert (await ours.open(await sealed())).mark != opened.mark
+
+
+# Mail that would never come to rest.
+
+
+@pytest.mark.rule("D10")
+@pytest.mark.parametrize("whose", ["the mediator", "an invitation", "another mediator"])
+async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) -> None:
+    """A holder who names our own key as its mediator's would have each message come round for ever."""
+    async with handshaking.house() as house:
+        invitation, peer = await house.invitations.make("default"), handshaking.Peer()
+        ours = {"the mediator": house.identity.key, "an invitation": invitation.key}
+        did = peer.peer_4("https://mediator.example/didcomm", key(7), ours.get(whose, key(8)))
+        await did_exchange.request(await house.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key))
+        kept = await house.connection(peer.key)
+        assert kept is not None
+        assert (kept.endpoint is None) == (whose in ours)
+
+        old = peer.old_document("https://mediator.example/didcomm")
+        old["service"][0]["routingKeys"] = [names.base58(names.verkey(ours.get(whose, key(8))))]
+        raw = handshaking.connecting(peer, connection={"DID": peer.nym, "DIDDoc": old})
+        await connections.request(await house.call(raw, peer.key, invitation.key))
+        kept = await house.connection(peer.key)
+        assert kept is not None
+        assert (kept.endpoint is None) == (whose in ours)
