@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 MAX_RECIPIENTS = 50
@@ -25,7 +26,12 @@ def recipients(payload: bytes) -> list[str] | None:
     v1 (RFC 0019) names base58 keys inside ``protected``, v2 names key ids (DID URLs) beside it.
     """
     envelope = _object(payload)
-    if envelope is None or not all(isinstance(envelope.get(field), str) for field in _FIELDS):
+    return None if envelope is None else recipients_in(envelope)
+
+
+def recipients_in(envelope: Mapping[str, Any]) -> list[str] | None:
+    """Do as :func:`recipients` for what was parsed already."""
+    if not all(isinstance(envelope.get(field), str) for field in _FIELDS):
         return None
     listed = envelope.get("recipients")
     if listed is None:

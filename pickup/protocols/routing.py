@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from mediator.errors import BadRequestError, UnsupportedMessageError
-from mediator.mailboxes.envelope import is_envelope
+from mediator.mailboxes.envelope import is_envelope, recipients_in
 from mediator.mediation.forwarding import Forward, Outcome
 from mediator.mediation.names import MAX_NAME, canonical
 from mediator.mediation.records import Generation
@@ -101,17 +102,14 @@ def _recipients(value: object, where: str) -> list[str]:
 
 def _envelope(value: Any, where: str) -> bytes:
     """Return the bytes that are queued: those that came, or of a JSON object its one compact form."""
-    try:
-        if isinstance(value, dict):
-            payload = orjson.dumps(value)
-        else:
-            payload = value.encode() if isinstance(value, str) else value
+    if isinstance(value, dict):
+        if recipients_in(value) is not None:
+            with suppress(TypeError):  # orjson's, for text that is no Unicode and numbers beyond 64 bits
+                return orjson.dumps(value)
+    else:
+        payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
         if isinstance(payload, bytes) and is_envelope(payload):
-            # Pickup 1.0 and the relay write it again inside other JSON, of which less can be written than read.
-            orjson.dumps(orjson.loads(payload))
             return payload
-    except (TypeError, ValueError):  # what orjson raises for writing is a TypeError
-        pass
     raise BadRequestError(where, "expected a DIDComm encrypted envelope")
 
 
