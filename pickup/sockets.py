@@ -11,6 +11,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from mediator.errors import MediatorError
 from mediator.mediation.records import Generation
+from pickup.arriving import Arriving, Meter
 from pickup.dispatch import Channel
 from pickup.meters import OK, Meters
 
@@ -51,11 +52,20 @@ class Receiver(Protocol):
 class Socket:
     """A peer on its WebSocket; a channel that carries live mode."""
 
-    def __init__(self, ws: WebSocket, request: web.Request, receiver: Receiver, meters: Meters, rate: int) -> None:
+    def __init__(
+        self,
+        ws: WebSocket,
+        request: web.Request,
+        receiver: Receiver,
+        meters: Meters,
+        rate: int,
+        arriving: Arriving,
+    ) -> None:
         """``ws`` is prepared and leaves pings to us; ``rate`` is frames a second."""
         self.routes: set[str] = set()
         self._ws = ws
         self._transport = request.transport
+        self._arriving = arriving
         self._receiver = receiver
         self._meters = meters
         self._pace = _Pace(rate)
@@ -101,8 +111,9 @@ class Socket:
         """Read and handle until the socket ends, from either side."""
         handling = asyncio.create_task(self._handle(), name="didcomm-socket")
         beating = asyncio.create_task(self._beat(), name="didcomm-heartbeat")
+        meter = None if self._transport is None else self._arriving.watch(self._transport)
         try:
-            await self._read()
+            await self._read(meter)
             self._inbox.end()
             await asyncio.wait([handling], timeout=DRAIN_SECONDS)
         finally:
@@ -111,16 +122,22 @@ class Socket:
                     pong.set_result(False)
             handling.cancel()
             beating.cancel()
+            if meter is not None:
+                meter.end()
             await asyncio.gather(handling, beating, return_exceptions=True)
 
     async def close(self, code: int, reason: str) -> None:
         """Say why and close; what was read is still handled."""
         await self._ws.close(code=code, message=reason.encode()[:120])
 
-    async def _read(self) -> None:
+    async def _read(self, meter: Meter | None) -> None:
         while True:
             frame = await self._ws.receive()
             self._heard_at = self._loop.time()
+            if meter is not None and frame.type in (WSMsgType.PING, WSMsgType.PONG):
+                meter.control(len(frame.data))
+            elif meter is not None:
+                meter.whole()
             match frame.type:
                 case WSMsgType.TEXT | WSMsgType.BINARY:
                     self._reading = False

@@ -10,6 +10,7 @@ from mediator.errors import BadRequestError, BusyError, MediatorError, MessageTo
 from mediator.http.app import lift_limit
 from mediator.mediation.records import Generation
 from pickup import media
+from pickup.arriving import Arriving
 from pickup.dispatch import Channel
 from pickup.meters import OK, Meters
 from pickup.sockets import CLOSE_SECONDS, Receiver, Socket, WebSocket
@@ -58,6 +59,7 @@ class Transports:
         self._rate = rate
         self._page = page
         self._held = 0
+        self._arriving = Arriving()
         self._sockets: dict[Socket, asyncio.Event] = {}
         self._stopping = False
         meters.sockets.set_function(lambda: len(self._sockets))
@@ -93,7 +95,7 @@ class Transports:
         return web.Response(body=envelope, content_type=answered)
 
     async def _exchange(self, request: web.Request) -> "_Exchange":
-        exchange = _Exchange()
+        exchange = _Exchange(request)
         body = bytearray()
         try:
             try:
@@ -134,7 +136,8 @@ class Transports:
             raise BusyError(f"{len(self._sockets)} sockets are open already")
         lift_limit(request)
         # Counted before the first await, or many at once would each find room.
-        socket, ended = Socket(ws, request, self._receiver, self._meters, self._rate), asyncio.Event()
+        socket = Socket(ws, request, self._receiver, self._meters, self._rate, self._arriving)
+        ended = asyncio.Event()
         self._sockets[socket] = ended
         try:
             await ws.prepare(request)
@@ -161,7 +164,8 @@ class Transports:
 class _Exchange:
     """The channel of one POST: it carries one answer back, and cannot know whether that was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
         self.routes: set[str] = set()
         self.answer: tuple[bytes, Generation] | None = None
 
@@ -170,7 +174,8 @@ class _Exchange:
         return False
 
     async def send(self, envelope: bytes, generation: Generation) -> bool:
-        if self.answer is not None:
+        transport = self._request.transport
+        if self.answer is not None or transport is None or transport.is_closing():
             return False
         self.answer = envelope, generation
         return True
