@@ -5,7 +5,7 @@ from typing import Protocol
 
 from mediator.errors import MediatorError
 from mediator.mediation.records import Connection, Generation
-from pickup.dids.document import Resolver, Service
+from pickup.dids.document import Resolver
 from pickup.dids.identities import Identities
 from pickup.dispatch import Call
 from pickup.envelope import Envelopes
@@ -91,14 +91,9 @@ class Post:
 
     async def _published(self, did: str) -> str | None:
         try:
-            document = await self._resolver.resolve(did)
+            return (await self._resolver.resolve(did)).endpoint
         except MediatorError:
             return None
-        return next((service.endpoint for service in document.services if _direct(service)), None)
-
-
-def _direct(service: Service) -> bool:
-    return service.endpoint.startswith(("http://", "https://")) and not service.routing_keys
 
 
 def _comes_back(call: Call) -> bool:

@@ -52,10 +52,18 @@ def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
 
 
 def meet(
-    tx: Transaction, tenant: str, caller: str, their_did: str, my_did: str, invitation: str | None, now: int
+    tx: Transaction,
+    tenant: str,
+    caller: str,
+    their_did: str,
+    my_did: str,
+    endpoint: str | None,
+    invitation: str | None,
+    now: int,
 ) -> Connection:
     """Return the connection of a v2 peer by its canonical ``caller``, a new one the first time.
 
+    ``endpoint`` is what the peer's document has now (D10).
     ``invitation`` is what it names as parent thread: a use is counted when that is an open invitation of ours and the
     connection came by none before; else it says nothing. Whether the peer is given mediation is asked by the grant.
     """
@@ -71,6 +79,7 @@ def meet(
             my_did=my_did,
             callers=(caller,),
             created_at=now,
+            endpoint=endpoint,
             invitation=None if came_by is None else came_by.id,
         )
         kept = _add(tx, new, now)
@@ -80,6 +89,7 @@ def meet(
             # The short form of a did:peer:4 holds no document; once the long one was seen it stays.
             their_did=known.their_did if their_did == caller else their_did,
             my_did=my_did,
+            endpoint=endpoint,
             invitation=known.invitation if came_by is None else came_by.id,
         )
         if kept != known:

@@ -42,6 +42,12 @@ class Document:
     authentication: tuple[Key, ...]
     services: tuple[Service, ...]
 
+    @property
+    def endpoint(self) -> str | None:
+        """Where the subject itself answers HTTP, with no mediator in front."""
+        own = (service.endpoint for service in self.services if not service.routing_keys)
+        return next((url for url in own if url.startswith(("http://", "https://"))), None)
+
 
 class Resolver(Protocol):
     """Finds documents."""

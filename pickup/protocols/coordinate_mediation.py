@@ -60,17 +60,21 @@ def register(dispatcher: "Dispatcher") -> None:
 async def mediate_request(call: Call) -> Sequence[Reply]:
     """Grant mediation, or deny it; the same again gets the same (D1)."""
     office, type = call.office, call.message.type
+    endpoint = None
+    if call.message.generation is Generation.V2 and call.sender is not None:
+        # Its envelope was opened with the same document.
+        endpoint = (await office.resolver.resolve(call.sender)).endpoint
     try:
-        call.connection = await office.broker.write(lambda tx, now: _grant(tx, call, now))
+        call.connection = await office.broker.write(lambda tx, now: _grant(tx, call, endpoint, now))
     except MediationDeniedError:
         return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
     body = _granted(call.message, office.identities.current(call.tenant), office.public_url)
     return [Reply(type.named("mediate-grant"), body, thid=call.message.thread)]
 
 
-def _grant(tx: Transaction, call: Call, now: int) -> Connection:
+def _grant(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Connection:
     office, known = call.office, call.connection
-    connection = known if call.message.generation is Generation.V1 else _met(tx, call, now)
+    connection = known if call.message.generation is Generation.V1 else _met(tx, call, endpoint, now)
     if connection is None:
         raise NotEnrolledError("mediation is for who is connected")
     try:
@@ -82,12 +86,12 @@ def _grant(tx: Transaction, call: Call, now: int) -> Connection:
         raise
 
 
-def _met(tx: Transaction, call: Call, now: int) -> Connection:
+def _met(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Connection:
     """Return the connection of a v2 peer, who needs no handshake before."""
     assert call.caller is not None, "only who is known is handled"
     assert call.sender is not None
     my_did = call.me.partition("#")[0]
-    return connecting.meet(tx, call.tenant, call.caller, call.sender, my_did, call.message.pthid, now)
+    return connecting.meet(tx, call.tenant, call.caller, call.sender, my_did, endpoint, call.message.pthid, now)
 
 
 def _granted(message: Message, identity: "Identity", public_url: str) -> Json:

@@ -49,7 +49,7 @@ class Mediation(Broker):
         self, caller: str, their_did: str | None = None, invitation: str | None = None, my_did: str = OURS
     ) -> Connection:
         return self.run(
-            lambda tx: connecting.meet(tx, TENANT, caller, their_did or caller, my_did, invitation, self.now)
+            lambda tx: connecting.meet(tx, TENANT, caller, their_did or caller, my_did, None, invitation, self.now)
         )
 
     def seen(self, connection: Connection) -> Connection:
