@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from pickup.meters import Meters
 from pickup.outbound import Courier, Outcome, Parcel, is_endpoint
@@ -11,9 +12,19 @@ PAUSES = (1.0, 5.0, 25.0)
 CONCURRENT = 32
 MAX_ANSWERS = 1000
 """Answers under way, those that wait for another attempt too; more are dropped."""
+MAX_TO_ONE = 200
+"""Of them to one server, which may be slow, or made for keeping us busy."""
+AT_ONE = 8
+"""Attempts at one server at the same time."""
 MAX_BYTES = 64 * 1024 * 1024
 
 Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class _Server:
+    answers: int = 0
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONE))
 
 
 class Answers:
@@ -25,22 +36,27 @@ class Answers:
         self._sleep = sleep
         self._turns = asyncio.Semaphore(CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: dict[str, _Server] = {}
         self._bytes = 0
         self._closing = False
 
     def send_soon(self, parcel: Parcel) -> None:
         """Bring a parcel, with bounded retries."""
-        size = len(parcel.envelope)
+        size, name = len(parcel.envelope), _server_of(parcel.endpoint)
+        server = self._servers.get(name) or _Server()
         if (
             self._closing
             or not is_endpoint(parcel.endpoint)
             or len(self._tasks) >= MAX_ANSWERS
+            or server.answers >= MAX_TO_ONE
             or self._bytes + size > MAX_BYTES
         ):
             self._meters.relayed("dropped")
             return
         self._bytes += size
-        task = asyncio.create_task(self._bring(parcel), name="answer")
+        server.answers += 1
+        self._servers[name] = server
+        task = asyncio.create_task(self._bring(parcel, name, server), name="answer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -51,10 +67,10 @@ class Answers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _bring(self, parcel: Parcel) -> None:
+    async def _bring(self, parcel: Parcel, name: str, server: _Server) -> None:
         try:
             for pause in (*PAUSES, None):
-                async with self._turns:
+                async with server.turns, self._turns:
                     outcome = await self._courier.bring(parcel)
                 self._meters.relayed(outcome)
                 if outcome is not Outcome.FAILED:
@@ -64,3 +80,10 @@ class Answers:
             self._meters.relayed("gave_up")
         finally:
             self._bytes -= len(parcel.envelope)
+            server.answers -= 1
+            if not server.answers:
+                del self._servers[name]
+
+
+def _server_of(endpoint: str) -> str:
+    return endpoint.partition("://")[2].partition("/")[0]
