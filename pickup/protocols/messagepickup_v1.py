@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import orjson
 import structlog
 
+from mediator.errors import EnvelopeError
 from mediator.mailboxes.message import Message as Mail
 from mediator.mediation import taking
 from mediator.mediation.records import Connection, Generation
 from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
 from pickup.dispatch import Call
+from pickup.envelope.reading import read_object
 from pickup.message import Json, Reply
 from pickup.protocols.fields import count, texts
 from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, enrolled, msg_ids, settle
@@ -127,10 +128,9 @@ def _item(id: str, mail: Mail) -> Json:
 def _inside(payload: bytes) -> Json | str:
     """Return an envelope as JSON, or as text what NATS clients may send but cannot be written inside other JSON."""
     try:
-        orjson.dumps(message := orjson.loads(payload))
-    except (TypeError, ValueError):
+        return read_object(payload)
+    except EnvelopeError:
         return payload.decode("utf-8", "replace")
-    return cast(Json, message)
 
 
 def _written(waiting: Status, call: Call) -> Json:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from mediator.errors import BadRequestError, UnsupportedMessageError
-from mediator.mailboxes.envelope import is_envelope, recipients_in
+from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
+from mediator.mailboxes.envelope import recipients_in
 from mediator.mediation.forwarding import Forward, Outcome
 from mediator.mediation.names import MAX_NAME, canonical
 from mediator.mediation.records import Generation
 from pickup.dispatch import Call
+from pickup.envelope.reading import read_object
 from pickup.message import MAX_ATTACHMENTS, Message, Reply, attachments
 
 if TYPE_CHECKING:
@@ -108,8 +109,10 @@ def _envelope(value: Any, where: str) -> bytes:
                 return orjson.dumps(value)
     else:
         payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
-        if isinstance(payload, bytes) and is_envelope(payload):
-            return payload
+        # Pickup 1.0 and the relay write it again inside other JSON, so it is held to the bounds of any JSON here.
+        with suppress(EnvelopeError):
+            if isinstance(payload, bytes) and recipients_in(read_object(payload)) is not None:
+                return payload
     raise BadRequestError(where, "expected a DIDComm encrypted envelope")
 
 

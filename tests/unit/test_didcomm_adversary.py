@@ -1,10 +1,12 @@
 """What a stranger, or a holder with bad intentions, might try at the DIDComm door; each test is one idea of theirs."""
 
+import asyncio
 import base64
 import json
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import did_peer_4
 import orjson
@@ -18,13 +20,15 @@ from mediator.mailboxes.sending import Send
 from mediator.mediation import names
 from mediator.mediation.records import Generation
 from pickup import message as messages
+from pickup.answers import Answers
 from pickup.dids.document import Document
 from pickup.dids.resolver import CachingResolver
 from pickup.dids.web import WebDids
-from pickup.envelope import reading
+from pickup.envelope import Envelopes, reading
 from pickup.envelope.opener import LibraryEnvelopes
 from pickup.message import DIDCOMM
 from pickup.meters import Meters
+from pickup.outbound import Courier, Outcome, Parcel
 from pickup.protocols import connections, did_exchange
 from tests.unit import handshaking
 from tests.unit.broker import TENANT
@@ -184,7 +188,7 @@ async def forward(door: Door, to: Sequence[str], attached: int, mark: str = "mai
 @pytest.mark.rule("D12")
 @pytest.mark.parametrize(
     "poison",
-    ["NaN", "1e999", '"\\ud800"', "[" * 300 + "]" * 300, "1" * 4000],
+    ["NaN", "1e999", '"\\ud800"', "[" * 252 + "]" * 252, "1" * 4000],
     ids=["NaN", "infinity", "half a character", "depth", "a number without end"],
 )
 async def test_nobody_can_queue_what_cannot_be_handed_out_again(poison: str) -> None:
@@ -389,6 +393,37 @@ async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: Ge
     changed["tag"] = fields["tag"].rstrip("=") + "=="
     assert (await ours.open(orjson.dumps(changed, option=orjson.OPT_INDENT_2))).mark == opened.mark
     assert (await ours.open(await sealed())).mark != opened.mark
+
+
+# Endpoints that hold up all others.
+
+
+@pytest.mark.rule("D5")
+async def test_one_server_that_does_not_answer_holds_up_no_answers_to_others() -> None:
+    """Anybody may ask from thousands of DIDs whose endpoint takes connections and says nothing."""
+    brought, silence = [], asyncio.Event()
+
+    class Slow(Courier):
+        async def bring(self, parcel: Parcel) -> Outcome:
+            if "silent" in parcel.endpoint:
+                await silence.wait()
+            brought.append(parcel.endpoint)
+            return Outcome.DELIVERED
+
+    registry = CollectorRegistry()
+    answers = Answers(Slow(cast(Envelopes, None), Guard()), Meters(registry), asyncio.sleep)
+    try:
+        for number in range(2000):
+            answers.send_soon(Parcel(f"https://silent.example/{number}", b"{}", V2))
+        for number in range(50):
+            answers.send_soon(Parcel(f"https://{number}.example/", b"{}", V2))
+        async with asyncio.timeout(5):
+            while len(brought) < 50:  # noqa: ASYNC110 -- nobody tells
+                await asyncio.sleep(0.01)
+        assert not any("silent" in endpoint for endpoint in brought)
+        silence.set()
+    finally:
+        await answers.close()
 
 
 # Mail that would never come to rest.
