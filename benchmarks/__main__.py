@@ -20,7 +20,7 @@ from benchmarks.bench import Bench, Row
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
-CLAIMS = ("send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm")
+CLAIMS = ("send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances")
 MET = {True: "yes", False: "NO", None: "-"}
 
 

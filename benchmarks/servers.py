@@ -41,17 +41,21 @@ class Server:
 class Service(Server):
     """`python -m mediator serve` with its managed nats-server."""
 
-    def __init__(self, data_dir: Path) -> None:
-        """Start, and return once it says that it is ready; ``ready_seconds`` is how long that took."""
+    def __init__(self, data_dir: Path, *, nats_url: str | None = None, **settings: str) -> None:
+        """Start, and return once it says that it is ready; ``ready_seconds`` is how long that took.
+
+        With ``nats_url`` it uses that server in place of its own. ``settings`` are environment variables.
+        """
         nats, http = free_port(), free_port()
-        self._http = f"http://127.0.0.1:{http}"
+        self.http_url = f"http://127.0.0.1:{http}"
         started = time.monotonic()
         command = [sys.executable, "-m", "mediator", "serve", "--data-dir", str(data_dir)]
-        command += ["--nats", f"127.0.0.1:{nats}", "--http", f"127.0.0.1:{http}"]
+        command += ["--nats-url", nats_url] if nats_url else ["--nats", f"127.0.0.1:{nats}"]
+        command += ["--http", f"127.0.0.1:{http}"]
         self._log = data_dir.with_name(data_dir.name + ".log")
         with self._log.open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        super().__init__(process, f"nats://127.0.0.1:{nats}")
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **settings})
+        super().__init__(process, nats_url or f"nats://127.0.0.1:{nats}")
         try:
             self._wait(started + READY_SECONDS)
         except BaseException:
@@ -63,7 +67,7 @@ class Service(Server):
     def _wait(self, end: float) -> None:
         while True:
             try:
-                with urllib.request.urlopen(f"{self._http}/readyz", timeout=5):
+                with urllib.request.urlopen(f"{self.http_url}/readyz", timeout=5):
                     return
             except (urllib.error.URLError, ConnectionError) as error:
                 if self.process.poll() is not None or time.monotonic() > end:
@@ -84,7 +88,7 @@ class Service(Server):
 
     def counter(self, series: str) -> float:
         """Return a sum over /metrics of what begins with ``series``."""
-        with urllib.request.urlopen(f"{self._http}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.http_url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
 
