@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
+from mediator.errors import BadRequestError, EnvelopeError, UnresolvedDidError, UnsupportedMessageError
 from mediator.mailboxes.envelope import recipients_in
 from mediator.mediation.forwarding import Forward, Outcome
 from mediator.mediation.names import MAX_NAME, canonical
@@ -42,6 +42,8 @@ def register(dispatcher: "Dispatcher") -> None:
 
 async def handle(call: Call) -> Sequence[Reply]:
     """Forward, and answer nothing: ``please_ack`` must not be honoured on a forward, nor a return route."""
+    if not _is_ours(call.office, call.me):
+        raise EnvelopeError("expected a forward to be sealed for the routing key")
     await forward(call.office, call.tenant, call.message)
     return ()
 
@@ -49,12 +51,13 @@ async def handle(call: Call) -> Sequence[Reply]:
 async def forward(office: "Office", tenant: str, message: Message) -> Outcome:
     """Queue what is forwarded for all its recipients, whoever they are, and count what became of it.
 
-    Nothing forwarded is opened, not even what is sealed for ourselves, so no forward can go in circles. Returns after
-    the commit. Raises :class:`BadRequestError` for what is wrong with the forward itself, never for who it is for.
+    Nothing forwarded is opened, and what is sealed for ourselves is refused: by way of a holder's endpoint it would
+    come round, and become more each time. Returns after the commit. Raises :class:`BadRequestError` for what is wrong
+    with the forward itself, never for who it is for.
     """
     if message.type.major != _MAJOR[message.generation]:
         raise UnsupportedMessageError(str(message.type))
-    named, payloads = _read(message)
+    named, payloads = _read(office, message)
     _check_copies(len(named), payloads)
     recipients = [key for text in named if (key := canonical(text)) is not None]
     request = Forward(
@@ -71,12 +74,12 @@ async def forward(office: "Office", tenant: str, message: Message) -> Outcome:
     return outcome
 
 
-def _read(message: Message) -> tuple[list[str], list[bytes]]:
+def _read(office: "Office", message: Message) -> tuple[list[str], list[bytes]]:
     """Return the recipients as written, and the envelopes."""
     if message.generation is Generation.V1:
-        return _recipients(message.body.get("to"), "to"), [_envelope(message.body.get("msg"), "msg")]
+        return _recipients(message.body.get("to"), "to"), [_envelope(office, message.body.get("msg"), "msg")]
     named = _recipients(message.body.get("next"), "next")
-    attached = [_envelope(attachment.data, "attachments") for attachment in attachments(message)]
+    attached = [_envelope(office, attachment.data, "attachments") for attachment in attachments(message)]
     if not attached:
         raise BadRequestError("attachments", f"expected 1 to {MAX_ATTACHMENTS} envelopes")
     return named, attached
@@ -101,19 +104,30 @@ def _recipients(value: object, where: str) -> list[str]:
     return named
 
 
-def _envelope(value: Any, where: str) -> bytes:
+def _envelope(office: "Office", value: Any, where: str) -> bytes:
     """Return the bytes that are queued: those that came, or of a JSON object its one compact form."""
-    if isinstance(value, dict):
-        if recipients_in(value) is not None:
-            with suppress(TypeError):  # orjson's, for text that is no Unicode and numbers beyond 64 bits
-                return orjson.dumps(value)
-    else:
-        payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
-        # Pickup 1.0 and the relay write it again inside other JSON, so it is held to the bounds of any JSON here.
-        with suppress(EnvelopeError):
-            if isinstance(payload, bytes) and recipients_in(read_object(payload)) is not None:
-                return payload
-    raise BadRequestError(where, "expected a DIDComm encrypted envelope")
+    payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    recipients = None
+    # Pickup 1.0 and the relay write it again inside other JSON, so it is held to the bounds of any JSON here; what
+    # orjson raises for text that is no Unicode and numbers beyond 64 bits is a TypeError.
+    with suppress(EnvelopeError, TypeError):
+        if isinstance(payload, dict):
+            recipients, payload = recipients_in(payload), orjson.dumps(payload)
+        elif isinstance(payload, bytes):
+            recipients = recipients_in(read_object(payload))
+    if recipients is None or not isinstance(payload, bytes):
+        raise BadRequestError(where, "expected a DIDComm encrypted envelope")
+    if any(_is_ours(office, kid) for kid in recipients):
+        raise BadRequestError(where, "expected an envelope for somebody else than this mediator")
+    return payload
+
+
+def _is_ours(office: "Office", kid: str) -> bool:
+    try:
+        office.identities.known_as(kid)
+    except UnresolvedDidError:
+        return False
+    return True
 
 
 def _expiry(message: Message) -> int | None:

@@ -15,6 +15,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
+from mediator.errors import UnresolvedDidError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mediation import connecting, names
 from mediator.mediation.records import Connection, Generation, NewConnection, Rules
@@ -171,7 +172,9 @@ class OneIdentity:
     def current(self, tenant: str) -> Identity:
         return Identity(1, tenant, OURS, V2_DID, V1_DID, "sov", None)
 
-    def known_as(self, _did: str) -> Identity:
+    def known_as(self, did: str) -> Identity:
+        if names.canonical(did) not in {OURS, V1_DID, V2_DID}:
+            raise UnresolvedDidError("not ours")
         return self.current(TENANT)
 
     async def owner(self, recipient: str) -> Owner:

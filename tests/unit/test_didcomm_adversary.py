@@ -29,12 +29,12 @@ from pickup.envelope.opener import LibraryEnvelopes
 from pickup.message import DIDCOMM
 from pickup.meters import Meters
 from pickup.outbound import Courier, Outcome, Parcel
-from pickup.protocols import connections, did_exchange
+from pickup.protocols import connections, did_exchange, routing
 from tests.unit import handshaking
 from tests.unit.broker import TENANT
 from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, apv_of, b64, jwe
 from tests.unit.mediation import key
-from tests.unit.protocols import V1, V2, Answer, Door, Peer, Wire, envelope, marks, open_door
+from tests.unit.protocols import OURS, V1, V2, V2_DID, Answer, Door, Peer, Wire, envelope, marks, open_door
 
 LIMIT = 14_000_000
 SWIFT = 0.25
@@ -449,3 +449,30 @@ async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) 
         kept = await house.connection(peer.key)
         assert kept is not None
         assert (kept.endpoint is None) == (whose in ours)
+
+
+@pytest.mark.rule("D10")
+@pytest.mark.parametrize("kid", [f"{V2_DID}#key-2", OURS, f"{OURS}#z6LS", names.base58(names.verkey(OURS))])
+async def test_what_is_sealed_for_ourselves_is_not_forwarded(kid: str) -> None:
+    """A holder whose endpoint is this door would have it opened here: a forward to 64 keys, each of them 64 more."""
+    async with open_door() as door:
+        peer = await door.holder(1, key(500))
+        recipients = [{"header": {"kid": one}, "encrypted_key": ""} for one in (key(7), kid)]
+        inner = orjson.dumps({**orjson.loads(envelope()), "recipients": recipients})
+        with pytest.raises(BadRequestError, match="attachments: expected an envelope for somebody else"):
+            await door.forward(key(500), inner)
+        msg = {"@type": f"{DIDCOMM}routing/1.0/forward", "@id": "f", "to": key(500), "msg": orjson.loads(inner)}
+        with pytest.raises(BadRequestError, match="msg: expected an envelope for somebody else"):
+            await door.receive(msg, V1, None, Wire())
+        assert await peer.queued() == []
+
+
+@pytest.mark.rule("D10")
+async def test_a_forward_is_sealed_for_the_routing_key_not_for_that_of_an_invitation() -> None:
+    """Else what is sealed for an invitation's key would be opened here, and be known by nothing before."""
+    async with handshaking.house() as house:
+        invitation = await house.invitations.make("default")
+        raw = {"@type": f"{DIDCOMM}routing/1.0/forward", "@id": "f", "to": key(500), "msg": orjson.loads(envelope())}
+        with pytest.raises(EnvelopeError, match="routing key"):
+            await routing.handle(await house.call(raw, None, invitation.key))
+        assert await routing.handle(await house.call(raw, None, house.identity.key)) == ()
