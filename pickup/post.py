@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from mediator.errors import MediatorError
+from mediator.errors import MediatorError, UnresolvedDidError
 from mediator.mediation.records import Connection, Generation
 from pickup.dids.document import Resolver
-from pickup.dids.identities import Identities
+from pickup.dids.identities import Identities, Identity
 from pickup.dispatch import Call
 from pickup.envelope import Envelopes
 from pickup.message import Reply, encode, write
@@ -56,12 +56,20 @@ class Post:
 
     async def seal(self, connection: Connection, reply: Reply) -> bytes:
         """Seal a message for a connection, from the identity it knows."""
+        me = await self._known_to(connection)
         if connection.generation is Generation.V1:
-            sender = self._identities.known_as(connection.my_did).key
             plaintext = encode(write(reply, Generation.V1, connection.my_did, connection.their_did))
-            return await self._envelopes.seal_v1(plaintext, connection.keys, sender)
+            return await self._envelopes.seal_v1(plaintext, connection.keys, me.key)
         written = write(reply, Generation.V2, connection.my_did, connection.their_did)
         return await self._envelopes.seal_v2(written, connection.their_did, connection.my_did)
+
+    async def _known_to(self, connection: Connection) -> Identity:
+        try:
+            return self._identities.known_as(connection.my_did)
+        except UnresolvedDidError:
+            # The connection was made at another instance, by a name that is new here.
+            await self._identities.renew()
+            return self._identities.known_as(connection.my_did)
 
     async def _seal_answer(self, call: Call, reply: Reply) -> bytes:
         assert call.sender is not None, "only who is known is answered"

@@ -39,6 +39,8 @@ HEARTBEAT_SECONDS = 20.0
 
 _HTTP = frozenset({"http", "https"})
 _WS = frozenset({"ws", "wss"})
+_NO_URL = (ValueError, IndexError)
+"""What the library raises for text that is no URL; the second for ``http://[]@``."""
 _TEMPORARY_REDIRECT = 307
 _LOW_PORTS = frozenset({80, 443})
 """The only ones below 1024 that are web servers; on others HTTP might be taken for mail or the like."""
@@ -189,7 +191,7 @@ def _checked(url: str, schemes: frozenset[str]) -> URL:
         parsed = URL(url)
         # The port is read here so that a bad one is found before anything is looked up.
         whole = parsed.scheme in schemes and bool(parsed.host) and bool(parsed.port)
-    except ValueError:
+    except _NO_URL:
         whole = False
     if not whole:
         raise AddressRefusedError(f"expected {' or '.join(sorted(schemes))} with a host, {MAX_URL} characters at most")
@@ -201,7 +203,7 @@ def _checked(url: str, schemes: frozenset[str]) -> URL:
 def _redirected(origin: URL, location: str) -> URL:
     try:
         target = str(origin.join(URL(location)))
-    except ValueError:
+    except _NO_URL:
         raise UnreachableError("expected a redirect to a URL") from None
     return _checked(target, frozenset({origin.scheme}))
 

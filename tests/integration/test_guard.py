@@ -11,7 +11,7 @@ from ipaddress import ip_network
 import pytest
 from aiohttp import WSMsgType, web
 from aiohttp.abc import AbstractResolver, ResolveResult
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mediator.errors import AddressRefusedError, UnreachableError
@@ -472,6 +472,7 @@ async def test_no_error_repeats_the_address() -> None:
 
 
 @pytest.mark.rule("D12")
+@example("http://", "[]@")
 @given(st.sampled_from(["http://", "https://", "//", ""]), st.text("abc019.:/\\@[]%?#\0\né．。-xX", max_size=30))
 def test_whatever_the_url_is_there_is_one_tree_of_errors(scheme: str, rest: str) -> None:
     async def ask() -> None:

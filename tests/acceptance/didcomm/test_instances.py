@@ -36,10 +36,11 @@ class Pair:
     b: Door
     stack: AsyncExitStack
 
-    async def holder(self, options: dict[str, Any]) -> Holder:
-        """Connect a holder at A."""
-        invites = await self.a.invite()
-        holder = await self.a.holder(invites.v1 if "handshake" in options else invites.v2, **options)
+    async def holder(self, options: dict[str, Any], door: Door | None = None) -> Holder:
+        """Connect a holder, at A unless said otherwise."""
+        door = door or self.a
+        invites = await door.invite()
+        holder = await door.holder(invites.v1 if "handshake" in options else invites.v2, **options)
         await holder.mediate()
         return holder
 
@@ -111,6 +112,19 @@ async def test_a_forward_at_one_reaches_a_live_socket_at_the_other(pair: Pair, o
     print(f"{holder.generation}: forward to push, here {median(here):.1f} ms, from the other {median(there):.1f} ms")
     print(f"the slowest of {TIMED}: here {here[-1]:.1f} ms, from the other {there[-1]:.1f} ms")
     assert (await holder.status()).count == 2 * TIMED
+
+
+@each
+@pytest.mark.rule("D6")
+async def test_who_came_by_one_is_live_at_the_other_at_once(pair: Pair, options: dict[str, Any]):
+    """Instances that were started at the same time need not know yet what the other is called."""
+    for came, goes in ((pair.a, pair.b), (pair.b, pair.a)):
+        holder, sender = await pair.holder(options, came), await goes.sender()
+        key, there = await holder.add_key(), await pair.elsewhere(holder, goes)
+        async with Live.of(there) as live:
+            await send(sender, holder, key, "welcome", came)
+            assert await live.text() == "welcome"
+    assert not [said for door in (pair.a, pair.b) for said in door.service.events("cannot push")]
 
 
 @each
@@ -237,6 +251,10 @@ async def test_a_connection_removed_at_one_is_gone_at_the_other(pair: Pair, opti
         # Its sender learns nothing of it (D9).
         await send(sender, at_a, key, "for nobody", pair.b)
         assert await listed(pair.a) == await listed(pair.b) == []
+        with pytest.raises(AssertionError, match="does not exist"):
+            await pair.b.command(
+                "mailbox", "show", connection["mail_address"], "--data-dir", str(pair.b.service.data_dir)
+            )
     other = await pair.holder(options)
     assert await other.change_keys([(key, "add")]) == ["success"]
     assert (await other.status()).count == 0
