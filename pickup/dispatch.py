@@ -7,17 +7,20 @@ problem report when the sender is known (D12).
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
 from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from mediator.mediation.records import Connection, Generation
+from mediator.store.writer import Work
 from pickup.message import Message, Reply
 from pickup.problems import is_report, report
 
 if TYPE_CHECKING:
     from pickup.office import Office
+
+T = TypeVar("T")
 
 
 class Channel(Protocol):
@@ -59,6 +62,23 @@ class Call:
     """
     after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
     """Run once the answers are written: True when they went out on the channel the message came by."""
+
+    async def write(self, work: Work[T]) -> T:
+        """Run a change with the next commit; the caller's mailbox is locked before its connection, as everywhere."""
+        place = None if self.connection is None else self.connection.place
+        return await self.office.broker.write(work, place)
+
+    def connected(self) -> Connection:
+        """Return the caller's connection; :class:`NotEnrolledError` for a stranger (D8)."""
+        if self.connection is None:
+            raise NotEnrolledError("the sender is not connected")
+        return self.connection
+
+    def enrolled(self) -> Connection:
+        """Return the caller's connection; :class:`NotEnrolledError` when it has no mediation (D8)."""
+        if self.connection is None or self.connection.mailbox_no is None:
+            raise NotEnrolledError
+        return self.connection
 
 
 Handler = Callable[[Call], Awaitable[Sequence[Reply]]]

@@ -7,8 +7,7 @@ from typing import Any
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchConnectionError
 from mediator.mailboxes.address import parse_address
-from mediator.mailboxes.mailbox import Mailbox
-from mediator.mediation import attaching, connecting
+from mediator.mediation import attaching, connecting, granting
 from mediator.mediation.records import Connection, Invitation, Route
 from mediator.operators.control import ControlServer
 from mediator.settings import DEFAULT_TENANT
@@ -125,14 +124,12 @@ class DidcommOperating:
     async def _remove(self, request: Request) -> Answer:
         tenant, no = self._tenant(request), _number(request, "connection", 0, 1 << 62)
 
-        def end(tx: Transaction, now: int) -> None:
-            connecting.disconnect(tx, _owned(tx, tenant, no).no, now)
-
-        await self._broker.write(end)
+        connection = await self._broker.read(lambda tx, _now: _owned(tx, tenant, no))
+        await self._broker.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection.place)
         return {"connection": no, "removed": True}
 
     def _listed(self, tx: Transaction, connection: Connection, now: int) -> Answer:
-        mailbox = _mailbox(tx, connection, now)
+        mailbox = granting.given(tx, connection, now)
         return {
             "connection": connection.no,
             "label": connection.label,
@@ -152,12 +149,14 @@ class DidcommOperating:
     async def _attach(self, request: Request) -> Answer:
         tenant, key = self._tenant(request), _text(request, "key")
         address = parse_address(_text(request, "mail_address"))
-        route = await self._broker.write(lambda tx, now: attaching.attach(tx, tenant, key, address, now))
+        route = await self._broker.write(
+            lambda tx, now: attaching.attach(tx, tenant, key, address, now), (tenant, address)
+        )
         return _route(route)
 
     async def _detach(self, request: Request) -> Answer:
         tenant, key = self._tenant(request), _text(request, "key")
-        await self._broker.write(lambda tx, now: attaching.detach(tx, tenant, key, now))
+        await self._broker.write(lambda tx, _now: attaching.detach(tx, tenant, key))
         return {"key": key, "detached": True}
 
     async def _list_keys(self, request: Request) -> Answer:
@@ -177,14 +176,6 @@ def _owned(tx: Transaction, tenant: str, no: int) -> Connection:
     if connection is None or connection.tenant != tenant:
         raise NoSuchConnectionError(no)
     return connection
-
-
-def _mailbox(tx: Transaction, connection: Connection, now: int) -> Mailbox | None:
-    """Return the mailbox of the connection's grant, unless an operator deleted it."""
-    if connection.address is None:
-        return None
-    found = tx.mailboxes.find(connection.tenant, connection.address)
-    return found if found is not None and found.no == connection.mailbox_no and found.lives(now) else None
 
 
 # Reading requests: whoever may open the socket owns the data, so this guards against mistakes only.

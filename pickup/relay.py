@@ -15,7 +15,7 @@ from mediator.errors import MediatorError, NotEnrolledError
 from mediator.http.guard import Guard
 from mediator.mailboxes.mailbox import Kind
 from mediator.mailboxes.message import Message
-from mediator.mediation import taking
+from mediator.mediation import granting, taking
 from mediator.mediation.records import Connection, Generation
 from mediator.store.base import Place, Transaction
 from mediator.store.writer import Committed, Work
@@ -246,13 +246,13 @@ class Relay:
     async def _next(self, connection: Connection) -> list[Message]:
         cursor = self._passed.get(connection.mailbox_no or 0, 0)
         return await self._broker.write(
-            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), _place(connection)
+            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), connection.place
         )
 
     async def _confirm(self, connection: Connection, message: Message) -> None:
         """Remove exactly what the endpoint took (D7)."""
         await self._broker.write(
-            lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now), _place(connection)
+            lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now), connection.place
         )
         self._meters.delivered("relay", 1)
 
@@ -289,21 +289,16 @@ def _holder(tx: Transaction, place: Place) -> int | None:
     return connection.no if connection is not None and _has_endpoint(connection) else None
 
 
-def _waiting(tenant: str, after: int, tx: Transaction, _now: int) -> _Page:
+def _waiting(tenant: str, after: int, tx: Transaction, now: int) -> _Page:
     """Return holders with endpoints for whom mail waits."""
     page = tx.connections.list(tenant, after, PAGE)
-    waiting = [connection.no for connection in page if _has_endpoint(connection) and _has_mail(tx, connection)]
+    waiting = [connection.no for connection in page if _has_endpoint(connection) and _has_mail(tx, connection, now)]
     return _Page(waiting, page[-1].no if len(page) == PAGE else None)
 
 
-def _has_mail(tx: Transaction, connection: Connection) -> bool:
-    mailbox = tx.mailboxes.find(*_place(connection))
+def _has_mail(tx: Transaction, connection: Connection, now: int) -> bool:
+    mailbox = granting.given(tx, connection, now)
     return mailbox is not None and mailbox.messages > 0
-
-
-def _place(connection: Connection) -> Place:
-    assert connection.address is not None
-    return connection.tenant, connection.address
 
 
 def _parcel(connection: Connection, message: Message) -> Parcel:

@@ -69,8 +69,9 @@ class _Session:
 
     @property
     def place(self) -> tuple[str, str]:
-        assert self.connection.address is not None, "who has no mailbox has no session"
-        return self.connection.tenant, self.connection.address
+        place = self.connection.place
+        assert place is not None, "who has no mailbox has no session"
+        return place
 
 
 class Sessions:
@@ -103,7 +104,7 @@ class Sessions:
         Pushing begins when the answer has gone out on the channel, in the version and prefix of the call's message.
         Raises :class:`LiveModeError` where the channel cannot carry it, :class:`NotEnrolledError` without mediation.
         """
-        connection, channel = _enrolled(call), call.channel
+        connection, channel = call.enrolled(), call.channel
         if not on:
             session = self._of.get(connection.no)
             if session is not None and session.channel is channel:
@@ -124,7 +125,7 @@ class Sessions:
 
     async def implicit(self, call: Call) -> None:
         """Push bare envelopes, the backlog first, for as long as the channel lives (D7); nothing on HTTP."""
-        connection, channel = _enrolled(call), call.channel
+        connection, channel = call.enrolled(), call.channel
         session = self._of.get(connection.no)
         if not channel.persistent or (session is not None and session.channel is channel):
             return
@@ -276,12 +277,6 @@ class Sessions:
         await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now), session.place)
         self._meters.delivered("implicit", len(messages))
         return True
-
-
-def _enrolled(call: Call) -> Connection:
-    if call.connection is None or call.connection.mailbox_no is None:
-        raise NotEnrolledError
-    return call.connection
 
 
 def _has_mail(tx: Transaction, session: _Session) -> bool:

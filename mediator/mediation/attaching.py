@@ -26,9 +26,8 @@ def attach(tx: Transaction, tenant: str, key: str, address: str, now: int) -> Ro
     return route
 
 
-def detach(tx: Transaction, tenant: str, key: str, now: int) -> None:
+def detach(tx: Transaction, tenant: str, key: str) -> None:
     """Let an attached key lead nowhere; :class:`BadRequestError` naming ``key`` when it is not attached (D11)."""
-    del now
     route = tx.routes.find(tenant, _name(key))
     if route is None or route.connection_no is not None:
         raise BadRequestError("key", "is not attached")

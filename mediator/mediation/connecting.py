@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mediator.errors import NoSuchConnectionError, NoSuchInvitationError, UnavailableError
 from mediator.mailboxes import creating
+from mediator.mediation import granting
 from mediator.mediation.ports import Transaction
 from mediator.mediation.records import Connection, Generation, Invitation, NewConnection
 
@@ -133,16 +134,17 @@ def seen(tx: Transaction, connection: Connection, now: int) -> Connection:
     return moved
 
 
-def disconnect(tx: Transaction, no: int, now: int) -> None:
+def disconnect(tx: Transaction, connection: Connection, now: int) -> None:
     """End a connection: its keys are free, its mailbox is unreachable at once and collected later (D8, M4).
 
-    :class:`NoSuchConnectionError` when it is not there.
+    :class:`NoSuchConnectionError` when it is not there any more.
     """
-    connection = tx.connections.get(no)
-    if connection is None:
-        raise NoSuchConnectionError(no)
-    if connection.address is not None:
-        mailbox = tx.mailboxes.find(connection.tenant, connection.address)
-        if mailbox is not None and mailbox.no == connection.mailbox_no and mailbox.lives(now):
-            creating.delete(tx, connection.tenant, connection.address, now)
-    tx.connections.remove(connection)
+    # Mailboxes are locked before connections.
+    granting.given(tx, connection, now)
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NoSuchConnectionError(connection.no)
+    mailbox = granting.given(tx, current, now)
+    if mailbox is not None:
+        creating.delete(tx, mailbox.tenant, mailbox.address, now)
+    tx.connections.remove(current)

@@ -24,13 +24,13 @@ def grant(
     the policy does not let it, :class:`NotEnrolledError` when the connection has ended meanwhile.
     """
     # Mailboxes are locked before connections.
-    _living(tx, connection, now)
+    given(tx, connection, now)
     current = tx.connections.get(connection.no)
     if current is None:
         raise NotEnrolledError
     if not _let(rules, current):
         raise MediationDeniedError
-    if _living(tx, current, now) is not None:
+    if given(tx, current, now) is not None:
         return current
     request = Create(
         tenant=current.tenant,
@@ -62,13 +62,14 @@ def _let(rules: Rules, connection: Connection) -> bool:
 
 def mailbox_of(tx: Transaction, connection: Connection, now: int) -> Mailbox:
     """Return the living mailbox of a grant; :class:`NotEnrolledError` when there is none."""
-    mailbox = _living(tx, connection, now)
+    mailbox = given(tx, connection, now)
     if mailbox is None:
         raise NotEnrolledError
     return mailbox
 
 
-def _living(tx: Transaction, connection: Connection, now: int) -> Mailbox | None:
+def given(tx: Transaction, connection: Connection, now: int) -> Mailbox | None:
+    """Return the mailbox of a connection's grant; None without one, or when an operator deleted it."""
     if connection.address is None:
         return None
     mailbox = tx.mailboxes.find(connection.tenant, connection.address)

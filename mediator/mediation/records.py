@@ -99,6 +99,11 @@ class Connection:
     """msg_ids that the last HTTP batch without acknowledgement carried (D7)."""
     device: Device | None = None
 
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Tenant and address of its mailbox, if it has one: what a store locks first."""
+        return None if self.address is None else (self.tenant, self.address)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

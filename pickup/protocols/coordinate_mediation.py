@@ -65,7 +65,7 @@ async def mediate_request(call: Call) -> Sequence[Reply]:
         # Its envelope was opened with the same document.
         endpoint = (await office.resolver.resolve(call.sender)).endpoint
     try:
-        call.connection = await office.broker.write(lambda tx, now: _grant(tx, call, endpoint, now))
+        call.connection = await call.write(lambda tx, now: _grant(tx, call, endpoint, now))
     except MediationDeniedError:
         return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
     body = _granted(call.message, office.identities.current(call.tenant), office.public_url)
@@ -82,7 +82,7 @@ def _grant(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Conne
     except MediationDeniedError:
         if known is None:
             # Strangers who are denied leave nothing behind.
-            connecting.disconnect(tx, connection.no, now)
+            connecting.disconnect(tx, connection, now)
         raise
 
 
@@ -106,16 +106,14 @@ def _granted(message: Message, identity: "Identity", public_url: str) -> Json:
 
 async def update(call: Call) -> Sequence[Reply]:
     """Change the keylist, and say of each wish what became of it, in the words it was asked with (D3, D8)."""
-    connection, form = _enrolled(call), _form(call.message)
+    connection, form = call.enrolled(), _form(call.message)
     changes = [_change(item, form) for item in items(call.message.body, "updates")]
     # What sealed this message was proven by it: the holder has that key.
     proven = frozenset() if call.caller is None else frozenset({call.caller})
     office = call.office
     if call.repeated:
         return [_updated(call, [(change, Result.NO_CHANGE) for change in changes])]
-    results = await office.broker.write(
-        lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now)
-    )
+    results = await call.write(lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now))
     return [_updated(call, zip(changes, results, strict=True))]
 
 
@@ -142,7 +140,7 @@ def _written(change: Change, result: Result, form: Form) -> Json:
 
 async def query(call: Call) -> Sequence[Reply]:
     """List the keylist, oldest first, a page of it if asked."""
-    connection, form, message = _enrolled(call), _form(call.message), call.message
+    connection, form, message = call.enrolled(), _form(call.message), call.message
     page = _page(message)
     limit, offset = (MAX_ITEMS, 0) if page is None else page
 
@@ -181,12 +179,6 @@ def _shown(key: str, message: Message) -> str:
     if message.type.prefix == OLD and names.is_ed25519(key):
         return names.base58(names.verkey(key))
     return key
-
-
-def _enrolled(call: Call) -> Connection:
-    if call.connection is None:
-        raise NotEnrolledError
-    return call.connection
 
 
 def _form(message: Message) -> Form:

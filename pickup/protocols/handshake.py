@@ -62,7 +62,7 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
         label=label[:MAX_LABEL] if isinstance(label, str) else "",
         invitation=invitation.id,
     )
-    call.connection = await call.office.broker.write(lambda tx, now: connecting.connect(tx, new, now))
+    call.connection = await call.write(lambda tx, now: connecting.connect(tx, new, now))
 
 
 async def _leads_here(call: Call, peer: Peer) -> bool:

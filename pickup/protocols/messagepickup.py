@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from mediator.errors import LiveModeError, NotEnrolledError
+from mediator.errors import LiveModeError
 from mediator.mailboxes.message import Message as Mail
 from mediator.mediation import taking
 from mediator.mediation.names import canonical
@@ -73,7 +73,7 @@ def register(dispatcher: "Dispatcher") -> None:
 
 async def status_request(call: Call) -> Sequence[Reply]:
     """Say what waits, for all recipients or for one."""
-    connection, asked = enrolled(call), _asked(call.message)
+    connection, asked = holder(call), _asked(call.message)
     recipient = _recipient(asked)
     waiting = await _status(call, connection, recipient)
     return [_status_reply(call, waiting, asked)]
@@ -81,14 +81,14 @@ async def status_request(call: Call) -> Sequence[Reply]:
 
 async def delivery_request(call: Call) -> Sequence[Reply]:
     """Hand out the oldest messages; they come again until they are acknowledged (D1, D2)."""
-    connection, asked, form = enrolled(call), _asked(call.message), _form(call.message.type)
+    connection, asked, form = holder(call), _asked(call.message), _form(call.message.type)
     limit, recipient = count(call.message.body, form.limit), _recipient(asked)
 
     def deliver(tx: Transaction, now: int) -> list[Mail]:
         settled = taking.settle_handed(tx, connection, now)
         return taking.deliver(tx, settled, limit, recipient, BUDGET, now)
 
-    mails = await call.office.broker.write(deliver)
+    mails = await call.write(deliver)
     if not mails and not form.empty:
         return [_status_reply(call, await _status(call, connection, recipient), asked)]
     call.office.meters.delivered("request", len(mails))
@@ -97,7 +97,7 @@ async def delivery_request(call: Call) -> Sequence[Reply]:
 
 async def messages_received(call: Call) -> Sequence[Reply]:
     """Remove exactly the messages that are named, ignore ids of anything else, and say what waits now (D2)."""
-    connection = enrolled(call)
+    connection = holder(call)
     listed = texts(call.message.body, "message_id_list")
     ids = msg_ids(connection, listed)
 
@@ -106,13 +106,13 @@ async def messages_received(call: Call) -> Sequence[Reply]:
         taking.acknowledge(tx, settled, ids, now)
         return taking.status(tx, settled, None, now)
 
-    waiting = await call.office.broker.write(acknowledge)
+    waiting = await call.write(acknowledge)
     return [_status_reply(call, waiting, None)]
 
 
 async def live_delivery_change(call: Call) -> Sequence[Reply]:
     """Turn live mode on or off; on a connection that cannot carry it, say so in the version's own form (D6)."""
-    connection = enrolled(call)
+    connection = holder(call)
     on = flag(call.message.body, "live_delivery")
     if call.repeated:
         return [_status_reply(call, await _status(call, connection, None), None)]
@@ -134,18 +134,17 @@ def delivery(
     return Reply(type.named("delivery"), body, attached, thid=thid)
 
 
-def enrolled(call: Call) -> Connection:
-    """Return the caller's connection; :class:`NotEnrolledError` when it has no mediation (D8)."""
-    if call.connection is None or call.connection.mailbox_no is None:
-        raise NotEnrolledError
+def holder(call: Call) -> Connection:
+    """Return the connection that picks up; :class:`NotEnrolledError` when it has no mediation (D8)."""
+    connection = call.enrolled()
     # An old request is no sign that the last batch came.
-    return replace(call.connection, handed=()) if call.repeated else call.connection
+    return replace(connection, handed=()) if call.repeated else connection
 
 
 async def settle(call: Call, connection: Connection) -> None:
     """Remove what an earlier batch handed out: whoever asks again has it (D7)."""
     if connection.handed:
-        await call.office.broker.write(lambda tx, now: taking.settle_handed(tx, connection, now))
+        await call.write(lambda tx, now: taking.settle_handed(tx, connection, now))
 
 
 def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
@@ -170,7 +169,7 @@ def _status_reply(call: Call, waiting: Status, asked: str | None, live: bool | N
     if form.waited:
         since = waiting.oldest_at
         body["longest_waited_seconds"] = 0 if since is None else max(0, office.broker.clock() - since) // 1000
-    body["live_delivery"] = office.sessions.pushes_to(enrolled(call), call.channel) if live is None else live
+    body["live_delivery"] = office.sessions.pushes_to(call.enrolled(), call.channel) if live is None else live
     return Reply(call.message.type.named("status"), body, thid=call.message.thread)
 
 

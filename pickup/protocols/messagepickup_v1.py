@@ -16,7 +16,7 @@ from pickup.dispatch import Call
 from pickup.envelope.reading import read_object
 from pickup.message import Json, Reply
 from pickup.protocols.fields import count, texts
-from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, enrolled, msg_ids, settle
+from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, holder, msg_ids, settle
 
 if TYPE_CHECKING:
     from pickup.dispatch import Dispatcher
@@ -43,7 +43,7 @@ def register(dispatcher: "Dispatcher") -> None:
 
 async def status_request(call: Call) -> Sequence[Reply]:
     """Say what waits."""
-    connection = enrolled(call)
+    connection = holder(call)
     await settle(call, connection)
     waiting = await call.office.broker.read(lambda tx, now: taking.status(tx, connection, None, now))
     return [Reply(call.message.type.named("status"), _written(waiting, call), thid=call.message.thread)]
@@ -51,7 +51,7 @@ async def status_request(call: Call) -> Sequence[Reply]:
 
 async def noop(call: Call) -> Sequence[Reply]:
     """Answer nothing; like every request it confirms the batch before it."""
-    await settle(call, enrolled(call))
+    await settle(call, holder(call))
     return ()
 
 
@@ -63,25 +63,25 @@ class Batches:
 
     async def batch_pickup(self, call: Call) -> Sequence[Reply]:
         """Hand out the oldest messages."""
-        connection = enrolled(call)
+        connection = holder(call)
         size = count(call.message.body, "batch_size")
 
         def take(tx: Transaction, now: int) -> list[Mail]:
             settled = taking.settle_handed(tx, connection, now)
             return taking.deliver(tx, settled, size, None, BUDGET, now)
 
-        return [self._handed(call, connection, await call.office.broker.write(take), "batch")]
+        return [self._handed(call, connection, await call.write(take), "batch")]
 
     async def list_pickup(self, call: Call) -> Sequence[Reply]:
         """Hand out exactly the messages that are named, those that are there."""
-        connection = enrolled(call)
+        connection = holder(call)
         ids = msg_ids(connection, texts(call.message.body, "message_ids"))
 
         def pick(tx: Transaction, now: int) -> list[Mail]:
             settled = taking.settle_handed(tx, connection, now)
             return taking.pick(tx, settled, ids, BUDGET, now)
 
-        return [self._handed(call, connection, await call.office.broker.write(pick), "list-response")]
+        return [self._handed(call, connection, await call.write(pick), "list-response")]
 
     def _handed(self, call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
         mailbox_no = connection.mailbox_no
@@ -93,7 +93,7 @@ class Batches:
             if call.channel.persistent:
                 await self._removed(call, connection, [mail.msg_id for mail in mails])
             else:
-                await call.office.broker.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
+                await call.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
 
         call.after.append(sent)
         call.office.meters.delivered("batch", len(mails))
@@ -105,7 +105,7 @@ class Batches:
 
         async def confirm() -> None:
             if await call.channel.confirmed():
-                await call.office.broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+                await call.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
 
         # Beside the handling: the confirmation may stand behind frames that are read when this one is done with.
         confirming = asyncio.create_task(confirm(), name="didcomm-batch")

@@ -36,7 +36,7 @@ async def reuse(call: Call) -> Sequence[Reply]:
         raise NotEnrolledError("there is no connection to use again")
     if pthid is None:
         raise NoSuchInvitationError
-    call.connection = await call.office.broker.write(lambda tx, now: _reused(tx, connection, pthid, now))
+    call.connection = await call.write(lambda tx, now: _reused(tx, connection, pthid, now))
     return [Reply(call.message.type.named("handshake-reuse-accepted"), thid=call.message.thread, pthid=pthid)]
 
 

@@ -32,7 +32,7 @@ def register(dispatcher: "Dispatcher") -> None:
 
 async def set_device(call: Call) -> Sequence[Reply]:
     """Keep where the caller is rung, or forget it when both values are null; answered with an ack."""
-    connection = _connected(call)
+    connection = call.connected()
     device = _device(call)
     if call.repeated:
         return [_ack(call)]
@@ -45,7 +45,7 @@ async def set_device(call: Call) -> Sequence[Reply]:
         tx.connections.save(changed)
         return changed
 
-    call.connection = await call.office.broker.write(keep)
+    call.connection = await call.write(keep)
     return [_ack(call)]
 
 
@@ -55,18 +55,12 @@ def _ack(call: Call) -> Reply:
 
 async def get_device(call: Call) -> Sequence[Reply]:
     """Tell the caller where it is rung by this service; :class:`NotEnrolledError` when it is not."""
-    device = _connected(call).device
+    device = call.connected().device
     by_apns = call.message.type.family == APNS
     if device is None or by_apns != (device.platform == APNS_PLATFORM):
         raise NotEnrolledError("not registered for push notifications")
     body = {_TOKEN: device.token} if by_apns else {_TOKEN: device.token, _PLATFORM: device.platform}
     return [Reply(call.message.type.named("device-info"), body, thid=call.message.thread)]
-
-
-def _connected(call: Call) -> Connection:
-    if call.connection is None:
-        raise NotEnrolledError("the sender is not connected")
-    return call.connection
 
 
 def _device(call: Call) -> Device | None:

@@ -65,7 +65,7 @@ async def test_a_key_that_moved_leads_to_its_new_holder(broker):
         lambda tx, now: keylist.update(tx, RULES, bob, [Change(key(10), "add")], frozenset({key(10)}), now)
     )
     assert (await broker.forward(forward, RULES)).queued == 1
-    await broker.write(lambda tx, now: connecting.disconnect(tx, bob.no, now))
+    await broker.write(lambda tx, now: connecting.disconnect(tx, bob, now))
     assert await broker.forward(forward, RULES) == Outcome(unroutable=1)
     assert await waiting(broker, alice) == [b"mail"]
 

@@ -135,6 +135,27 @@ def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instance
     assert found == [replace(new, callers=("b", "c"))]
 
 
+@pytest.mark.rule("D7", "D8")
+def test_a_connection_ends_while_another_instance_has_its_mailbox(url, store, instances):
+    holder = enroll(store, "c")
+    ended: list[None] = []
+
+    def end() -> None:
+        with instances[0].transaction() as tx:
+            ended.append(connecting.disconnect(tx, holder, NOW))
+
+    ender = threading.Thread(target=end, daemon=True)
+    with store.transaction([holder.place]) as tx:
+        ender.start()
+        wait_for_a_lock(url)
+        # Who waits for the mailbox has not locked the connection, or neither would ever go on.
+        tx.connections.save(replace(tx.connections.get(holder.no), handed=(1,)))
+    ender.join(DEADLINE)
+    assert ended == [None]
+    with store.reading() as tx:
+        assert tx.connections.called(TENANT, "c") is None
+
+
 @pytest.mark.rule("D8")
 def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances):
     peers = [enroll(store, f"c{number}") for number in range(INSTANCES)]

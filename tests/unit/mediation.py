@@ -55,8 +55,8 @@ class Mediation(Broker):
     def seen(self, connection: Connection) -> Connection:
         return self.run(lambda tx: connecting.seen(tx, connection, self.now))
 
-    def disconnect(self, no: int) -> None:
-        self.run(lambda tx: connecting.disconnect(tx, no, self.now))
+    def disconnect(self, connection: Connection) -> None:
+        self.run(lambda tx: connecting.disconnect(tx, connection, self.now))
 
     def called(self, caller: str, tenant: str = TENANT) -> Connection | None:
         return self.run(lambda tx: tx.connections.called(tenant, caller))
@@ -107,7 +107,7 @@ class Mediation(Broker):
         return self.run(lambda tx: attaching.attach(tx, tenant, key, address, self.now))
 
     def detach(self, key: str) -> None:
-        self.run(lambda tx: attaching.detach(tx, TENANT, key, self.now))
+        self.run(lambda tx: attaching.detach(tx, TENANT, key))
 
     def forward(self, keys: str | Sequence[str], *payloads: bytes, tenant: str = TENANT, **more: Any) -> Outcome:
         request = Forward(tenant, [keys] if isinstance(keys, str) else keys, payloads or (b"mail",), **more)

@@ -132,7 +132,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def disconnect(self, holder: int) -> None:
             connection = self.connections.pop(holder, None)
             if connection is not None:
-                self.house.disconnect(connection.no)
+                self.house.disconnect(connection)
                 self.queues.pop(holder, None)
                 self.held = {name: held for name, held in self.held.items() if held.holder != holder}
 

@@ -230,7 +230,7 @@ def test_a_batch_that_went_out_while_its_mailbox_was_lost_confirms_nothing(house
     house.hand_over(holder, messages)
     assert house.settle_handed(_again(house)).handed == ()
     assert house.status(_again(house)).count == 10
-    house.disconnect(holder.no)
+    house.disconnect(holder)
     house.hand_over(holder, messages)
     assert house.called(key(1)) is None
 
