@@ -20,7 +20,10 @@ from benchmarks.bench import Bench, Row
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
-CLAIMS = ("send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances")
+CLAIMS = (
+    "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
+    "didcomm_scale",
+)  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}
 
 

@@ -54,7 +54,7 @@ async def load(spec: Result) -> Result:
             holders.append(await stack.enter_async_context(await made))
         packed = await _packed(sender, holders, spec["count"])
         url = holders[0].link.endpoint or holders[0].link.url("http", "https")
-        forwarded = await _forward(url, packed, holders[0].generation, spec)
+        forwarded = await forward(url, packed, holders[0].generation, spec)
         return {"forward": forwarded, "pickup": await _pick_up(holders, spec) if spec["pickup"] else None}
 
 
@@ -70,13 +70,16 @@ async def _packed(sender: Sender, holders: list[Holder], count: int) -> list[byt
             old = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": str(number), "content": TEXT}
             packed.append(await sender.pack_v1(key, grant.routing, old))
         else:
-            type = "https://didcomm.org/basicmessage/2.0/message"
-            note = {"id": str(number), "type": type, "body": {"content": TEXT}}
-            packed.append(await sender.pack_v2(key, grant.routing[0], note))
+            packed.append(await sender.pack_v2(key, grant.routing[0], note(str(number))))
     return packed
 
 
-async def _forward(url: str, packed: list[bytes], generation: Generation, spec: Result) -> Result:
+def note(id: str) -> Result:
+    """Write a v2 message of 1 kB."""
+    return {"id": id, "type": "https://didcomm.org/basicmessage/2.0/message", "body": {"content": TEXT}}
+
+
+async def forward(url: str, packed: list[bytes], generation: Generation, spec: Result) -> Result:
     waiting = iter(packed)
     spent: list[float] = []
     headers = {"Content-Type": MEDIA_TYPES[generation]}
@@ -95,7 +98,7 @@ async def _forward(url: str, packed: list[bytes], generation: Generation, spec: 
         seconds = time.perf_counter() - started
     if spec["settles"]:
         await _idle(spec["pid"])
-    return _figures(spent, len(packed), seconds, cpu_seconds(spec["pid"]) - cpu)
+    return figures(spent, len(packed), seconds, cpu_seconds(spec["pid"]) - cpu)
 
 
 async def _idle(pid: int) -> None:
@@ -122,12 +125,12 @@ async def _pick_up(holders: list[Holder], spec: Result) -> Result:
 
     cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
     await asyncio.gather(*map(pick_up, holders))
-    figures = _figures(spent, taken, time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
+    seen = figures(spent, taken, time.perf_counter() - started, cpu_seconds(spec["pid"]) - cpu)
     assert taken == spec["count"], f"{spec['count']} were forwarded, {taken} picked up"
-    return figures
+    return seen
 
 
-def _figures(spent: list[float], count: int, seconds: float, cpu: float) -> Result:
+def figures(spent: list[float], count: int, seconds: float, cpu: float) -> Result:
     spent.sort()
     return {
         "rate": count / seconds,

@@ -1,0 +1,160 @@
+"""Clients of many holders at once: what they ask of the door, and how long it took."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from benchmarks.enrolling import Crowd
+from benchmarks.servers import Service, cpu_seconds
+from benchmarks.wallets import SENDERS, Result, figures, forward, note
+from mediator.mediation.records import Generation
+from pickup.client import Holder, Sender
+from pickup.client.tools import Tools
+from pickup.client.transport import MEDIA_TYPES
+
+SECONDS = 60.0
+"""Time for one answer."""
+Mark = tuple[int, float]
+"""How many messages were gone by when."""
+OPENING = 50
+"""Sockets that are opened at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The holders of a crowd, and a sender to them."""
+
+    crowd: Crowd
+    service: Service
+    sender: Sender
+    tools: Tools
+    """Shared by all holders that only POST: they are told apart by their keys, not by their connection."""
+
+    def holder(self, number: int) -> Holder:
+        return Holder(self.crowd.link(number, self.service), self.tools, seconds=SECONDS)
+
+    async def packed(self, number: int) -> bytes:
+        """Seal a message of 1 kB for a holder, in a forward."""
+        return await self.sender.pack_v2(self.crowd.recipients[number], self.crowd.mediator, note(str(number)))
+
+    async def forward(self, numbers: Sequence[int]) -> Result:
+        """Forward a message to each of these holders."""
+        envelopes = [await self.packed(number) for number in numbers]
+        spec = {"pid": self.service.pid, "settles": False}
+        return await forward(f"{self.service.http_url}/didcomm", envelopes, Generation.V2, spec)
+
+    async def pick_up(self, numbers: Sequence[int]) -> Result:
+        """Have each of these holders take one message and acknowledge it."""
+        waiting = iter(numbers)
+        spent: list[float] = []
+
+        async def client() -> None:
+            for number in waiting:
+                holder = self.holder(number)
+                started = time.perf_counter()
+                (mail,) = await holder.fetch(limit=1)
+                await holder.received([mail.id])
+                spent.append(time.perf_counter() - started)
+
+        cpu, started = cpu_seconds(self.service.pid), time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(SENDERS)))
+        return figures(spent, len(numbers), time.perf_counter() - started, cpu_seconds(self.service.pid) - cpu)
+
+    async def status_ms(self, number: int, count: int) -> list[float]:
+        """Ask what waits so many times, one at a time."""
+        holder, spent = self.holder(number), []
+        for _ in range(count):
+            started = time.perf_counter()
+            await holder.status()
+            spent.append((time.perf_counter() - started) * 1000)
+        return spent
+
+    async def drain(self, number: int, batch: int) -> list[Mark]:
+        """Take and acknowledge all that waits; return marks, the first from the beginning."""
+        holder, gone = self.holder(number), 0
+        marks = [(0, time.perf_counter())]
+        while mails := await holder.fetch(limit=batch):
+            await holder.received([mail.id for mail in mails])
+            gone += len(mails)
+            marks.append((gone, time.perf_counter()))
+        return marks
+
+
+@asynccontextmanager
+async def clients(crowd: Crowd, service: Service) -> AsyncIterator[Clients]:
+    """Make clients inside the running event loop, and close what they opened at the end."""
+    async with Sender() as sender:
+        tools = Tools(crowd.wallet)
+        try:
+            yield Clients(crowd, service, sender, tools)
+        finally:
+            await tools.close()
+
+
+class Listeners:
+    """Holders in live mode, each on a socket of its own, that acknowledge what is pushed to them."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.spent: list[float] = []
+        """Seconds from when a forward should have been sent to when it was read on the socket."""
+        self._clients = clients
+        self._due: dict[int, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, count: int) -> None:
+        """Have holders go live; return when the service says that so many are."""
+        crowd, service = self._clients.crowd, self._clients.service
+        for start in range(0, count, OPENING):
+            for number in range(start, min(start + OPENING, count)):
+                crowd.wallet.links[str(number)] = crowd.link(number, service).written()
+                self._tasks.append(asyncio.create_task(self._listen(number)))
+            while await asyncio.to_thread(service.counter, "mediator_didcomm_live ") < len(self._tasks):
+                self._check()
+                await asyncio.sleep(0.02)
+
+    async def forward(self, count: int, rate: float) -> None:
+        """Forward to each in turn at a fixed rate, whether answers come or not, until all is read on the sockets."""
+        envelopes = [await self._clients.packed(number % len(self._tasks)) for number in range(count)]
+        async with aiohttp.ClientSession() as session, asyncio.timeout(SECONDS + count / rate):
+            begun = time.perf_counter()
+            async with asyncio.TaskGroup() as posts:
+                for number, envelope in enumerate(envelopes):
+                    due = begun + number / rate
+                    await asyncio.sleep(due - time.perf_counter())
+                    assert number % len(self._tasks) not in self._due, "the message before it was not pushed yet"
+                    self._due[number % len(self._tasks)] = due
+                    posts.create_task(self._post(session, envelope))
+            while self._due:
+                self._check()
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Close all sockets."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _check(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _listen(self, number: int) -> None:
+        # A client of its own each: the sockets of one would wait for one another.
+        async with AsyncExitStack() as stack:
+            holder = Holder.resume(self._clients.crowd.wallet, name=str(number), seconds=SECONDS)
+            await stack.enter_async_context(holder)
+            pushed = await stack.enter_async_context(aclosing(holder.live()))
+            async for mail in pushed:
+                self.spent.append(time.perf_counter() - self._due.pop(number))
+                await holder.received([mail.id])
+
+    async def _post(self, session: aiohttp.ClientSession, envelope: bytes) -> None:
+        headers = {"Content-Type": MEDIA_TYPES[Generation.V2]}
+        url = f"{self._clients.service.http_url}/didcomm"
+        async with session.post(url, data=envelope, headers=headers) as answer:
+            assert answer.status == 202, answer.status
