@@ -174,6 +174,8 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tenant", view["tenant"]
     yield "created", _at(view["created_at"])
     yield "expires", _at(view["expire_at"], "never")
+    if view["connection"] is not None:
+        yield "wallet", f"connection {view['connection']}; see `mediator connections show {view['connection']}`"
     if view["desc"]:
         yield "description", view["desc"]
     if view["tags"]:

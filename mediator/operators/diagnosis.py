@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from mediator.mailboxes.bounds import DAY, Bounds, Quota
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED
-from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Usage
 from mediator.operators.inspecting import GroupView, View
 from mediator.operators.spans import show_bytes, show_moment, show_span
@@ -35,7 +35,7 @@ class Finding:
 
 def diagnose(view: View, bounds: Bounds, now: int) -> list[Finding]:
     """Say what keeps the messages of a mailbox where they are; the worst first. ``now``: ms since the epoch."""
-    findings = [*_mailbox(view, now), *_full(view, bounds), *_groups(view, now)]
+    findings = [*_mailbox(view, now), *_full(view, bounds), *_wallet(view, now), *_groups(view, now)]
     if not any(finding.level is Level.PROBLEM for finding in findings):
         findings.append(Finding(Level.OK, "Nothing is stuck."))
     order = list(Level)
@@ -96,11 +96,26 @@ def _against(who: str, held: Usage, quota: Quota) -> Iterator[Finding]:
             yield Finding(Level.NOTE, f"{who} is nearly full: {shown}.")
 
 
+def _wallet(view: View, now: int) -> Iterator[Finding]:
+    """Say whose mail it is, and since when nobody has come for it."""
+    if view.connection_no is None or view.oldest is None:
+        return
+    oldest = view.oldest.created_at
+    yield Finding(
+        Level.PROBLEM if now - oldest > DAY else Level.NOTE,
+        f"It keeps the mail of a wallet, connection {view.connection_no}: the oldest has waited since "
+        f"{_when(oldest, now)}.",
+        f"`mediator connections show {view.connection_no}` says when the wallet was last seen, and how its mail is "
+        "delivered. What it does not pick up goes after didcomm.keep_days.",
+    )
+
+
 def _groups(view: View, now: int) -> Iterator[Finding]:
     mailbox = view.mailbox
     there = mailbox.messages - view.expired
     if not view.groups:
-        if there:
+        # Wallets pick up without a group.
+        if there and mailbox.kind is not Kind.MEDIATION:
             since = f", the oldest since {_when(view.oldest.created_at, now)}" if view.oldest else ""
             yield Finding(
                 Level.PROBLEM,
@@ -113,7 +128,7 @@ def _groups(view: View, now: int) -> Iterator[Finding]:
         yield from _group(view, group, now)
     if view.group_count > len(view.groups):
         yield Finding(Level.NOTE, f"It has {view.group_count} groups; the first {len(view.groups)} were looked at.")
-    if there and all(group.idle for group in view.groups):
+    if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
         yield _left_over(view, there)
 
 

@@ -8,9 +8,10 @@ from mediator.mailboxes.creating import living
 from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import LOOSE, MAX_LEASED, Group
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Transaction, Usage
+from mediator.mailboxes.ports import Usage
+from mediator.store.base import Transaction
 
 WINDOW = 10_000
 """Messages that are looked at one by one, from either end; what lies between is estimated."""
@@ -79,6 +80,8 @@ class View:
     groups: tuple[GroupView, ...]
     tenant: Usage | None
     """What the tenant holds, where that is bounded."""
+    connection_no: int | None
+    """The DIDComm connection that the mailbox was granted to."""
 
 
 def inspect(tx: Transaction, tenant: str, address: str, tenant_quota: Quota, now: int) -> View:
@@ -110,7 +113,13 @@ def inspect(tx: Transaction, tenant: str, address: str, tenant_quota: Quota, now
         group_count=tx.groups.count(mailbox),
         groups=tuple(_group(tx, mailbox, group, window, now) for group in groups),
         tenant=tx.mailboxes.usage(tenant) if tenant_quota.messages or tenant_quota.bytes else None,
+        connection_no=_granted_to(tx, mailbox),
     )
+
+
+def _granted_to(tx: Transaction, mailbox: Mailbox) -> int | None:
+    connection = tx.connections.of_mailbox(mailbox.no) if mailbox.kind is Kind.MEDIATION else None
+    return None if connection is None else connection.no
 
 
 @dataclass(frozen=True, slots=True)

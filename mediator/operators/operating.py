@@ -19,7 +19,6 @@ from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.bounds import DAY, MAX_ACK_WAIT, MAX_FETCH, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operators.control import ControlServer
@@ -28,6 +27,7 @@ from mediator.operators.inspecting import GroupView, View, inspect
 from mediator.operators.spans import show_bytes, show_moment
 from mediator.segments import read_gaps
 from mediator.settings import DEFAULT_TENANT, Settings
+from mediator.store.base import Transaction
 from mediator.store.opening import database_path
 
 MAX_LISTED = 1000
@@ -308,6 +308,7 @@ def _shown(view: View, default_ack_wait: int) -> Answer:
         "archive": mailbox.archive,
         "ack_wait_ms": mailbox.ack_wait,
         "default_ack_wait_ms": default_ack_wait,
+        "connection": view.connection_no,
         "next_id": mailbox.next_id,
         "oldest": None if oldest is None else {"msg_id": oldest.msg_id, "created_at": _seconds(oldest.created_at)},
         "counted": view.counted,

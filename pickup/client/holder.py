@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -285,7 +285,7 @@ class Holder:
         answer = await self.ask(self._messages("messages-received"), {"message_id_list": list(ids)})
         return Status.of(_expected(answer, "status"))
 
-    async def live(self) -> AsyncIterator[Mail]:
+    async def live(self) -> AsyncGenerator[Mail, None]:
         """Yield mail as it arrives, over a WebSocket that is open as long as the iterator.
 
         What waited before does not come by itself: :meth:`fetch` it, inside the loop or before. Each message stays
@@ -300,7 +300,7 @@ class Holder:
                     for mail in _mails(frame.plain):
                         yield mail
 
-    async def implicit(self) -> AsyncIterator[Mail]:
+    async def implicit(self) -> AsyncGenerator[Mail, None]:
         """Yield what waits and what arrives as bare envelopes over a WebSocket, with nothing to acknowledge.
 
         A message is gone once the socket has carried it.

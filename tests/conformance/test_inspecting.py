@@ -11,6 +11,7 @@ from mediator.operators import inspecting
 from mediator.operators.diagnosis import Level, diagnose
 from mediator.operators.inspecting import inspect
 from tests.unit.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
+from tests.unit.mediation import Mediation, key
 
 UNBOUNDED = Bounds()
 
@@ -67,6 +68,24 @@ def test_mail_that_nobody_fetches(broker):
     broker.send()
     (problem,) = problems(broker)
     assert problem.startswith("No group has ever fetched from it, and it holds 1 message")
+
+
+@pytest.mark.rule("D11")
+def test_mail_that_no_wallet_picks_up(store):
+    house = Mediation(store)
+    holder = house.holder(1, key(10))
+    house.forward(key(10))
+
+    def found():
+        return diagnose(look(house, holder.address), UNBOUNDED, house.now)
+
+    assert not any(finding.level is Level.PROBLEM for finding in found())
+    house.advance(2 * DAY)
+    (problem,) = [finding for finding in found() if finding.level is Level.PROBLEM]
+    assert problem.text.startswith(f"It keeps the mail of a wallet, connection {holder.no}")
+    assert f"mediator connections show {holder.no}" in problem.advice
+    # A FETCH of a group would take nothing off the wallet's queue.
+    assert not any("mediator fetch" in finding.advice for finding in found())
 
 
 @pytest.mark.rule("F3", "K2")

@@ -119,7 +119,9 @@ def test_connections_are_listed_shown_and_removed(mediator):
     assert len(view["routes"]) == 1
     assert view["routes"][0]["mail_address"] == first["mail_address"]
 
-    assert mediator("mailbox", "show", first["mail_address"]).code == 0
+    kept = mediator("mailbox", "show", first["mail_address"])
+    assert f"`mediator connections show {first['connection']}`" in kept.out
+    assert mediator("mailbox", "show", first["mail_address"], "--json").json["connection"] == first["connection"]
     assert mediator("connections", "remove", first["connection"], "--yes").code == 0
     assert mediator("mailbox", "show", first["mail_address"]).code == 1
     assert first["connection"] not in [row["connection"] for row in listed(mediator)]
