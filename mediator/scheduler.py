@@ -16,7 +16,6 @@ from mediator.housekeeping.clock import steady_clock
 from mediator.housekeeping.collector import Collector
 from mediator.housekeeping.errand import Errand
 from mediator.housekeeping.releaser import Releaser
-from mediator.mailboxes.planning import plan
 from mediator.metrics import Metrics
 from mediator.operators.control import ControlServer
 from mediator.settings import Cleanup
@@ -28,8 +27,6 @@ SET_BACK = 500
 """Milliseconds the clock is set back from which the jobs are put right."""
 PASS_SECONDS = 3600.0
 """How long one who asks for a pass of the clean-up waits for its end."""
-EXAMPLES = 5
-"""How many of each kind a dry run names."""
 
 _log = structlog.get_logger("scheduler")
 
@@ -37,11 +34,16 @@ _log = structlog.get_logger("scheduler")
 class Scheduler:
     """Runs the jobs. Made and used on the event loop."""
 
-    def __init__(self, broker: Broker, cleanup: Cleanup, metrics: Metrics, control: ControlServer) -> None:
-        """``control`` learns the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``."""
+    def __init__(
+        self, broker: Broker, cleanup: Cleanup, forget_after: int, metrics: Metrics, control: ControlServer
+    ) -> None:
+        """``control`` learns the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
+
+        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never.
+        """
         self._broker = broker
         self._cleanup = cleanup
-        self._collector = Collector(broker.clock(), metrics)
+        self._collector = Collector(broker.clock(), forget_after, metrics)
         self._releaser = Releaser(broker, metrics, self._collector.trusts)
         self._collecting = Errand("cleanup", self._collect)
         self._keeping = Errand("upkeep", broker.upkeep)
@@ -128,7 +130,7 @@ class Scheduler:
         return {"removed": dict(await self._collector.run(self._broker))}
 
     async def _plan(self, _request: dict[str, Any]) -> dict[str, Any]:
-        findings = await self._broker.read(lambda tx, now: plan(tx, now, EXAMPLES))
+        findings = await self._collector.plan(self._broker)
         return {"findings": [asdict(finding) for finding in findings], "paused": self._collector.paused}
 
     async def _confirm_clock(self, _request: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
         control = ControlServer(settings.data_dir)
-        scheduler = Scheduler(broker, settings.cleanup, metrics, control)
+        scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, metrics, control)
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         await control.start()

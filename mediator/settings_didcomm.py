@@ -123,6 +123,14 @@ class Didcomm(BaseModel):
         le=3650,
         description="Days a forwarded message waits for its holder. Protects the disk from wallets that are gone.",
     )
+    idle_days: Whole = Field(
+        default=Rules().idle // DAY,
+        ge=0,
+        le=3650,
+        description="Days without use after which a connection for which no mail waits is forgotten with its keys, and "
+        "a key may be registered by another connection; 0 is never. Protects the database from wallets that are gone. "
+        "A wallet that was forgotten has to connect again.",
+    )
     max_sockets: Whole = Field(
         default=10_000,
         ge=1,
@@ -149,6 +157,11 @@ class Didcomm(BaseModel):
     )
 
     @property
+    def forget_after(self) -> int:
+        """Milliseconds after which the clean-up forgets connections, 0: never; who cannot come is not forgotten."""
+        return self.rules.idle if self.enabled else 0
+
+    @property
     def rules(self) -> Rules:
         """What the domain needs of this (D1, D8)."""
         return Rules(
@@ -158,4 +171,5 @@ class Didcomm(BaseModel):
             max_messages=self.max_messages,
             max_bytes=self.max_mb * _MIB,
             keep=self.keep_days * DAY,
+            idle=self.idle_days * DAY,
         )

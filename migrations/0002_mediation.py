@@ -15,9 +15,11 @@ def up(migrator, db):
         tenant {text} NOT NULL,
         mailbox_no BIGINT,
         routes BIGINT NOT NULL DEFAULT 0,
+        seen_at BIGINT NOT NULL DEFAULT 0,
         state {blob} NOT NULL
     );
     CREATE INDEX connection_tenant ON connection (tenant, no);
+    CREATE INDEX connection_seen ON connection (seen_at, no);
     CREATE INDEX connection_mailbox ON connection (mailbox_no) WHERE mailbox_no IS NOT NULL;
     CREATE TABLE caller (
         tenant {text} NOT NULL,

@@ -15,7 +15,7 @@ from mediator.errors import MediatorError, NotEnrolledError
 from mediator.http.guard import Guard
 from mediator.mailboxes.mailbox import Kind
 from mediator.mailboxes.message import Message
-from mediator.mediation import granting, taking
+from mediator.mediation import connecting, granting, taking
 from mediator.mediation.records import Connection, Generation
 from mediator.store.base import Place, Transaction
 from mediator.store.writer import Committed, Work
@@ -250,10 +250,13 @@ class Relay:
         )
 
     async def _confirm(self, connection: Connection, message: Message) -> None:
-        """Remove exactly what the endpoint took (D7)."""
-        await self._broker.write(
-            lambda tx, now: taking.acknowledge(tx, connection, [message.msg_id], now), connection.place
-        )
+        """Remove exactly what the endpoint took (D7): its holder is there, although it asks for nothing."""
+
+        def confirm(tx: Transaction, now: int) -> None:
+            taking.acknowledge(tx, connection, [message.msg_id], now)
+            connecting.seen(tx, connection, now)
+
+        await self._broker.write(confirm, connection.place)
         self._meters.delivered("relay", 1)
 
     def _pass(self, connection: Connection, message: Message) -> None:

@@ -19,10 +19,9 @@ from mediator.broker import Broker, wall_clock
 from mediator.errors import MediatorError, SetupError, StoreHeldError, UnavailableError
 from mediator.housekeeping.collector import Collector
 from mediator.journal import Journal
-from mediator.mailboxes.planning import plan
 from mediator.metrics import Metrics
 from mediator.operators.control import ask
-from mediator.scheduler import EXAMPLES, PASS_SECONDS
+from mediator.scheduler import PASS_SECONDS
 from mediator.settings import Settings
 from mediator.store.opening import database_path, open_store
 
@@ -53,9 +52,9 @@ async def run(settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock:
             await _again_and_again(settings, say)
         return 0
     if dry_run:
-        _say_plan(await _turn(settings, "cleanup-plan", _plan), say)
+        _say_plan(await _turn(settings, "cleanup-plan", lambda broker: _plan(_collector(settings), broker)), say)
         return 0
-    collector = Collector(wall_clock())
+    collector = _collector(settings)
     answer = await _turn(settings, "cleanup", lambda broker: _pass(collector, broker))
     say(_removed(answer["removed"]) or "nothing to remove")
     return 0
@@ -63,7 +62,7 @@ async def run(settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock:
 
 async def _again_and_again(settings: Settings, say: Say) -> None:
     # Kept between passes: it knows how the clock stood, and a restart confirms what it is now.
-    collector = Collector(wall_clock())
+    collector = _collector(settings)
     trouble = ""
     while True:
         try:
@@ -142,14 +141,18 @@ async def _opened(settings: Settings) -> AsyncIterator[Broker]:
         store.close()
 
 
+def _collector(settings: Settings) -> Collector:
+    return Collector(wall_clock(), settings.didcomm.forget_after)
+
+
 async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:
     removed = await collector.run(broker)
     await broker.upkeep()
     return {"removed": dict(removed)}
 
 
-async def _plan(broker: Broker) -> dict[str, Any]:
-    findings = await broker.read(lambda tx, now: plan(tx, now, EXAMPLES))
+async def _plan(collector: Collector, broker: Broker) -> dict[str, Any]:
+    findings = await collector.plan(broker)
     return {"findings": [asdict(finding) for finding in findings], "paused": None}
 
 

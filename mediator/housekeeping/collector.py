@@ -14,13 +14,19 @@ from mediator.housekeeping.clock import ClockWatch, steady_clock
 from mediator.housekeeping.slices import Slice
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
-from mediator.mailboxes.ports import LeasePlace, Transaction
+from mediator.mailboxes.planning import Finding, plan
+from mediator.mailboxes.ports import LeasePlace
+from mediator.mediation import forgetting
+from mediator.mediation.ports import SeenPlace
 from mediator.metrics import Metrics
+from mediator.store.base import Transaction
 
 SLICE_SECONDS = 0.002
 """From the beginning of a slice's transaction to its end on disk: for so long senders wait behind it."""
 LEASE_ROUND = 3600 * 1000
 """Milliseconds after which all ended leases are looked at again: a message may go after its lease was looked at."""
+EXAMPLES = 5
+"""How many of each kind a dry run names."""
 CLOCKS_APART = 1000
 """Milliseconds by which the clocks of instances may differ without a lease being passed over until the next round."""
 
@@ -36,6 +42,7 @@ class _Done:
     """How much the slice had to do with, removed or not."""
     more: bool
     leases_after: LeasePlace | None = None
+    unseen_after: SeenPlace | None = None
 
 
 _Step = Callable[[Transaction, int, int], _Done]
@@ -44,14 +51,19 @@ _Step = Callable[[Transaction, int, int], _Done]
 class Collector:
     """Runs passes, one at a time, and none while the clock is not to be trusted. Used on the event loop."""
 
-    def __init__(self, wall: int, metrics: Metrics | None = None) -> None:
-        """``wall`` is the time now, taken as right."""
+    def __init__(self, wall: int, forget_after: int, metrics: Metrics | None = None) -> None:
+        """``wall`` is the time now, taken as right.
+
+        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never.
+        """
+        self._forget_after = forget_after
         self._watch = ClockWatch(wall, steady_clock())
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._steps: dict[str, tuple[_Step, Slice]] = {
             name: (step, Slice(SLICE_SECONDS))
             for name, step in (
+                ("connections", self._unused_connections),
                 ("expired", _expired_mailboxes),
                 ("messages", _expired_messages),
                 ("retired", _retired_mailboxes),
@@ -59,6 +71,7 @@ class Collector:
                 ("leases", self._ended_leases),
             )
         }
+        self._unseen_after = forgetting.FIRST
         self._leases_after = _FIRST_LEASE
         self._leases_since = steady_clock()
         self.last: Counter[str] = Counter()
@@ -110,6 +123,7 @@ class Collector:
                 raise UnavailableError(self.paused)
             total: Counter[str] = Counter()
             self._begin_lease_round(broker.clock())
+            self._unseen_after = forgetting.FIRST
             # In turn, so that a million expired messages do not keep an expired mailbox waiting.
             waiting = deque(self._steps)
             while waiting:
@@ -121,9 +135,11 @@ class Collector:
                 self._count(name, done.removed, total)
                 if done.leases_after is not None:
                     self._leases_after = done.leases_after
+                if done.unseen_after is not None:
+                    self._unseen_after = done.unseen_after
                 if done.more:
                     waiting.append(name)
-                if name == "expired" and done.count and "retired" not in waiting:
+                if name in _RETIRING and done.count and "retired" not in waiting:
                     waiting.append("retired")
             self.last = total
             if total:
@@ -162,6 +178,16 @@ class Collector:
         if steady - self._leases_since >= LEASE_ROUND or self._leases_after.until > wall:
             self._leases_after, self._leases_since = _FIRST_LEASE, steady
 
+    async def plan(self, broker: Broker) -> list[Finding]:
+        """Say what :meth:`run` would remove now, and why; nothing is changed."""
+        return await broker.read(
+            lambda tx, now: [*plan(tx, now, EXAMPLES), *forgetting.plan(tx, self._forget_after, now, EXAMPLES)]
+        )
+
+    def _unused_connections(self, tx: Transaction, now: int, limit: int) -> _Done:
+        removed, after = forgetting.forget(tx, self._forget_after, self._unseen_after, now, limit)
+        return _Done(removed, removed.total, more=after is not None, unseen_after=after)
+
     def _ended_leases(self, tx: Transaction, now: int, limit: int) -> _Done:
         removed, after = collecting.ended_leases(tx, self._leases_after, now, limit)
         if after is None:
@@ -170,6 +196,8 @@ class Collector:
 
 
 _FIRST_LEASE = LeasePlace(-1, 0, 0)
+_RETIRING = frozenset({"connections", "expired"})
+"""Steps whose mailboxes are retired, and removed by another step."""
 
 
 def _expired_messages(tx: Transaction, now: int, limit: int) -> _Done:

@@ -1,7 +1,7 @@
 """The clean-up: collects what is unreachable already, in slices as small as the caller asks for (M1, A8)."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mediator.mailboxes import creating
 from mediator.mailboxes.events import Event, What
@@ -20,11 +20,12 @@ class Collected:
     dedup_ids: int = 0
     delayed: int = 0
     leases: int = 0
+    connections: int = 0
 
     @property
     def total(self) -> int:
         """Everything together."""
-        return self.messages + self.mailboxes + self.groups + self.dedup_ids + self.delayed + self.leases
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:

@@ -127,8 +127,8 @@ def seen(tx: Transaction, connection: Connection, now: int) -> Connection:
         return connection
     # It may have changed since it was read in an earlier transaction.
     current = tx.connections.get(connection.no)
-    if current is None:
-        return connection
+    if current is None or now - current.seen_at < HOUR:
+        return current or connection
     moved = replace(current, seen_at=now)
     tx.connections.save(moved)
     return moved

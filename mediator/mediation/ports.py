@@ -5,10 +5,17 @@ locked before connections: who will ask for both names the place of the mailbox 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mediator.mailboxes import ports as mailboxes
 from mediator.mediation.records import Connection, Invitation, KeptIdentity, NewConnection, Route
+
+
+class SeenPlace(NamedTuple):
+    """Where a connection stands among all by when it was last seen."""
+
+    seen_at: int
+    no: int
 
 
 class Connections(Protocol):
@@ -38,6 +45,9 @@ class Connections(Protocol):
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         """Return connections of a tenant behind a number, in order."""
 
+    def unseen(self, since: int, after: SeenPlace, limit: int) -> Sequence[Connection]:
+        """Return connections of all tenants last seen at ``since`` or before, behind a place, in order of places."""
+
     def count(self, tenant: str) -> int:
         """Return how many connections a tenant has."""
 
@@ -65,6 +75,9 @@ class Routes(Protocol):
 
     def count(self, connection: Connection) -> int:
         """Return how many routes a connection has, without reading them all."""
+
+    def last_used(self, connection: Connection) -> int:
+        """Return when mail last came for any key of a connection, or the last was registered; 0 when it has none."""
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
         """Return what an operator attached, in order of creation, then key."""

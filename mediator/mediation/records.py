@@ -40,7 +40,7 @@ class Rules:
     keep: int = 7 * DAY
     """How long a forwarded message waits for its holder."""
     idle: int = 180 * DAY
-    """After this time without use a key is free for others (D8)."""
+    """After this time without use a key is free for others, a connection without mail is forgotten (D8); 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Connection:
     label: str = ""
     invitation: str | None = None
     seen_at: int = 0
-    """When it last asked for something; kept to the hour."""
+    """When it last asked for something, or took relayed mail; kept to the hour."""
     mailbox_no: int | None = None
     """The mailbox of its grant (D1); with ``address``."""
     address: str | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from mediator.errors import UnavailableError
+from mediator.mediation.ports import SeenPlace
 from mediator.mediation.records import Connection, Invitation, KeptIdentity, NewConnection, Route
 from mediator.store.memory_table import Undo, Undoable
 
@@ -74,6 +75,11 @@ class Connections(_Table):
         found = (kept for no, kept in self._data.connections.items() if no > after and kept.tenant == tenant)
         return list(itertools.islice(found, limit))
 
+    def unseen(self, since: int, after: SeenPlace, limit: int) -> Sequence[Connection]:
+        places = sorted(SeenPlace(kept.seen_at, kept.no) for kept in self._data.connections.values())
+        found = [self._data.connections[place.no] for place in places if place > after and place.seen_at <= since]
+        return found[:limit]
+
     def count(self, tenant: str) -> int:
         return sum(1 for kept in self._data.connections.values() if kept.tenant == tenant)
 
@@ -106,6 +112,10 @@ class Routes(_Table):
 
     def count(self, connection: Connection) -> int:
         return sum(1 for route in self._data.routes.values() if route.connection_no == connection.no)
+
+    def last_used(self, connection: Connection) -> int:
+        used = (route.used_at for route in self._data.routes.values() if route.connection_no == connection.no)
+        return max(used, default=0)
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
         found = [r for r in self._data.routes.values() if r.tenant == tenant and r.connection_no is None]

@@ -10,6 +10,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Filter, Usage
 from mediator.mediation.names import MAX_CANONICAL
+from mediator.mediation.ports import SeenPlace
 from mediator.mediation.records import Connection, Device, Generation, Invitation, KeptIdentity, NewConnection, Route
 from tests.conformance.samples import ALL, T0, TENANT, add, cut, get, ids, put, waiting
 
@@ -190,6 +191,31 @@ def test_connections_are_listed_in_pages(store):
 
 
 @pytest.mark.rule("D8")
+def test_connections_are_found_by_when_they_were_last_seen(store):
+    with store.transaction() as tx:
+        late, early, twin = (connect(tx, f"did:x:{number}", tenant) for number, tenant in enumerate((TENANT, "b", "b")))
+        for connection, at in ((late, T0 + 9), (early, T0), (twin, T0)):
+            tx.connections.save(replace(connection, seen_at=at))
+    with store.reading() as tx:
+        first = SeenPlace(-1, 0)
+        assert [one.no for one in tx.connections.unseen(T0 + 9, first, 9)] == [early.no, twin.no, late.no]
+        assert [one.no for one in tx.connections.unseen(T0 + 8, first, 9)] == [early.no, twin.no]
+        assert [one.no for one in tx.connections.unseen(T0 + 9, SeenPlace(T0, early.no), 1)] == [twin.no]
+        assert tx.connections.unseen(T0 + 9, SeenPlace(T0 + 9, late.no), 9) == []
+        assert tx.connections.unseen(T0 - 1, first, 9) == []
+
+
+def test_the_last_use_of_any_key_of_a_connection(store):
+    with store.transaction() as tx:
+        holder, other = connect(tx), connect(tx, BOB)
+        assert tx.routes.last_used(holder) == 0
+        used = lead(tx, "a", holder)
+        lead(tx, "b", holder)
+        tx.routes.used(used, T0 + 5)
+        tx.routes.used(lead(tx, "c", other), T0 + 9)
+        assert tx.routes.last_used(holder) == T0 + 5
+
+
 def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
     with store.transaction() as tx:
         gone, stays = connect(tx, (ALICE, "a2")), connect(tx, BOB)

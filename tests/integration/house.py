@@ -15,6 +15,7 @@ from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.mediation.records import Rules
 from mediator.metrics import Metrics
 from mediator.operators.control import ControlServer, ask
 from mediator.scheduler import Scheduler
@@ -94,7 +95,7 @@ async def house(data_dir: Path, clock: Clock | None = None, *, enabled: bool = T
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()
         control = ControlServer(data_dir)
-        scheduler = Scheduler(broker, Cleanup(enabled=enabled, interval_seconds=1), metrics, control)
+        scheduler = Scheduler(broker, Cleanup(enabled=enabled, interval_seconds=1), Rules().idle, metrics, control)
         try:
             await scheduler.start()
             await control.start()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import orjson
@@ -20,7 +20,10 @@ from mediator.mailboxes.creating import Create
 from mediator.mailboxes.events import What
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.mediation import connecting, granting
+from mediator.mediation.records import Generation, NewConnection, Rules
 from mediator.settings import Cleanup, Settings
+from mediator.settings_didcomm import Didcomm
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
@@ -105,6 +108,31 @@ async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bo
     assert len(lines) == 6
     assert all(TENANT in line and BOX + " " not in line and "time over" in line for line in lines[1:])
     assert rows(tmp_path, "message") == 21
+
+
+@pytest.mark.rule("D8")
+@pytest.mark.parametrize("served", [False, True])
+async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
+    store = SqliteStore(database_path(tmp_path))
+    broker = Broker(store, Bounds(), clock=Clock(-Rules().idle - MINUTE))
+    new = NewConnection(TENANT, Generation.V2, "did:x:1", "did:x:me", ("did:x:1",), broker.clock())
+    gone = await broker.write(lambda tx, now: connecting.connect(tx, new, now))
+    await broker.write(lambda tx, now: granting.grant(tx, Bounds(), os.urandom, Rules(), gone, now))
+    await broker.close()
+    store.close()
+    async with AsyncExitStack() as stack:
+        if served:
+            await stack.enter_async_context(house(tmp_path, enabled=False))
+        closed = Settings(data_dir=tmp_path, didcomm=Didcomm(enabled=False))
+        if not served:
+            # Who cannot come is not forgotten.
+            assert await once(closed) == ["nothing to remove"]
+        first, example = await once(settings(tmp_path), dry_run=True)
+        assert first == "1 connections: nobody has used it for long, and no mail waits"
+        assert f"number {gone.no}, time over" in example
+        assert rows(tmp_path, "connection") == 1
+        assert await once(settings(tmp_path)) == ["removed 1 connections, 1 mailboxes"]
+    assert rows(tmp_path, "connection") == rows(tmp_path, "caller") == rows(tmp_path, "mailbox") == 0
 
 
 async def test_a_dry_run_with_nothing_to_do(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.sending import Send, send
-from mediator.mediation import attaching, connecting, forwarding, granting, keylist, names, taking
+from mediator.mediation import attaching, connecting, forgetting, forwarding, granting, keylist, names, taking
 from mediator.mediation.forwarding import Forward, Outcome
 from mediator.mediation.keylist import Change, Result
+from mediator.mediation.ports import SeenPlace
 from mediator.mediation.records import Connection, Generation, Invitation, NewConnection, Route, Rules
 from mediator.mediation.taking import Status
 from mediator.store.base import Store
@@ -57,6 +58,18 @@ class Mediation(Broker):
 
     def disconnect(self, connection: Connection) -> None:
         self.run(lambda tx: connecting.disconnect(tx, connection, self.now))
+
+    def forget(self, limit: int = 1000) -> int:
+        """Run slices of the clean-up of connections to their end, and return how many it ended."""
+        after: SeenPlace | None = forgetting.FIRST
+        ended = 0
+        while after is not None:
+            place = after
+            removed, after = self.run(
+                lambda tx: forgetting.forget(tx, self.rules.idle, place, self.now, limit)  # noqa: B023
+            )
+            ended += removed.connections
+        return ended
 
     def called(self, caller: str, tenant: str = TENANT) -> Connection | None:
         return self.run(lambda tx: tx.connections.called(tenant, caller))

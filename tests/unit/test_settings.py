@@ -158,6 +158,7 @@ WRONG = [
     ("didcomm.max_messages", "-1", "expected at least 0, got '-1'"),
     ("didcomm.max_mb", "-1", "expected at least 0, got '-1'"),
     ("didcomm.keep_days", "0", "expected at least 1, got '0'"),
+    ("didcomm.idle_days", "-1", "expected at least 0, got '-1'"),
     ("didcomm.max_sockets", "0", "expected at least 1, got '0'"),
     ("didcomm.rate", "0", "expected at least 1, got '0'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),

@@ -4,11 +4,14 @@ Locks on PostgreSQL: mailboxes come before connections, both in order of their n
 are not locked by a look, since every forward looks; what changes one says whose it believes it to be.
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from mediator.errors import UnavailableError
+from mediator.mediation.ports import SeenPlace
 from mediator.mediation.records import Connection, Device, Generation, NewConnection, Route
 from mediator.store.rows import Row
 from mediator.store.sql.session import Table
@@ -40,20 +43,7 @@ class Connections(Table):
         return None if row is None else _connection(row)
 
     def add(self, new: NewConnection) -> Connection | None:
-        connection = Connection(
-            no=0,
-            tenant=new.tenant,
-            generation=new.generation,
-            their_did=new.their_did,
-            my_did=new.my_did,
-            callers=new.callers,
-            created_at=new.created_at,
-            keys=new.keys,
-            endpoint=new.endpoint,
-            routing_keys=new.routing_keys,
-            label=new.label,
-            invitation=new.invitation,
-        )
+        connection = Connection(no=0, **asdict(new))
         no = self._session.one(
             "INSERT INTO connection (tenant, state) VALUES (?, ?) RETURNING no", (new.tenant, _state(connection))
         )[0]
@@ -76,8 +66,8 @@ class Connections(Table):
 
     def save(self, connection: Connection) -> None:
         kept = self._session.first(
-            "UPDATE connection SET mailbox_no = ?, state = ? WHERE no = ? RETURNING tenant",
-            (connection.mailbox_no, _state(connection), connection.no),
+            "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
+            (connection.mailbox_no, connection.seen_at, _state(connection), connection.no),
         )
         if kept is None:
             return
@@ -97,6 +87,10 @@ class Connections(Table):
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         sql = f"{_CONNECTION} WHERE tenant = ? AND no > ? ORDER BY no LIMIT ?"
         return [_connection(row) for row in self._session.dialect.execute(sql, (tenant, after, limit))]
+
+    def unseen(self, since: int, after: SeenPlace, limit: int) -> Sequence[Connection]:
+        sql = f"{_CONNECTION} WHERE seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
+        return [_connection(row) for row in self._session.dialect.execute(sql, (since, *after, limit))]
 
     def count(self, tenant: str) -> int:
         return int(self._session.one("SELECT count(*) FROM connection WHERE tenant = ?", (tenant,))[0])
@@ -154,12 +148,16 @@ class Routes(Table):
         row = self._session.first("SELECT routes FROM connection WHERE no = ?", (connection.no,))
         return 0 if row is None else int(row[0])
 
+    def last_used(self, connection: Connection) -> int:
+        sql = "SELECT coalesce(max(used_at), 0) FROM route WHERE connection_no = ? AND tenant = ?"
+        return int(self._session.one(sql, (connection.no, connection.tenant))[0])
+
     def attached(self, tenant: str, limit: int) -> list[Route]:
         sql = f"{_ROUTE} WHERE connection_no = {ATTACHED} AND tenant = ? ORDER BY created_at, key LIMIT ?"
         return [_route(row) for row in self._session.dialect.execute(sql, (tenant, limit))]
 
 
-_CONNECTION = "SELECT no, tenant, mailbox_no, state FROM connection"
+_CONNECTION = "SELECT no, tenant, mailbox_no, seen_at, state FROM connection"
 _ROUTE = "SELECT tenant, key, address, mailbox_no, connection_no, created_at, used_at FROM route"
 
 
@@ -177,7 +175,6 @@ def _state(connection: Connection) -> bytes:
             "routing_keys": connection.routing_keys,
             "label": connection.label,
             "invitation": connection.invitation,
-            "seen_at": connection.seen_at,
             "address": connection.address,
             "handed": connection.handed,
             "device": connection.device and [connection.device.token, connection.device.platform],
@@ -186,7 +183,7 @@ def _state(connection: Connection) -> bytes:
 
 
 def _connection(row: Row) -> Connection:
-    no, tenant, mailbox_no, state = row
+    no, tenant, mailbox_no, seen_at, state = row
     kept: dict[str, Any] = orjson.loads(state)
     device = kept["device"]
     return Connection(
@@ -202,7 +199,7 @@ def _connection(row: Row) -> Connection:
         routing_keys=tuple(kept["routing_keys"]),
         label=kept["label"],
         invitation=kept["invitation"],
-        seen_at=kept["seen_at"],
+        seen_at=seen_at,
         mailbox_no=mailbox_no,
         address=kept["address"],
         handed=tuple(kept["handed"]),
