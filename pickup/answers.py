@@ -37,6 +37,7 @@ class Answers:
         self._turns = asyncio.Semaphore(CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: dict[str, _Server] = {}
+        self._answers = 0
         self._bytes = 0
         self._closing = False
 
@@ -47,12 +48,13 @@ class Answers:
         if (
             self._closing
             or not is_endpoint(parcel.endpoint)
-            or len(self._tasks) >= MAX_ANSWERS
+            or self._answers >= MAX_ANSWERS
             or server.answers >= MAX_TO_ONE
             or self._bytes + size > MAX_BYTES
         ):
             self._meters.relayed("dropped")
             return
+        self._answers += 1
         self._bytes += size
         server.answers += 1
         self._servers[name] = server
@@ -79,6 +81,8 @@ class Answers:
                     await self._sleep(pause)
             self._meters.relayed("gave_up")
         finally:
+            # Not by the tasks: one that is done is among them a moment longer.
+            self._answers -= 1
             self._bytes -= len(parcel.envelope)
             server.answers -= 1
             if not server.answers:
