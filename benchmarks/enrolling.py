@@ -17,7 +17,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mediation import connecting, granting, keylist
 from mediator.mediation.forwarding import Forward, forward
 from mediator.mediation.keylist import Change, Result
-from mediator.mediation.records import Generation, Rules
+from mediator.mediation.records import Generation, NewConnection, Rules
 from mediator.operators.control import ask
 from mediator.store.base import Store
 from mediator.store.opening import database_path
@@ -84,7 +84,8 @@ def enrol(store: Store, mediator: str, count: int) -> Crowd:
     for start in range(0, count, CHUNK):
         with store.transaction() as tx:
             for mine, recipient in zip(own[start : start + CHUNK], recipients[start : start + CHUNK], strict=True):
-                met = connecting.meet(tx, TENANT, mine, mine, mediator, None, None, now)
+                new = NewConnection(TENANT, Generation.V2, mine, mediator, (mine,), now)
+                met = connecting.meet(tx, rules, new, now)
                 granted = granting.grant(tx, Bounds(), secrets.token_bytes, rules, met, now)
                 results = keylist.update(tx, rules, granted, [Change(recipient, "add")], frozenset(), now)
                 assert results == [Result.SUCCESS]

@@ -100,6 +100,12 @@ class Didcomm(BaseModel):
         "does not start.",
         json_schema_extra={"default_text": "the file didcomm.key in data_dir"},
     )
+    max_connections: Whole = Field(
+        default=Rules().max_connections,
+        ge=0,
+        description="Connections one tenant may have; 0 is no bound. Protects the database where anybody may connect: "
+        "beyond it strangers get a problem report, who is connected goes on.",
+    )
     max_keys: Whole = Field(
         default=Rules().max_keys,
         ge=1,
@@ -167,6 +173,7 @@ class Didcomm(BaseModel):
         return Rules(
             policy=self.policy,
             allowed=frozenset(name for text in self.allow if (name := canonical(text)) is not None),
+            max_connections=self.max_connections,
             max_keys=self.max_keys,
             max_messages=self.max_messages,
             max_bytes=self.max_mb * _MIB,

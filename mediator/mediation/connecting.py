@@ -3,22 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mediator.errors import NoSuchConnectionError, NoSuchInvitationError, UnavailableError
+from mediator.errors import (
+    NoSuchConnectionError,
+    NoSuchInvitationError,
+    NotEnrolledError,
+    QuotaExceededError,
+    UnavailableError,
+)
 from mediator.mailboxes import creating
 from mediator.mediation import granting
 from mediator.mediation.ports import Transaction
-from mediator.mediation.records import Connection, Generation, Invitation, NewConnection
+from mediator.mediation.records import Connection, Invitation, NewConnection, Rules
 
 HOUR = 3600 * 1000
 
 
-def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
+def connect(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connection:
     """Keep a peer that introduced itself by a handshake, and return its connection.
 
     Every caller must have been proven by the handshake's envelopes and signatures (D8): one that another connection
     has moves here. The connection that one of the callers has already is the same peer again, and is updated.
     Counts a use of the invitation; :class:`NoSuchInvitationError` when that is not open, but a connection that came by
-    it may repeat.
+    it may repeat. :class:`QuotaExceededError` when the tenant has too many connections for a new one.
     """
     holders = _holders(tx, new.tenant, new.callers)
     mine = holders[0] if holders else None
@@ -28,7 +34,7 @@ def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
         if invitation is None:
             raise NoSuchInvitationError
     if mine is None:
-        kept = _add(tx, new, now)
+        kept = _add(tx, rules, new, now)
     else:
         for other in holders[1:]:
             left = tuple(caller for caller in other.callers if caller not in new.callers)
@@ -52,45 +58,27 @@ def connect(tx: Transaction, new: NewConnection, now: int) -> Connection:
     return kept
 
 
-def meet(
-    tx: Transaction,
-    tenant: str,
-    caller: str,
-    their_did: str,
-    my_did: str,
-    endpoint: str | None,
-    invitation: str | None,
-    now: int,
-) -> Connection:
-    """Return the connection of a v2 peer by its canonical ``caller``, a new one the first time.
+def meet(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connection:
+    """Return the connection of a v2 peer by its one caller, a new one the first time.
 
-    ``endpoint`` is what the peer's document has now (D10).
-    ``invitation`` is what it names as parent thread: a use is counted when that is an open invitation of ours and the
-    connection came by none before; else it says nothing. Whether the peer is given mediation is asked by the grant.
+    ``new.invitation`` is what it names as parent thread: a use is counted when that is an open invitation of ours and
+    the connection came by none before; else it says nothing. Whether the peer is given mediation is asked by the grant.
+    :class:`QuotaExceededError` when the tenant has too many connections for a new one.
     """
-    known = tx.connections.called(tenant, caller)
+    (caller,) = new.callers
+    known = tx.connections.called(new.tenant, caller)
     came_by = None
-    if invitation is not None and (known is None or known.invitation is None):
-        came_by = _open_invitation(tx, tenant, invitation, now)
+    if new.invitation is not None and (known is None or known.invitation is None):
+        came_by = _open_invitation(tx, new.tenant, new.invitation, now)
     if known is None:
-        new = NewConnection(
-            tenant=tenant,
-            generation=Generation.V2,
-            their_did=their_did,
-            my_did=my_did,
-            callers=(caller,),
-            created_at=now,
-            endpoint=endpoint,
-            invitation=None if came_by is None else came_by.id,
-        )
-        kept = _add(tx, new, now)
+        kept = _add(tx, rules, replace(new, invitation=None if came_by is None else came_by.id), now)
     else:
         kept = replace(
             known,
             # The short form of a did:peer:4 holds no document; once the long one was seen it stays.
-            their_did=known.their_did if their_did == caller else their_did,
-            my_did=my_did,
-            endpoint=endpoint,
+            their_did=known.their_did if new.their_did == caller else new.their_did,
+            my_did=new.my_did,
+            endpoint=new.endpoint,
             invitation=known.invitation if came_by is None else came_by.id,
         )
         if kept != known:
@@ -98,6 +86,27 @@ def meet(
     if came_by is not None:
         tx.invitations.put(replace(came_by, uses=came_by.uses + 1))
     return seen(tx, kept, now)
+
+
+def reuse(tx: Transaction, connection: Connection, invitation: str, now: int) -> Connection:
+    """Let a connection that came by no invitation have come by this one, and return it as it is then (RFC 0434).
+
+    :class:`NoSuchInvitationError` when the tenant has none of that id, or it is not open for one more use.
+    """
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NotEnrolledError("there is no connection to use again")
+    found = tx.invitations.get(invitation)
+    if found is None or found.tenant != current.tenant:
+        raise NoSuchInvitationError
+    if current.invitation is not None:
+        return current
+    if not found.open(now):
+        raise NoSuchInvitationError
+    reused = replace(current, invitation=found.id)
+    tx.connections.save(reused)
+    tx.invitations.put(replace(found, uses=found.uses + 1))
+    return reused
 
 
 def _holders(tx: Transaction, tenant: str, callers: Sequence[str]) -> list[Connection]:
@@ -113,7 +122,9 @@ def _open_invitation(tx: Transaction, tenant: str, id: str, now: int) -> Invitat
     return invitation
 
 
-def _add(tx: Transaction, new: NewConnection, now: int) -> Connection:
+def _add(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connection:
+    if rules.max_connections and (there := tx.connections.count(new.tenant)) >= rules.max_connections:
+        raise QuotaExceededError("connections in the tenant", rules.max_connections, there)
     connection = tx.connections.add(new)
     if connection is None:
         # Done again, this verb sees it.

@@ -34,6 +34,8 @@ class Rules:
     policy: Policy = Policy.OPEN
     allowed: frozenset[str] = frozenset()
     """Canonical DIDs and keys, for ``Policy.ALLOW``."""
+    max_connections: int = 100_000
+    """Of one tenant."""
     max_keys: int = 1000
     max_messages: int = 100_000
     max_bytes: int = 1 << 30

@@ -9,7 +9,7 @@ from mediator.errors import BadRequestError, MediationDeniedError, NotEnrolledEr
 from mediator.mediation import connecting, granting, keylist, names
 from mediator.mediation.keylist import Change, Result
 from mediator.mediation.names import MAX_NAME
-from mediator.mediation.records import Connection, Generation, Route
+from mediator.mediation.records import Connection, Generation, NewConnection, Route
 from mediator.store.base import Transaction
 from pickup.dispatch import Call
 from pickup.message import OLD, Json, Message, Reply
@@ -60,21 +60,37 @@ def register(dispatcher: "Dispatcher") -> None:
 async def mediate_request(call: Call) -> Sequence[Reply]:
     """Grant mediation, or deny it; the same again gets the same (D1)."""
     office, type = call.office, call.message.type
-    endpoint = None
-    if call.message.generation is Generation.V2 and call.sender is not None:
-        # Its envelope was opened with the same document.
-        endpoint = (await office.resolver.resolve(call.sender)).endpoint
+    # Peers of v1 have shaken hands before.
+    new = None if call.message.generation is Generation.V1 else await _introduced(call)
     try:
-        call.connection = await call.write(lambda tx, now: _grant(tx, call, endpoint, now))
+        call.connection = await call.write(lambda tx, now: _grant(tx, call, new, now))
     except MediationDeniedError:
         return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
     body = _granted(call.message, office.identities.current(call.tenant), office.public_url)
     return [Reply(type.named("mediate-grant"), body, thid=call.message.thread)]
 
 
-def _grant(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Connection:
+async def _introduced(call: Call) -> NewConnection:
+    """Describe a v2 peer, who introduces itself by what it asks."""
+    assert call.caller is not None, "only who is known is handled"
+    assert call.sender is not None
+    # Its envelope was opened with the same document.
+    document = await call.office.resolver.resolve(call.sender)
+    return NewConnection(
+        tenant=call.tenant,
+        generation=Generation.V2,
+        their_did=call.sender,
+        my_did=call.me.partition("#")[0],
+        callers=(call.caller,),
+        created_at=call.office.broker.clock(),
+        endpoint=document.endpoint,
+        invitation=call.message.pthid,
+    )
+
+
+def _grant(tx: Transaction, call: Call, new: NewConnection | None, now: int) -> Connection:
     office, known = call.office, call.connection
-    connection = known if call.message.generation is Generation.V1 else _met(tx, call, endpoint, now)
+    connection = known if new is None else connecting.meet(tx, office.rules, new, now)
     if connection is None:
         raise NotEnrolledError("mediation is for who is connected")
     try:
@@ -84,14 +100,6 @@ def _grant(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Conne
             # Strangers who are denied leave nothing behind.
             connecting.disconnect(tx, connection, now)
         raise
-
-
-def _met(tx: Transaction, call: Call, endpoint: str | None, now: int) -> Connection:
-    """Return the connection of a v2 peer, who needs no handshake before."""
-    assert call.caller is not None, "only who is known is handled"
-    assert call.sender is not None
-    my_did = call.me.partition("#")[0]
-    return connecting.meet(tx, call.tenant, call.caller, call.sender, my_did, endpoint, call.message.pthid, now)
 
 
 def _granted(message: Message, identity: "Identity", public_url: str) -> Json:

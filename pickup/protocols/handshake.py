@@ -39,7 +39,8 @@ async def invitation_of(call: Call) -> tuple[Invitation, bytes]:
 async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitation: Invitation) -> None:
     """Keep the connection, under the one key that the envelope proved (D8); the same request again changes nothing.
 
-    Raises :class:`NoSuchInvitationError` when the invitation is not open any more.
+    Raises :class:`NoSuchInvitationError` when the invitation is not open any more, :class:`QuotaExceededError` when the
+    tenant has too many connections.
     """
     caller = proven(call)
     if caller not in peer.signing:
@@ -62,7 +63,8 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
         label=label[:MAX_LABEL] if isinstance(label, str) else "",
         invitation=invitation.id,
     )
-    call.connection = await call.write(lambda tx, now: connecting.connect(tx, new, now))
+    rules = call.office.rules
+    call.connection = await call.write(lambda tx, now: connecting.connect(tx, rules, new, now))
 
 
 async def _leads_here(call: Call, peer: Peer) -> bool:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
 from mediator.mediation import connecting
-from mediator.mediation.records import Connection, Generation, Invitation, NewConnection
-from mediator.store.base import Transaction
+from mediator.mediation.records import Generation
 from pickup.dispatch import Call
 from pickup.message import Reply
 from pickup.protocols.handshake import nothing
@@ -36,34 +35,8 @@ async def reuse(call: Call) -> Sequence[Reply]:
         raise NotEnrolledError("there is no connection to use again")
     if pthid is None:
         raise NoSuchInvitationError
-    call.connection = await call.write(lambda tx, now: _reused(tx, connection, pthid, now))
+    call.connection = await call.write(lambda tx, now: connecting.reuse(tx, connection, pthid, now))
     return [Reply(call.message.type.named("handshake-reuse-accepted"), thid=call.message.thread, pthid=pthid)]
-
-
-def _reused(tx: Transaction, connection: Connection, pthid: str, now: int) -> Connection:
-    found: Invitation | None = tx.invitations.get(pthid)
-    current = tx.connections.get(connection.no)
-    if current is None or found is None or found.tenant != current.tenant:
-        raise NoSuchInvitationError
-    if current.invitation is not None:
-        return current
-    return connecting.connect(tx, _again(current, found), now)
-
-
-def _again(connection: Connection, found: Invitation) -> NewConnection:
-    return NewConnection(
-        tenant=connection.tenant,
-        generation=connection.generation,
-        their_did=connection.their_did,
-        my_did=connection.my_did,
-        callers=connection.callers,
-        created_at=connection.created_at,
-        keys=connection.keys,
-        endpoint=connection.endpoint,
-        routing_keys=connection.routing_keys,
-        label=connection.label,
-        invitation=found.id,
-    )
 
 
 async def invitation(call: Call) -> Sequence[Reply]:

@@ -35,7 +35,7 @@ async def broker(tmp_path) -> AsyncIterator[Broker]:
 async def holder(broker: Broker, number: int, *keys: str) -> Connection:
     def enrol(tx, now):
         new = NewConnection("default", Generation.V1, "did:x:peer", "did:x:me", (key(number),), now)
-        connection = granting.grant(tx, broker.bounds, os.urandom, RULES, connecting.connect(tx, new, now), now)
+        connection = granting.grant(tx, broker.bounds, os.urandom, RULES, connecting.connect(tx, RULES, new, now), now)
         keylist.update(tx, RULES, connection, [Change(name, "add") for name in keys], frozenset(), now)
         return connection
 

@@ -116,7 +116,7 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
     store = SqliteStore(database_path(tmp_path))
     broker = Broker(store, Bounds(), clock=Clock(-Rules().idle - MINUTE))
     new = NewConnection(TENANT, Generation.V2, "did:x:1", "did:x:me", ("did:x:1",), broker.clock())
-    gone = await broker.write(lambda tx, now: connecting.connect(tx, new, now))
+    gone = await broker.write(lambda tx, now: connecting.connect(tx, Rules(), new, now))
     await broker.write(lambda tx, now: granting.grant(tx, Bounds(), os.urandom, Rules(), gone, now))
     await broker.close()
     store.close()

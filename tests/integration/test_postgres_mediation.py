@@ -61,7 +61,7 @@ def peer(*callers: str, invitation: str | None = None) -> NewConnection:
 
 def enroll(store: Store, caller: str) -> Connection:
     with store.transaction() as tx:
-        connection = connecting.connect(tx, peer(caller), NOW)
+        connection = connecting.connect(tx, RULES, peer(caller), NOW)
         return granting.grant(tx, BOUNDS, os.urandom, RULES, connection, NOW)
 
 
@@ -73,7 +73,7 @@ def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instan
         together(
             *(
                 lambda own=own, new=new, found=found: found.append(
-                    again(own, lambda tx: connecting.connect(tx, new, NOW))
+                    again(own, lambda tx: connecting.connect(tx, RULES, new, NOW))
                 )
                 for own in instances
             )
@@ -89,7 +89,7 @@ def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instan
 @pytest.mark.rule("D7", "D8")
 def test_what_several_instances_change_of_a_connection_is_all_kept(store, instances):
     with store.transaction() as tx:
-        connection = connecting.connect(tx, peer("c"), NOW)
+        connection = connecting.connect(tx, RULES, peer("c"), NOW)
 
     def change(number: int) -> None:
         for turn in range(30):
@@ -118,7 +118,7 @@ def wait_for_a_lock(url: str) -> None:
 @pytest.mark.rule("D8")
 def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instances):
     with store.transaction() as tx:
-        old, new = (connecting.connect(tx, peer(*callers), NOW) for callers in (("a", "c"), ("b",)))
+        old, new = (connecting.connect(tx, RULES, peer(*callers), NOW) for callers in (("a", "c"), ("b",)))
     found: list[Connection] = []
 
     def look() -> None:
@@ -300,7 +300,7 @@ def test_an_invitation_for_one_lets_one_in(store, instances):
         def come(number: int, turn: int = turn, came: list[int] = came) -> None:
             try:
                 with instances[number].transaction() as tx:
-                    connecting.connect(tx, peer(f"c{turn}.{number}", invitation=f"i{turn}"), NOW)
+                    connecting.connect(tx, RULES, peer(f"c{turn}.{number}", invitation=f"i{turn}"), NOW)
             except NoSuchInvitationError:
                 return
             came.append(number)

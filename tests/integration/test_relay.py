@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -119,7 +119,7 @@ class House:
         )
 
         def work(tx: Any, now: int) -> Connection:
-            connected = connecting.connect(tx, new, now)
+            connected = connecting.connect(tx, Rules(), new, now)
             connection = granting.grant(tx, self.broker.bounds, os.urandom, Rules(), connected, now)
             keylist.update(tx, Rules(), connection, [Change(key(number), "add")], frozenset(), now)
             return connection
@@ -186,6 +186,17 @@ async def home() -> AsyncIterator[House]:
 
 
 # Mail of holders.
+
+
+@pytest.mark.rule("D8", "D10")
+async def test_a_holder_that_takes_its_mail_is_seen(home: House) -> None:
+    holder = await home.holder()
+    await home.broker.write(lambda tx, _now: tx.connections.save(replace(holder, seen_at=0)))
+    await home.forward(b"{}")
+    await home.endpoint.count(1)
+    await home.idle()
+    seen = await home.broker.read(lambda tx, _now: tx.connections.get(holder.no))
+    assert seen.seen_at > 0
 
 
 @pytest.mark.rule("D10", "D7")

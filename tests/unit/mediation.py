@@ -44,14 +44,21 @@ class Mediation(Broker):
             created_at=self.now,
             **more,
         )
-        return self.run(lambda tx: connecting.connect(tx, new, self.now))
+        return self.run(lambda tx: connecting.connect(tx, self.rules, new, self.now))
 
     def meet(
         self, caller: str, their_did: str | None = None, invitation: str | None = None, my_did: str = OURS
     ) -> Connection:
-        return self.run(
-            lambda tx: connecting.meet(tx, TENANT, caller, their_did or caller, my_did, None, invitation, self.now)
+        new = NewConnection(
+            tenant=TENANT,
+            generation=Generation.V2,
+            their_did=their_did or caller,
+            my_did=my_did,
+            callers=(caller,),
+            created_at=self.now,
+            invitation=invitation,
         )
+        return self.run(lambda tx: connecting.meet(tx, self.rules, new, self.now))
 
     def seen(self, connection: Connection) -> Connection:
         return self.run(lambda tx: connecting.seen(tx, connection, self.now))

@@ -300,7 +300,7 @@ class Door:
             keys=(key(number),),
             endpoint=endpoint,
         )
-        await self.broker.write(lambda tx, now: connecting.connect(tx, new, now))
+        await self.broker.write(lambda tx, now: connecting.connect(tx, self.office.rules, new, now))
         return Peer(self, V1, key(number))
 
     async def holder(self, number: int, *recipients: str, generation: Generation = V1) -> "Peer":

@@ -10,6 +10,7 @@ from mediator.errors import (
     NoSuchInvitationError,
     NoSuchMailboxError,
     NotEnrolledError,
+    QuotaExceededError,
 )
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
@@ -242,3 +243,21 @@ def test_a_connection_without_mediation_can_be_ended(house: Mediation) -> None:
         house.disconnect(connection)
     assert ids(house.deliver(house.grant(house.connect(ALICE)))) == []
     assert house.mailbox_of(house.connect(ALICE)).tenant == TENANT
+
+
+@pytest.mark.rule("D12")
+def test_a_tenant_has_so_many_connections_and_those_go_on() -> None:
+    house = Mediation(MemoryStore(), Rules(max_connections=2))
+    house.connect(ALICE)
+    house.meet("did:x:2")
+    house.invite(max_uses=1)
+    house.connect(ALICE, tenant="other")
+    for stranger in (lambda: house.connect(BOB, invitation="invitation"), lambda: house.meet(BOB, None, "invitation")):
+        with pytest.raises(QuotaExceededError, match="connections in the tenant, limit 2, in use 2"):
+            stranger()
+    assert house.called(BOB) is None
+    assert house.uses() == 0
+    assert house.connect(ALICE) is not None
+    assert house.meet("did:x:2") is not None
+    house.disconnect(house.connect(ALICE))
+    assert house.connect(BOB, invitation="invitation").invitation == "invitation"

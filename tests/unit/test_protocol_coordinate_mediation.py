@@ -304,6 +304,17 @@ async def test_a_page_has_at_most_a_thousand_keys(version: Version) -> None:
             assert body["pagination"] == {"count": 1000, "offset": 0, "remaining": 1}
 
 
+@pytest.mark.rule("D12")
+async def test_a_stranger_that_is_one_too_many_is_told_so() -> None:
+    async with open_door(Rules(max_connections=1)) as door:
+        first = await door.connect(1, V2)
+        assert (await first.ask("coordinate-mediation/3.0/mediate-request")).name == "mediate-grant"
+        second = await door.connect(2, V2)
+        code, text = (await second.ask("coordinate-mediation/3.0/mediate-request")).problem
+        assert (code, text) == ("e.p.me.res.storage", "quota_exceeded: connections in the tenant, limit 1, in use 1")
+        assert (await first.ask("coordinate-mediation/3.0/mediate-request")).name == "mediate-grant"
+
+
 @pytest.mark.rule("D3")
 async def test_keys_are_listed_as_the_peer_writes_them(door: Door) -> None:
     peer = await holder(door, ONE)

@@ -69,7 +69,7 @@ class Hall:
         new = NewConnection("default", Generation.V1, "did:sov:x", "ours", (key(number),), 0)
 
         def work(tx: Any, now: int) -> Connection:
-            connection = connecting.connect(tx, new, now)
+            connection = connecting.connect(tx, Rules(), new, now)
             granted = granting.grant(tx, Bounds(), os.urandom, Rules(), connection, now)
             kept = replace(granted, device=device)
             tx.connections.save(kept)

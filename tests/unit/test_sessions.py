@@ -145,7 +145,7 @@ class House:
 
         def work(tx: Any, now: int) -> Connection:
             connection = granting.grant(
-                tx, self.broker.bounds, os.urandom, Rules(), connecting.connect(tx, new, now), now
+                tx, self.broker.bounds, os.urandom, Rules(), connecting.connect(tx, Rules(), new, now), now
             )
             keylist.update(tx, Rules(), connection, [Change(key(number), "add")], frozenset(), now)
             return connection
