@@ -176,7 +176,7 @@ class EnvelopeError(BadRequestError):
 class UnresolvedDidError(MediatorError):
     """A DID that leads to no document: malformed, of a method we do not resolve, or not to be had now."""
 
-    code = "did_not_resolved"
+    code = "did_unresolved"
     status = 400
     problem = "e.p.did"
 

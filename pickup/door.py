@@ -121,6 +121,7 @@ async def didcomm_door(
             meters=meters,
             public_url=options.public_url,
             label=options.label,
+            max_envelope=max_envelope,
             dispatcher=dispatcher,
         )
         invitations = Invitations(broker, vault, identities, options.public_url, options.label)

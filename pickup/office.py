@@ -29,4 +29,6 @@ class Office:
     public_url: str
     """Where wallets reach this door over HTTP; the same with ws for WebSocket."""
     label: str
+    max_envelope: int
+    """Bytes of the largest envelope that the transports take."""
     dispatcher: "Dispatcher"

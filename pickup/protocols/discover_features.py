@@ -54,7 +54,7 @@ async def queries(call: Call) -> Sequence[Reply]:
                 for pid, family in _protocols(call, pattern):
                     found["protocol", pid] = {"feature-type": "protocol", "id": pid, **_roles(family)}
             case "constraint" if matches(pattern, MAX_BYTES):
-                limit = str(call.office.broker.bounds.max_message)
+                limit = str(call.office.max_envelope)
                 found["constraint", MAX_BYTES] = {"feature-type": "constraint", "id": MAX_BYTES, MAX_BYTES: limit}
     # RFC 0557 and the v2 specification name the answer differently.
     name = "disclosures" if call.message.generation is Generation.V1 else "disclose"

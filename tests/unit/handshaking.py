@@ -102,6 +102,7 @@ async def house(*tenants: str) -> AsyncIterator[House]:
             meters=Meters(CollectorRegistry()),
             public_url=PUBLIC_URL,
             label="Mediator",
+            max_envelope=1 << 20,
             dispatcher=None,  # type: ignore[arg-type]
         )
         yield House(office, Invitations(broker, vault, identities, PUBLIC_URL, "Mediator"), clock)

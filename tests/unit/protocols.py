@@ -41,6 +41,7 @@ V1_DID = "did:peer:4zQmOurs"
 V2_DID = "did:peer:2.Ours"
 RECIPIENTS = {V1: OURS, V2: f"{V2_DID}#key-1"}
 SECONDS = 5.0
+MAX_ENVELOPE = 123_456
 
 Json = dict[str, Any]
 
@@ -241,6 +242,7 @@ class Door:
             meters=meters,
             public_url=PUBLIC_URL,
             label="Mediator",
+            max_envelope=MAX_ENVELOPE,
             dispatcher=dispatcher,
         )
         self.sent = 0
