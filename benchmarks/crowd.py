@@ -1,6 +1,7 @@
 """Clients of many holders at once: what they ask of the door, and how long it took."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -18,8 +19,6 @@ from pickup.client.transport import MEDIA_TYPES
 
 SECONDS = 60.0
 """Time for one answer."""
-Mark = tuple[int, float]
-"""How many messages were gone by when."""
 OPENING = 50
 """Sockets that are opened at the same time."""
 
@@ -64,24 +63,23 @@ class Clients:
         await asyncio.gather(*(client() for _ in range(SENDERS)))
         return figures(spent, len(numbers), time.perf_counter() - started, cpu_seconds(self.service.pid) - cpu)
 
-    async def status_ms(self, number: int, count: int) -> list[float]:
-        """Ask what waits so many times, one at a time."""
-        holder, spent = self.holder(number), []
-        for _ in range(count):
-            started = time.perf_counter()
-            await holder.status()
-            spent.append((time.perf_counter() - started) * 1000)
-        return spent
+    async def status_ms(self, number: int) -> float:
+        """Ask what waits."""
+        holder = self.holder(number)
+        started = time.perf_counter()
+        await holder.status()
+        return (time.perf_counter() - started) * 1000
 
-    async def drain(self, number: int, batch: int) -> list[Mark]:
-        """Take and acknowledge all that waits; return marks, the first from the beginning."""
-        holder, gone = self.holder(number), 0
-        marks = [(0, time.perf_counter())]
-        while mails := await holder.fetch(limit=batch):
+    async def drain(self, number: int, batch: int) -> AsyncIterator[tuple[int, float]]:
+        """Take and acknowledge what waits; yield for each delivery how many it had and its seconds with its ack."""
+        holder = self.holder(number)
+        while True:
+            started = time.perf_counter()
+            mails = await holder.fetch(limit=batch)
+            if not mails:
+                return
             await holder.received([mail.id for mail in mails])
-            gone += len(mails)
-            marks.append((gone, time.perf_counter()))
-        return marks
+            yield len(mails), time.perf_counter() - started
 
 
 @asynccontextmanager
@@ -89,9 +87,13 @@ async def clients(crowd: Crowd, service: Service) -> AsyncIterator[Clients]:
     """Make clients inside the running event loop, and close what they opened at the end."""
     async with Sender() as sender:
         tools = Tools(crowd.wallet)
+        # The collector would stop the clients to look through the keys of all holders.
+        gc.collect()
+        gc.freeze()
         try:
             yield Clients(crowd, service, sender, tools)
         finally:
+            gc.unfreeze()
             await tools.close()
 
 

@@ -10,7 +10,7 @@ import uvloop
 
 from benchmarks import enrolling, wallets
 from benchmarks.bench import Bench, Row, at_least, at_most, number
-from benchmarks.crowd import Listeners, Mark, clients
+from benchmarks.crowd import Listeners, clients
 from benchmarks.enrolling import Crowd
 from benchmarks.servers import Service, running
 from benchmarks.wallets import SENDERS, Result
@@ -27,6 +27,9 @@ BACKLOG = 100_000
 PART = 10_000
 """Messages at either end of the backlog whose rates are compared."""
 BATCH = 50
+MUCH, AS_MUCH, LITTLE = range(3)
+"""Holders: two with a backlog, one with few messages."""
+LOOKS = 100
 STATUS_FACTOR = 1.5
 DRAIN_FACTOR = 0.8
 
@@ -94,16 +97,19 @@ def _sockets(bench: Bench) -> Iterator[Row]:
     count = 1_000 if bench.quick else 3_000
     with _serving(bench, "sockets", SOCKETS) as (crowd, service):
         bench.say(f"DIDComm, {_spaced(SOCKETS)} live sockets")
-        each_kb, rounds = uvloop.run(_live(bench, crowd, service, count))
+        idle, used, rounds = uvloop.run(_live(bench, crowd, service, count))
     what = f"DIDComm v2, {_spaced(SOCKETS)} live sockets"
-    yield Row(f"{what}: memory of the service a socket", number(each_kb, "kB"))
+    memory = f"{number(idle, 'kB')}, {number(used, 'kB')}"
+    yield Row(
+        f"{what}: memory of the service for one, idle, and after {bench.rounds * count // SOCKETS} pushes", memory
+    )
     p50, p99 = (median(_at(times, part) for times in rounds) * 1000 for part in (0.5, 0.99))
     figures = f"p50 {number(p50, 'ms')}, p99 {number(p99, 'ms')}"
     yield Row(f"{what}: forward → pushed on the socket, {RATE:g}/s", figures)
 
 
-async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tuple[float, list[list[float]]]:
-    """Return the memory of a socket in kB, and how long each forward of each round took, in seconds."""
+async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tuple[float, float, list[list[float]]]:
+    """Return the memory of a socket in kB before and after use, and how long each forward took, in seconds by round."""
     rounds = []
     async with clients(crowd, service) as made:
         # What the first messages cost is not the sockets'.
@@ -113,15 +119,16 @@ async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tup
         listeners = Listeners(made)
         try:
             await listeners.open(SOCKETS)
-            each_kb = (service.resident_mb - before) / SOCKETS * 1000
+            idle = service.resident_mb - before
             for turn in range(bench.rounds):
                 bench.say(f"DIDComm, {_spaced(SOCKETS)} live sockets, round {turn + 1} of {bench.rounds}")
                 await listeners.forward(count, RATE)
                 rounds.append(listeners.spent)
                 listeners.spent = []
+            used = service.resident_mb - before
         finally:
             await listeners.close()
-    return each_kb, rounds
+    return idle / SOCKETS * 1000, used / SOCKETS * 1000, rounds
 
 
 # A backlog.
@@ -129,33 +136,43 @@ async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tup
 
 def _backlog(bench: Bench, database: str, url: str | None) -> Iterator[Row]:
     settings = {} if url is None else {"MEDIATOR_DATABASE_URL": url}
-    with _serving(bench, database, 2, {0: BACKLOG, 1: FEW}, **settings) as (crowd, service):
+    waiting = {MUCH: BACKLOG, AS_MUCH: BACKLOG, LITTLE: FEW}
+    with _serving(bench, database, len(waiting), waiting, **settings) as (crowd, service):
         bench.say(f"DIDComm, {_spaced(BACKLOG)} waiting messages on {database}")
-        statuses, marks = uvloop.run(_look_and_drain(bench, crowd, service))
-    first = next(mark for mark in marks if mark[0] >= PART)
-    before_last = next(mark for mark in marks if mark[0] >= BACKLOG - PART)
+        statuses, rates = uvloop.run(_look_and_drain(bench, crowd, service))
     what = f"DIDComm v2 on {database}"
-    waiting = f"{_spaced(BACKLOG)} waiting / {FEW}"
-    yield at_most(f"{what}: status, median latency, {waiting}", "ms", statuses[0], statuses[1], STATUS_FACTOR)
-    yield at_least(
-        f"{what}: drain, {BATCH} a delivery, the last {_spaced(PART)} of {_spaced(BACKLOG)} / the first",
-        "/s",
-        [_rate(before_last, marks[-1])],
-        [_rate(marks[0], first)],
-        DRAIN_FACTOR,
-    )
+    compared = f"{_spaced(BACKLOG)} waiting / {FEW}"
+    yield at_most(f"{what}: status, median latency, {compared}", "ms", statuses[MUCH], statuses[LITTLE], STATUS_FACTOR)
+    part = f"the last {_spaced(PART)} of {_spaced(BACKLOG)} / the first"
+    yield at_least(f"{what}: drain, {BATCH} a delivery, {part}", "/s", rates[MUCH], rates[AS_MUCH], DRAIN_FACTOR)
 
 
 async def _look_and_drain(
     bench: Bench, crowd: Crowd, service: Service
-) -> tuple[tuple[list[float], list[float]], list[Mark]]:
-    """Return the median latencies of status for the one with much mail and the other, and how the much went."""
-    statuses: tuple[list[float], list[float]] = [], []
+) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+    """Return by holder the latencies of status in ms, and for those with much mail the rate of draining.
+
+    One of them is drained until its last part is left, then they take turns: what else the machine does meanwhile
+    slows down both ends alike.
+    """
+    statuses: dict[int, list[float]] = {MUCH: [], LITTLE: []}
     async with clients(crowd, service) as made:
-        for _ in range(bench.rounds):
-            for who in (1, 0):
-                statuses[who].append(median(await made.status_ms(who, 200)))
-        return statuses, await made.drain(0, BATCH)
+        for _ in range(LOOKS * bench.rounds):
+            for who, spent in statuses.items():
+                spent.append(await made.status_ms(who))
+        left = BACKLOG
+        last, first = made.drain(MUCH, BATCH), made.drain(AS_MUCH, BATCH)
+        async for count, _seconds in last:
+            left -= count
+            if left <= PART:
+                break
+        seen: dict[int, list[tuple[int, float]]] = {MUCH: [], AS_MUCH: []}
+        async for delivery in last:
+            seen[MUCH].append(delivery)
+            seen[AS_MUCH].append(await anext(first))
+    taken = sum(count for count, _ in seen[MUCH])
+    assert taken == left, f"{left} were left of {BACKLOG}, {taken} picked up"
+    return statuses, {who: [_rate(deliveries)] for who, deliveries in seen.items()}
 
 
 # What they share.
@@ -184,8 +201,8 @@ async def _envelope(recipient: str) -> bytes:
         return await sender.pack_v2(recipient, None, wallets.note("1"))
 
 
-def _rate(start: Mark, end: Mark) -> float:
-    return (end[0] - start[0]) / (end[1] - start[1])
+def _rate(deliveries: list[tuple[int, float]]) -> float:
+    return sum(count for count, _ in deliveries) / sum(seconds for _, seconds in deliveries)
 
 
 def _figures(seen: list[Result]) -> str:
