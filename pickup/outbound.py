@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import orjson
+from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
 from mediator.http.guard import Guard
@@ -23,12 +24,11 @@ MAX_ROUTING_KEYS = 10
 MAX_ANSWER = 64 * 1024
 """Bytes of a frame that an endpoint's WebSocket may send back; it is not read."""
 
+_MARK = b"read"
 _HTTP = ("http://", "https://")
 _WS = ("ws://", "wss://")
 # What is wrong with this one envelope; everything else may be wrong with the endpoint, or pass.
 _REFUSALS = frozenset({400, 413, 415, 422})
-# A close that answers ours says that the frame before it was read.
-_CLOSED_WELL = frozenset({0, 1000, 1005})
 
 
 class Outcome(StrEnum):
@@ -116,8 +116,19 @@ class Courier:
                 ws = await self._guard.ws_connect(endpoint, MAX_ANSWER, POST_SECONDS)
                 try:
                     await ws.send_bytes(envelope)
+                    return Outcome.DELIVERED if await _was_read(ws) else Outcome.FAILED
                 finally:
                     await ws.close()
         except (TimeoutError, OSError):
             return Outcome.FAILED
-        return Outcome.DELIVERED if ws.close_code in _CLOSED_WELL else Outcome.FAILED
+
+
+async def _was_read(ws: ClientWebSocketResponse) -> bool:
+    """Wait for the pong of a ping that follows what was sent; False when the socket ends before (D7)."""
+    await ws.ping(_MARK)
+    async for frame in ws:
+        if frame.type is WSMsgType.PONG and frame.data == _MARK:
+            return True
+        if frame.type is WSMsgType.PING:
+            await ws.pong(frame.data)
+    return False

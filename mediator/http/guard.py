@@ -34,8 +34,6 @@ MAX_URL = 2048
 """Characters."""
 MAX_REDIRECTS = 3
 MAX_CONNECTIONS = 256
-HEARTBEAT_SECONDS = 20.0
-"""How often a WebSocket is asked whether it is still there."""
 
 _HTTP = frozenset({"http", "https"})
 _WS = frozenset({"ws", "wss"})
@@ -47,8 +45,10 @@ _LOW_PORTS = frozenset({80, 443})
 _NAT64 = IPv6Network("64:ff9b::/96")
 _RELAYED = (IPv6Network("2002::/16"), IPv6Network("2001::/32"))
 """6to4 and Teredo: a tunnel to an IPv4 address that is written inside."""
-_METADATA = frozenset({IPv4Address("168.63.129.16")})
-"""Public by its number, but answered by the host of a virtual machine (Azure); the others are link-local or private."""
+_METADATA = frozenset({IPv4Address("168.63.129.16"), IPv4Address("192.0.0.192")})
+"""Public by their numbers, but answered by the host of a virtual machine (Azure, Oracle); others are link-local."""
+_NOT_PUBLIC = (IPv4Network("192.88.99.0/24"), IPv6Network("fec0::/10"), IPv6Network("3fff::/20"))
+"""Relays of 6to4, site-local and documentation addresses, which the standard library counts as global."""
 
 
 class Guard:
@@ -109,13 +109,11 @@ class Guard:
     async def ws_connect(self, url: str, max_bytes: int, seconds: float) -> ClientWebSocketResponse:
         """Open a WebSocket within ``seconds`` for frames of at most ``max_bytes``; the caller closes it.
 
-        Errors as those of :meth:`get`.
+        Pings and pongs are the caller's. Errors as those of :meth:`get`.
         """
         async with _in_time(seconds):
             # The library's bound is the first size that is too much.
-            return await self._open().ws_connect(
-                _checked(url, _WS), max_msg_size=max_bytes + 1, heartbeat=HEARTBEAT_SECONDS
-            )
+            return await self._open().ws_connect(_checked(url, _WS), max_msg_size=max_bytes + 1, autoping=False)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -174,12 +172,12 @@ def _inner(address: IPv6Address) -> Address:
 
 
 def _is_public(address: Address) -> bool:
-    tunnelled = isinstance(address, IPv6Address) and any(address in network for network in _RELAYED)
+    barred = any(address in network for network in (*_RELAYED, *_NOT_PUBLIC) if network.version == address.version)
     return (
         address.is_global
         and not address.is_multicast
         and not address.is_reserved
-        and not tunnelled
+        and not barred
         and address not in _METADATA
     )
 

@@ -6,6 +6,7 @@ mailboxes there are (default 2000: under a minute for a variant on two busy core
 """
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import os
@@ -75,7 +76,9 @@ async def postgres_three(services: Services, request: pytest.FixtureRequest) -> 
     with request.getfixturevalue("postgres").database() as url:
         nats_url = await services.nats_server()
         three = [services.new(name, database_url=url, nats_url=nats_url) for name in ("first", "second", "third")]
+        key = base64.b64encode(bytes(32)).decode()
         for service in three:
+            service.environment["MEDIATOR_DIDCOMM__KEY"] = key
             service.start()
         for service in three:
             await service.ready()
