@@ -49,7 +49,7 @@ async def _v1() -> Cost:
     holder, mediator = wallet.new_key(), wallet.new_key()
     pairs = {}
     for key in (holder, mediator):
-        seed = await wallet.verkey(key)
+        seed = await wallet.seed(key)
         assert seed is not None
         pairs[key] = crypto.create_keypair(seed)
     async with Sender() as sender:

@@ -6,7 +6,8 @@ from typing import Protocol
 from mediator.errors import MediatorError, UnresolvedDidError
 from mediator.mediation.records import Connection, Generation
 from pickup.dids.document import Resolver
-from pickup.dids.identities import Identities, Identity
+from pickup.dids.identities import Identities
+from pickup.dids.index import Identity
 from pickup.dispatch import Call
 from pickup.envelope import Envelopes
 from pickup.message import Reply, encode, write

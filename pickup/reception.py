@@ -11,6 +11,7 @@ from pickup.dispatch import Call, Channel
 from pickup.message import read
 from pickup.office import Office
 from pickup.post import Post
+from pickup.problems import is_report
 
 SEEN_EVERY = 3600 * 1000
 """Milliseconds after which it is noted again that a connection is in use."""
@@ -36,24 +37,25 @@ class Reception:
         """
         office = self._office
         opened = await office.envelopes.open(data)
-        owner = await office.identities.owner(opened.recipient)
+        tenant = await office.identities.tenant_of(opened.recipient)
         message = read(opened.plaintext, opened.generation)
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
             raise EnvelopeError("expected a sender with a DID or a key")
         call = Call(
             office=office,
-            tenant=owner.tenant,
+            tenant=tenant,
             message=message,
             me=opened.recipient,
             caller=caller,
             sender=opened.sender,
-            connection=await self._connection(owner.tenant, caller),
+            connection=await self._connection(tenant, caller),
             channel=channel,
             repeated=opened.mark in self._handled,
         )
         replies = await office.dispatcher.handle(call)
-        if caller is not None:
+        if caller is not None and not any(is_report(reply.type) for reply in replies):
+            # What was refused may be tried again with the same bytes.
             self._remember(opened.mark)
         await self._post.answer(call, replies)
 

@@ -146,7 +146,7 @@ class Wallet:
         """Sign with an Ed25519 key of this wallet."""
         return Ed25519PrivateKey.from_private_bytes(self._seeds[key]).sign(data)
 
-    async def verkey(self, key: str) -> bytes | None:
+    async def seed(self, key: str) -> bytes | None:
         """Return the seed of a key of this wallet (for :class:`~pickup.dids.document.Secrets`)."""
         return self._seeds.get(key)
 

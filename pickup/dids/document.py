@@ -69,7 +69,7 @@ class Secret:
 class Secrets(Protocol):
     """The private keys of ours that can open and seal, of every tenant, retired identities too."""
 
-    async def verkey(self, key: str) -> bytes | None:
+    async def seed(self, key: str) -> bytes | None:
         """v1: return the 32-byte Ed25519 seed of a canonical key of ours, an invitation's too."""
 
     def kid(self, kid: str) -> Secret | None:

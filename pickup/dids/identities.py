@@ -3,35 +3,24 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mediator.broker import Broker
 from mediator.errors import EnvelopeError, UnresolvedDidError
 from mediator.mediation import names
 from mediator.mediation.ports import Transaction
-from mediator.mediation.records import Invitation, KeptIdentity
+from mediator.mediation.records import KeptIdentity
 from pickup.dids import keys as making
 from pickup.dids.document import Document, Secret
 from pickup.dids.index import Identity, Index, Place
 from pickup.dids.keys import Keys
 from pickup.dids.vault import Vault
 
-__all__ = ["Identities", "Identity", "Owner"]
-
 RENEW_SECONDS = 0.1
 """From one look for keys that are unknown to the next at least: strangers, too, cause them."""
 LOOK_SECONDS = 30.0
 """How often the store is looked at while there are messages, for what another instance has rotated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose a key is: an identity's or an invitation's, one of the two."""
-
-    tenant: str
-    identity: Identity | None
-    invitation: Invitation | None
 
 
 class Identities:
@@ -50,21 +39,11 @@ class Identities:
         self._looked = time.monotonic()
 
     @classmethod
-    async def open(
-        cls, broker: Broker, vault: Vault, tenants: Sequence[str], public_url: str, web_host: str | None = None
-    ) -> "Identities":
-        """Load what is kept, and make what is missing; raises :class:`SetupError` when the vault has another key.
-
-        ``web_host`` is the host, with its port if need be, of did:web when ``public_url`` is not https.
-        """
-        identities = cls(broker, vault, tenants, Place(public_url.rstrip("/"), web_host))
+    async def open(cls, broker: Broker, vault: Vault, tenants: Sequence[str], public_url: str) -> "Identities":
+        """Load what is kept, and make what is missing; raises :class:`SetupError` when the vault has another key."""
+        identities = cls(broker, vault, tenants, Place(public_url.rstrip("/")))
         identities._take(await broker.write(identities._settle))
         return identities
-
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        """The tenants that have an identity for new connections."""
-        return self._tenants
 
     def current(self, tenant: str) -> Identity:
         """Return the identity that new connections of a tenant get."""
@@ -88,21 +67,24 @@ class Identities:
         """Return the did:web document that is served at an URL path of ours, such as ``/didcomm/did.json``."""
         return self._index.web.get(path)
 
-    async def owner(self, recipient: str) -> Owner:
-        """Say whose a canonical v1 key or a v2 key id is; :class:`EnvelopeError` when it is nobody's here."""
+    async def tenant_of(self, recipient: str) -> str:
+        """Say whose a canonical v1 key or a v2 key id is, an identity's or an invitation's.
+
+        :class:`EnvelopeError` when it is nobody's here.
+        """
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             await self._look()
         identity = self._identity_of(recipient)
         if identity is None and names.is_ed25519(recipient) and "#" not in recipient:
             invitation = await self._broker.read(lambda tx, _now: tx.invitations.keyed(recipient))
             if invitation is not None:
-                return Owner(invitation.tenant, None, invitation)
+                return invitation.tenant
         if identity is None:
             await self.renew()
             identity = self._identity_of(recipient)
         if identity is None:
             raise EnvelopeError("not sealed for a key of this mediator")
-        return Owner(identity.tenant, identity, None)
+        return identity.tenant
 
     def _identity_of(self, recipient: str) -> Identity | None:
         return self._index.kids.get(recipient) or self._index.names.get(recipient)
@@ -117,7 +99,7 @@ class Identities:
         self._take(await self._broker.write(work))
         return self.current(tenant)
 
-    async def verkey(self, key: str) -> bytes | None:
+    async def seed(self, key: str) -> bytes | None:
         """v1: return the 32-byte Ed25519 seed of a canonical key of ours, an invitation's too."""
         seed = self._index.seeds.get(key)
         if seed is not None:

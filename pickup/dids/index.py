@@ -40,7 +40,6 @@ class Place:
     """Where the door is reached; the DIDs depend on it."""
 
     public_url: str
-    web_host: str | None
 
     def identity(self, kept: KeptIdentity, keys: Keys) -> Identity:
         """Name an identity as it is called here and now."""
@@ -51,9 +50,7 @@ class Place:
             v2_did=naming.v2_did(keys, self.public_url),
             v1_did=naming.v1_did(keys, self.public_url),
             sov_did=naming.sov_did(keys),
-            web_did=naming.web_did(
-                self.public_url, self.web_host, None if kept.tenant == OWN_PATH_TENANT else kept.tenant
-            ),
+            web_did=naming.web_did(self.public_url, None if kept.tenant == OWN_PATH_TENANT else kept.tenant),
         )
 
     def dids(self, kept: KeptIdentity, keys: Keys) -> tuple[str, ...]:
@@ -86,7 +83,7 @@ class Index:
         self.names[identity.key] = self.names[identity.sov_did] = identity
         own = f"{identity.key}#{keys.derived.multibase}"
         self._secret(own, keys.derived, identity)
-        # With what it is called now, be it that another instance with another URL has just saved it without.
+        # What it is called now is among them even if an instance with another URL saved it last.
         for did in place.dids(kept, keys):
             if did.startswith("did:web:"):
                 self._add_web(did, kept, keys, identity, place)

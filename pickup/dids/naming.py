@@ -74,23 +74,18 @@ def sov_did(keys: Keys) -> str:
     return base58(keys.verkey[:16])
 
 
-def web_did(public_url: str, host: str | None, tenant: str | None) -> str | None:
+def web_did(public_url: str, tenant: str | None) -> str | None:
     """Make the did:web whose document is below the public URL; None when it could not be fetched there.
 
-    ``host``, with its port if need be, stands in for that of a URL that is not https; ``tenant`` is None for the one
-    that has the door's own path.
+    ``tenant`` is None for the one that has the door's own path.
     """
     url = urlsplit(public_url)
-    if host is None:
-        if url.scheme != "https":
-            return None
-        host = url.netloc
-    if _is_number(urlsplit(f"//{host}").hostname or ""):
+    if url.scheme != "https" or _is_number(url.hostname or ""):
         return None
     segments = [segment for segment in url.path.split("/") if segment] + ([tenant] if tenant else [])
     if not all(map(_SEGMENT.fullmatch, segments)):
         return None
-    return ":".join(["did:web", host.replace(":", "%3A"), *segments])
+    return ":".join(["did:web", url.netloc.replace(":", "%3A"), *segments])
 
 
 def web_path(did: str) -> str:

@@ -50,7 +50,7 @@ class V1:
             raise EnvelopeError("expected Ed25519 keys to seal for") from None
         pair: tuple[bytes, bytes] | tuple[None, None] = (None, None)
         if sender is not None:
-            seed = await self._secrets.verkey(sender)
+            seed = await self._secrets.seed(sender)
             if seed is None:
                 raise EnvelopeError("expected a key of ours to seal from")
             pair = self._pair(seed)
@@ -66,7 +66,7 @@ class V1:
         for kid in kids:
             key = canonical(kid)
             if key is not None and is_ed25519(key):
-                seed = await self._secrets.verkey(key)
+                seed = await self._secrets.seed(key)
                 if seed is not None:
                     return key, seed
         raise EnvelopeError(NOT_FOR_US)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 from mediator.errors import BadRequestError
 from mediator.mediation import names
 from mediator.mediation.records import Generation
+from pickup.dids.naming import endpoints
 from pickup.dispatch import Call
 from pickup.message import Json, Reply
-from pickup.protocols.did_exchange import endpoints
 from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
 from pickup.protocols.peers import attached
 from pickup.protocols.signing import sign_field
 
 if TYPE_CHECKING:
-    from pickup.dids.identities import Identity
+    from pickup.dids.index import Identity
     from pickup.dispatch import Dispatcher
 
 FAMILY = "connections"

@@ -16,7 +16,7 @@ from pickup.message import OLD, Json, Message, Reply
 from pickup.protocols.fields import MAX_ITEMS, items
 
 if TYPE_CHECKING:
-    from pickup.dids.identities import Identity
+    from pickup.dids.index import Identity
     from pickup.dispatch import Dispatcher
 
 FAMILY = "coordinate-mediation"

@@ -11,6 +11,7 @@ import orjson
 from mediator.errors import BadRequestError
 from mediator.mediation import names
 from mediator.mediation.records import Generation
+from pickup.dids.naming import endpoints
 from pickup.dispatch import Call
 from pickup.message import Json, Reply, encode
 from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
@@ -18,7 +19,7 @@ from pickup.protocols.peers import Peer, attached
 from pickup.protocols.signing import sign_attachment, verify_attachment
 
 if TYPE_CHECKING:
-    from pickup.dids.identities import Identity
+    from pickup.dids.index import Identity
     from pickup.dispatch import Dispatcher
 
 FAMILY = "didexchange"
@@ -117,8 +118,3 @@ def genesis(key: str, public_url: str) -> tuple[str, Json]:
     digest = hashlib.sha256(orjson.dumps(stored, option=orjson.OPT_SORT_KEYS)).digest()
     did = f"{_GENESIS}z{names.base58(_SHA256 + digest)}"
     return did, {**stored, "id": did}
-
-
-def endpoints(public_url: str) -> tuple[str, str]:
-    """Return where we are reached over HTTP and over WebSocket."""
-    return public_url, "ws" + public_url.removeprefix("http")

@@ -30,7 +30,7 @@ async def invitation_of(call: Call) -> tuple[Invitation, bytes]:
     found = await call.office.broker.read(look)
     if found is None or found.tenant != call.tenant:
         raise NoSuchInvitationError
-    seed = await call.office.identities.verkey(found.key)
+    seed = await call.office.identities.seed(found.key)
     if seed is None:
         raise NoSuchInvitationError
     return found, seed
@@ -70,7 +70,7 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
 async def _leads_here(call: Call, peer: Peer) -> bool:
     """Whether mail relayed to a peer would be forwarded by ourselves, to be relayed again, for ever (D10)."""
     for key in peer.routing_keys:
-        if await call.office.identities.verkey(key) is not None:
+        if await call.office.identities.seed(key) is not None:
             return True
     return False
 

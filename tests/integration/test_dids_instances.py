@@ -9,7 +9,8 @@ import pytest
 from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
-from pickup.dids.identities import Identities, Identity
+from pickup.dids.identities import Identities
+from pickup.dids.index import Identity
 from pickup.dids.vault import Vault
 from tests.integration.test_postgres_store import url
 from tests.postgres import postgres
@@ -65,7 +66,7 @@ async def test_what_each_rotates_all_open(url: str) -> None:
         for identity in (first, *rotated):
             for one in instances:
                 assert one.known_as(identity.v2_did) == identity
-                assert await one.verkey(identity.key) is not None
+                assert await one.seed(identity.key) is not None
                 assert one.kid(f"{identity.v2_did}#key-1") is not None
 
 

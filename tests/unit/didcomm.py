@@ -96,7 +96,7 @@ class MemorySecrets:
         self._seeds = {person.key: person.seed for person in people}
         self._secrets = {secret.kid: secret for person in people for secret in person.secrets}
 
-    async def verkey(self, key: str) -> bytes | None:
+    async def seed(self, key: str) -> bytes | None:
         return self._seeds.get(key)
 
     def kid(self, kid: str) -> Secret | None:

@@ -21,7 +21,8 @@ from mediator.mediation import connecting, names
 from mediator.mediation.records import Connection, Generation, NewConnection, Rules
 from mediator.store.memory import MemoryStore
 from pickup.dids.document import Document, Resolver, Service
-from pickup.dids.identities import Identities, Identity, Owner
+from pickup.dids.identities import Identities
+from pickup.dids.index import Identity
 from pickup.dispatch import Dispatcher
 from pickup.door import PROTOCOLS
 from pickup.envelope import Opened
@@ -178,9 +179,9 @@ class OneIdentity:
             raise UnresolvedDidError("not ours")
         return self.current(TENANT)
 
-    async def owner(self, recipient: str) -> Owner:
+    async def tenant_of(self, recipient: str) -> str:
         assert recipient in RECIPIENTS.values()
-        return Owner(TENANT, self.current(TENANT), None)
+        return TENANT
 
 
 class Phonebook:

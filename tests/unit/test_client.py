@@ -66,7 +66,7 @@ async def test_a_wallets_file_is_private_and_holds_everything(tmp_path: Path):
     wallet.save()
     assert path.stat().st_mode & 0o777 == 0o600
     again = Wallet.load(path)
-    assert await again.verkey(key) == await wallet.verkey(key) is not None
+    assert await again.seed(key) == await wallet.seed(key) is not None
     assert again.kid(f"{did}#key-2") == wallet.kid(f"{did}#key-2") is not None
     assert Link.read(again.links["m"]) == link
     path.chmod(0o640)

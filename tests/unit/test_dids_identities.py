@@ -46,8 +46,8 @@ async def broker() -> AsyncIterator[Counting]:
     await one.close()
 
 
-async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TENANT,), **options: Any) -> Identities:
-    return await Identities.open(broker, Vault(KEY), tenants, url, **options)
+async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TENANT,)) -> Identities:
+    return await Identities.open(broker, Vault(KEY), tenants, url)
 
 
 async def kept(broker: Broker) -> list[KeptIdentity]:
@@ -64,7 +64,6 @@ async def test_a_restart_finds_the_same_identity(broker: Counting) -> None:
 async def test_every_tenant_has_keys_of_its_own(broker: Counting) -> None:
     identities = await opened(broker, tenants=(TENANT, "acme"))
     one, other = identities.current(TENANT), identities.current("acme")
-    assert identities.tenants == (TENANT, "acme")
     assert not {one.key, one.v2_did, one.v1_did, one.sov_did, one.web_did} & {
         other.key,
         other.v2_did,
@@ -72,8 +71,8 @@ async def test_every_tenant_has_keys_of_its_own(broker: Counting) -> None:
         other.sov_did,
         other.web_did,
     }
-    assert (await identities.owner(other.key)).tenant == "acme"
-    assert (await identities.owner(f"{one.v2_did}#key-1")).tenant == TENANT
+    assert await identities.tenant_of(other.key) == "acme"
+    assert await identities.tenant_of(f"{one.v2_did}#key-1") == TENANT
 
 
 async def test_instances_that_start_at_once_are_one_mediator(broker: Counting) -> None:
@@ -83,7 +82,7 @@ async def test_instances_that_start_at_once_are_one_mediator(broker: Counting) -
     assert len({one.current(TENANT) for one in all_of_them}) == 1
     for one in all_of_them:
         for other in all_of_them:
-            assert (await one.owner(other.current(TENANT).key)).tenant == TENANT
+            assert await one.tenant_of(other.current(TENANT).key) == TENANT
 
 
 async def test_the_v2_document_as_the_libraries_of_others_read_it(broker: Counting) -> None:
@@ -130,7 +129,7 @@ async def test_every_key_id_that_a_peer_may_use_has_its_secret(broker: Counting)
             secret = identities.kid(key.kid)
             assert secret is not None
             assert (secret.kid, {**secret.jwk, "d": ""}) == (key.kid, {**key.jwk, "d": ""})
-            assert (await identities.owner(key.kid)).identity == me
+            assert await identities.tenant_of(key.kid) == TENANT
     # Older readers of did:peer:2 name a key by its multibase.
     fragment = me.v2_did.partition(".Ez")[2].partition(".")[0]
     assert identities.kid(f"{me.v2_did}#{fragment}") is not None
@@ -140,23 +139,22 @@ async def test_every_key_id_that_a_peer_may_use_has_its_secret(broker: Counting)
 async def test_the_v1_key_is_the_seed_of_its_name(broker: Counting) -> None:
     identities = await opened(broker)
     me = identities.current(TENANT)
-    seed = await identities.verkey(me.key)
+    seed = await identities.seed(me.key)
     assert seed is not None
     assert from_verkey(SigningKey(seed).verify_key.encode()) == me.key
-    assert await identities.verkey(INVITED) is None
+    assert await identities.seed(INVITED) is None
 
 
 async def test_an_invitations_key_opens_while_the_invitation_is_there(broker: Counting) -> None:
     identities = await opened(broker)
     invitation = Invitation("i", "acme", INVITED, Vault(KEY).seal(SEED), "label", 0)
     await broker.write(lambda tx, _now: tx.invitations.put(invitation))
-    assert await identities.verkey(INVITED) == SEED
-    owner = await identities.owner(INVITED)
-    assert (owner.tenant, owner.identity, owner.invitation) == ("acme", None, invitation)
+    assert await identities.seed(INVITED) == SEED
+    assert await identities.tenant_of(INVITED) == "acme"
     await broker.write(lambda tx, _now: tx.invitations.remove(invitation))
-    assert await identities.verkey(INVITED) is None
+    assert await identities.seed(INVITED) is None
     with pytest.raises(EnvelopeError):
-        await identities.owner(INVITED)
+        await identities.tenant_of(INVITED)
 
 
 async def test_after_a_rotation_the_old_still_opens_and_is_known(broker: Counting) -> None:
@@ -165,11 +163,11 @@ async def test_after_a_rotation_the_old_still_opens_and_is_known(broker: Countin
     new = await identities.rotate(TENANT)
     assert identities.current(TENANT) == new
     assert not {old.key, old.v2_did, old.v1_did} & {new.key, new.v2_did, new.v1_did}
-    assert await identities.verkey(old.key) is not None
+    assert await identities.seed(old.key) is not None
     assert identities.kid(f"{old.v2_did}#key-1") is not None
     for did in (old.v2_did, old.v1_did, canonical(old.v1_did) or "", old.sov_did, old.key):
         assert identities.known_as(did) == old
-    assert (await identities.owner(old.key)).identity == old
+    assert await identities.tenant_of(old.key) == TENANT
     retired = [one.retired_at is not None for one in await kept(broker)]
     assert retired == [True, False]
 
@@ -202,8 +200,8 @@ async def test_an_instance_learns_of_a_rotation_elsewhere_from_the_first_unknown
 async def test_a_v1_key_of_a_rotation_elsewhere_is_found_by_itself(broker: Counting) -> None:
     here, there = await opened(broker), await opened(broker)
     new = await there.rotate(TENANT)
-    assert await here.verkey(new.key) is not None
-    assert (await here.owner(new.key)).identity == new
+    assert await here.seed(new.key) is not None
+    assert await here.tenant_of(new.key) == TENANT
 
 
 @pytest.mark.rule("D12")
@@ -257,20 +255,19 @@ async def test_another_key_does_not_open_what_is_kept(broker: Counting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "did", "path"),
+    ("url", "did", "path"),
     [
-        (URL, None, "did:web:mediator.example.com:didcomm", "/didcomm/did.json"),
-        ("https://mediator.example.com", None, "did:web:mediator.example.com", "/.well-known/did.json"),
-        ("https://mediator.example.com/", None, "did:web:mediator.example.com", "/.well-known/did.json"),
-        ("https://a.example:8443/x/y", None, "did:web:a.example%3A8443:x:y", "/x/y/did.json"),
-        ("http://127.0.0.1:8080/didcomm", "a.example", "did:web:a.example:didcomm", "/didcomm/did.json"),
-        ("http://a.example/didcomm", None, None, "/didcomm/did.json"),
-        ("https://10.1.2.3/didcomm", None, None, "/didcomm/did.json"),
-        ("https://[::1]:8443/didcomm", "[::1]:8443", None, "/didcomm/did.json"),
+        (URL, "did:web:mediator.example.com:didcomm", "/didcomm/did.json"),
+        ("https://mediator.example.com", "did:web:mediator.example.com", "/.well-known/did.json"),
+        ("https://mediator.example.com/", "did:web:mediator.example.com", "/.well-known/did.json"),
+        ("https://a.example:8443/x/y", "did:web:a.example%3A8443:x:y", "/x/y/did.json"),
+        ("http://a.example/didcomm", None, "/didcomm/did.json"),
+        ("https://10.1.2.3/didcomm", None, "/didcomm/did.json"),
+        ("https://[::1]:8443/didcomm", None, "/didcomm/did.json"),
     ],
 )
-async def test_the_did_web_is_where_its_document_is_served(broker: Counting, url, host, did, path) -> None:
-    identities = await opened(broker, url, web_host=host)
+async def test_the_did_web_is_where_its_document_is_served(broker: Counting, url, did, path) -> None:
+    identities = await opened(broker, url)
     me = identities.current(TENANT)
     assert me.web_did == did
     document = identities.web_document(path)
@@ -297,7 +294,7 @@ async def test_what_is_not_ours(broker: Counting) -> None:
             identities.known_as(name)
     for recipient in (INVITED, f"{INVITED}#{INVITED[8:]}", "did:web:somebody.else#key", ""):
         with pytest.raises(EnvelopeError):
-            await identities.owner(recipient)
+            await identities.tenant_of(recipient)
 
 
 async def test_the_long_form_of_whoever_is_connected(broker: Counting) -> None:
@@ -315,7 +312,7 @@ async def test_the_long_form_of_whoever_is_connected(broker: Counting) -> None:
 async def test_secrets_are_in_no_text_and_not_in_the_store(broker: Counting) -> None:
     identities = await opened(broker)
     me = identities.current(TENANT)
-    seed = await identities.verkey(me.key)
+    seed = await identities.seed(me.key)
     secret = identities.kid(f"{me.v2_did}#key-2")
     assert seed is not None
     assert secret is not None
