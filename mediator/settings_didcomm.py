@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from mediator.mailboxes.bounds import DAY
 from mediator.mediation.names import canonical
-from mediator.mediation.records import DAY, Policy, Rules
+from mediator.mediation.records import Policy, Rules
 
 KEY_BYTES = 32
 _MIB = 1024 * 1024

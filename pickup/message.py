@@ -17,11 +17,14 @@ import orjson
 
 from mediator.errors import BadRequestError
 from mediator.mediation.records import Generation
+from pickup.fields import optional_text, text
 
 DIDCOMM = "https://didcomm.org/"
 OLD = "did:sov:BzCbsNYhMrjHiqZDTUASHg;spec/"
 """The prefix that agents of old write (D12); they are answered in kind."""
 MAX_ID = 256
+MAX_FROM = 16 * 1024
+"""Characters of a DID, the long form of a did:peer:4."""
 MAX_ATTACHMENTS = 64
 PLAIN = "application/didcomm-plain+json"
 
@@ -123,12 +126,12 @@ def _read_v1(raw: Mapping[str, Any]) -> Message:
     return Message(
         generation=Generation.V1,
         type=MessageType.parse(raw.get("@type"), "@type"),
-        id=_id(raw, "@id"),
+        id=text(raw, "@id", MAX_ID),
         body=raw,
         raw=raw,
-        thid=_optional(thread, "thid"),
-        pthid=_optional(thread, "pthid"),
-        return_route=_optional(transport, "return_route"),
+        thid=optional_text(thread, "thid", MAX_ID),
+        pthid=optional_text(thread, "pthid", MAX_ID),
+        return_route=optional_text(transport, "return_route", MAX_ID),
     )
 
 
@@ -142,13 +145,13 @@ def _read_v2(raw: Mapping[str, Any]) -> Message:
     return Message(
         generation=Generation.V2,
         type=MessageType.parse(raw.get("type"), "type"),
-        id=_id(raw, "id"),
+        id=text(raw, "id", MAX_ID),
         body=_object(raw, "body"),
         raw=raw,
-        thid=_optional(raw, "thid"),
-        pthid=_optional(raw, "pthid"),
-        return_route=_optional(raw, "return_route"),
-        from_did=_optional(raw, "from", 16 * 1024),
+        thid=optional_text(raw, "thid", MAX_ID),
+        pthid=optional_text(raw, "pthid", MAX_ID),
+        return_route=optional_text(raw, "return_route", MAX_ID),
+        from_did=optional_text(raw, "from", MAX_FROM),
         to=tuple(to or ()),
         expires_time=expires,
     )
@@ -160,22 +163,6 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise BadRequestError(name, "expected an object")
-    return value
-
-
-def _id(raw: Mapping[str, Any], name: str) -> str:
-    value = _optional(raw, name)
-    if not value:
-        raise BadRequestError(name, "expected an id")
-    return value
-
-
-def _optional(raw: Mapping[str, Any], name: str, longest: int = MAX_ID) -> str | None:
-    value = raw.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > longest:
-        raise BadRequestError(name, f"expected text of at most {longest} characters")
     return value
 
 

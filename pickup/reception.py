@@ -13,8 +13,6 @@ from pickup.office import Office
 from pickup.post import Post
 from pickup.problems import is_report
 
-SEEN_EVERY = 3600 * 1000
-"""Milliseconds after which it is noted again that a connection is in use."""
 MAX_REMEMBERED = 100_000
 """Envelopes of known senders that are recognised when they come again, on this instance and since its start."""
 
@@ -72,7 +70,7 @@ class Reception:
         connection = await broker.glance(lambda tx, _now: tx.connections.called(tenant, caller))
         if connection is None:
             return None
-        if broker.clock() - connection.seen_at >= SEEN_EVERY:
+        if broker.clock() - connection.seen_at >= connecting.SEEN_EVERY:
             await broker.write(lambda tx, now: connecting.seen(tx, connection, now))
         if connection.endpoint is not None:
             self._came(connection)

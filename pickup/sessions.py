@@ -10,8 +10,9 @@ import structlog
 
 from mediator.broker import WAKE_KEY_BYTES, Broker
 from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
+from mediator.mailboxes.bounds import DAY
 from mediator.mediation import taking
-from mediator.mediation.records import DAY, Connection
+from mediator.mediation.records import Connection
 from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
 from pickup.dispatch import Call, Channel

@@ -15,7 +15,8 @@ from mediator.mediation import granting
 from mediator.mediation.ports import Transaction
 from mediator.mediation.records import Connection, Invitation, NewConnection, Rules
 
-HOUR = 3600 * 1000
+SEEN_EVERY = 3600 * 1000
+"""Milliseconds after which it is noted again that a connection is in use."""
 
 
 def connect(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connection:
@@ -134,11 +135,11 @@ def _add(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connect
 
 def seen(tx: Transaction, connection: Connection, now: int) -> Connection:
     """Note that a connection asked for something, at most once an hour; return it as it is then."""
-    if now - connection.seen_at < HOUR:
+    if now - connection.seen_at < SEEN_EVERY:
         return connection
     # It may have changed since it was read in an earlier transaction.
     current = tx.connections.get(connection.no)
-    if current is None or now - current.seen_at < HOUR:
+    if current is None or now - current.seen_at < SEEN_EVERY:
         return current or connection
     moved = replace(current, seen_at=now)
     tx.connections.save(moved)

@@ -7,7 +7,7 @@ milliseconds since the epoch.
 from dataclasses import dataclass
 from enum import StrEnum
 
-DAY = 24 * 3600 * 1000
+from mediator.mailboxes.bounds import DAY
 
 
 class Generation(StrEnum):

@@ -8,8 +8,9 @@ from mediator.mediation import names
 from mediator.mediation.records import Generation
 from pickup.dids.naming import endpoints
 from pickup.dispatch import Call
+from pickup.fields import text
 from pickup.message import Json, Reply
-from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
+from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven
 from pickup.protocols.peers import attached
 from pickup.protocols.signing import sign_field
 
@@ -35,7 +36,7 @@ async def request(call: Call) -> Sequence[Reply]:
     brought = call.message.body.get(CONNECTION)
     if not isinstance(brought, dict):
         raise BadRequestError(CONNECTION, "expected an object with DID and DIDDoc")
-    did = text_of(brought, "DID")
+    did = text(brought, "DID")
     peer = attached(brought.get("DIDDoc"), did, _DOCUMENT)
     invitation, seed = await invitation_of(call)
     identity = call.office.identities.current(call.tenant)

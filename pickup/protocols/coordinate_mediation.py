@@ -12,8 +12,8 @@ from mediator.mediation.names import MAX_NAME
 from mediator.mediation.records import Connection, Generation, NewConnection, Route
 from mediator.store.base import Transaction
 from pickup.dispatch import Call
+from pickup.fields import MAX_ITEMS, items
 from pickup.message import OLD, Json, Message, Reply
-from pickup.protocols.fields import MAX_ITEMS, items
 
 if TYPE_CHECKING:
     from pickup.dids.index import Identity

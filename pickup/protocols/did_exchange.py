@@ -13,8 +13,9 @@ from mediator.mediation import names
 from mediator.mediation.records import Generation
 from pickup.dids.naming import endpoints
 from pickup.dispatch import Call
+from pickup.fields import text
 from pickup.message import Json, Reply, encode
-from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven, text_of
+from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven
 from pickup.protocols.peers import Peer, attached
 from pickup.protocols.signing import sign_attachment, verify_attachment
 
@@ -38,7 +39,7 @@ def register(dispatcher: "Dispatcher") -> None:
 
 async def request(call: Call) -> Sequence[Reply]:
     """Connect the peer and answer with our DID; the same request again gets the same answer (D8, D12)."""
-    did = text_of(call.message.body, "did")
+    did = text(call.message.body, "did")
     invitation, seed = await invitation_of(call)
     identity = call.office.identities.current(call.tenant)
     their_did, peer = await _introduced(call, did)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from mediator.errors import BadRequestError
 from mediator.mediation.records import Generation
 from pickup.dispatch import Call
+from pickup.fields import items
 from pickup.message import DIDCOMM, OLD, Json, Reply
-from pickup.protocols.fields import items
 
 if TYPE_CHECKING:
     from pickup.dispatch import Dispatcher

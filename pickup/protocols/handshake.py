@@ -1,7 +1,6 @@
 """What the handshakes of v1 share: which invitation a request answers, and the connection that it makes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledError
 from mediator.mediation import connecting, names
@@ -90,14 +89,6 @@ def believed(did: str, caller: str) -> str:
     """
     nym = names.base58(names.verkey(caller)[:16])
     return did if did in (nym, f"did:sov:{nym}") else caller
-
-
-def text_of(body: Mapping[str, Any], name: str) -> str:
-    """Return a field that must be there; :class:`BadRequestError` names it."""
-    value = body.get(name)
-    if not isinstance(value, str) or not value or len(value) > names.MAX_NAME:
-        raise BadRequestError(name, f"expected text of at most {names.MAX_NAME} characters")
-    return value
 
 
 async def nothing(_call: Call) -> Sequence[Reply]:

@@ -14,8 +14,8 @@ from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
 from pickup import problems
 from pickup.dispatch import Call
+from pickup.fields import count, flag, optional_text, texts
 from pickup.message import Attachment, Json, Message, MessageType, Reply
-from pickup.protocols.fields import count, flag, optional_text, texts
 
 if TYPE_CHECKING:
     from pickup.dispatch import Dispatcher

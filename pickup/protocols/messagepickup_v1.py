@@ -14,8 +14,8 @@ from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
 from pickup.dispatch import Call
 from pickup.envelope.reading import read_object
+from pickup.fields import count, texts
 from pickup.message import Json, Reply
-from pickup.protocols.fields import count, texts
 from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, holder, msg_ids, settle
 
 if TYPE_CHECKING:

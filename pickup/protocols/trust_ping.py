@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from mediator.mediation.records import Generation
 from pickup.dispatch import Call
+from pickup.fields import flag
 from pickup.message import Reply
-from pickup.protocols.fields import flag
 from pickup.protocols.handshake import nothing
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 import pytest
 
 from mediator.mailboxes.address import redact
+from mediator.mailboxes.bounds import DAY
 from mediator.mediation import forgetting
-from mediator.mediation.records import DAY, Rules
+from mediator.mediation.records import Rules
 from mediator.store.memory import MemoryStore
 from tests.unit.broker import TENANT
 from tests.unit.mediation import Mediation, key

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mediator.mediation.records import DAY, Generation, Invitation, Policy, Rules
+from mediator.mailboxes.bounds import DAY
+from mediator.mediation.records import Generation, Invitation, Policy, Rules
 from pickup.message import DIDCOMM, OLD
 from tests.unit.broker import TENANT
 from tests.unit.mediation import key

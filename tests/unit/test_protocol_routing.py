@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError, MediatorError, UnsupportedMessageError
-from mediator.mailboxes.bounds import Bounds
-from mediator.mediation.records import DAY, Generation, Rules
+from mediator.mailboxes.bounds import DAY, Bounds
+from mediator.mediation.records import Generation, Rules
 from mediator.store.writer import Committed
 from pickup.message import DIDCOMM, OLD, read
 from pickup.protocols import routing

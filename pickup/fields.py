@@ -10,6 +10,14 @@ MAX_ITEMS = 1000
 """Items of one list, messages of one delivery."""
 
 
+def text(body: Mapping[str, Any], name: str, longest: int = MAX_NAME) -> str:
+    """Return text that must be there, and not be empty."""
+    value = optional_text(body, name, longest)
+    if not value:
+        raise BadRequestError(name, f"expected text of 1 to {longest} characters")
+    return value
+
+
 def optional_text(body: Mapping[str, Any], name: str, longest: int = MAX_NAME) -> str | None:
     """Return text, or None when the field is absent or null."""
     value = body.get(name)
