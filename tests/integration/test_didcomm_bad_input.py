@@ -710,9 +710,9 @@ async def test_messages_that_never_end_are_bounded_for_all_sockets_together(monk
         ends = [asyncio.create_task(peer.ended()) for peer in peers]
         async with asyncio.timeout(PATIENCE):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        # Those who send whole messages, however large and many, never notice.
+        # Those who send whole messages never notice, also while one comes in: above the bound somebody holds more.
         for _ in range(10):
-            await honest.send_bytes(bytes(LIMIT))
+            await honest.send_bytes(bytes(LIMIT // 4))
             assert await heard(honest) == ANSWER
             await honest.ping()
         assert not all(end.done() for end in ends)
