@@ -1,11 +1,10 @@
 """Answers: single envelopes brought to endpoints of peers, beside everything else and not for ever (D5)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pickup.meters import Meters
-from pickup.outbound import Courier, Outcome, Parcel, is_endpoint
+from pickup.outbound import Courier, Outcome, Parcel, Sleep, is_endpoint
 
 PAUSES = (1.0, 5.0, 25.0)
 """Seconds before each further attempt."""
@@ -18,8 +17,6 @@ AT_ONE = 8
 """Attempts at one server at the same time."""
 MAX_BYTES = 64 * 1024 * 1024
 
-Sleep = Callable[[float], Awaitable[object]]
-
 
 @dataclass(slots=True)
 class _Server:
@@ -30,7 +27,7 @@ class _Server:
 class Answers:
     """Posts answers; one that does not arrive is asked for again by whoever misses it."""
 
-    def __init__(self, courier: Courier, meters: Meters, sleep: Sleep) -> None:
+    def __init__(self, courier: Courier, meters: Meters, sleep: Sleep = asyncio.sleep) -> None:
         self._courier = courier
         self._meters = meters
         self._sleep = sleep
@@ -42,7 +39,7 @@ class Answers:
         self._closing = False
 
     def send_soon(self, parcel: Parcel) -> None:
-        """Bring a parcel, with bounded retries."""
+        """Bring a parcel beside everything else, with bounded retries; what cannot be brought is dropped."""
         size, name = len(parcel.envelope), _server_of(parcel.endpoint)
         server = self._servers.get(name) or _Server()
         if (

@@ -13,6 +13,7 @@ from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.mediation.records import Rules
 from mediator.operators.control import ControlServer
+from pickup.answers import Answers
 from pickup.did_pages import DidPages
 from pickup.dids.identities import Identities
 from pickup.dids.resolver import CachingResolver
@@ -25,6 +26,7 @@ from pickup.invitations import Invitations
 from pickup.meters import Meters
 from pickup.office import Office
 from pickup.operating import DidcommOperating
+from pickup.outbound import Courier
 from pickup.post import Post
 from pickup.protocols import (
     connections,
@@ -105,8 +107,11 @@ async def didcomm_door(
         def live(connection_no: int) -> bool:
             return sessions.has(connection_no)
 
-        relay = Relay(broker, envelopes, guard, meters, tenants=options.tenants, live=live)
-        post = Post(envelopes, resolver, identities, relay)
+        courier = Courier(envelopes, guard)
+        relay = Relay(broker, courier, meters, tenants=options.tenants, live=live)
+        answers = Answers(courier, meters)
+        stack.push_async_callback(answers.close)
+        post = Post(envelopes, resolver, identities, answers)
         sessions = Sessions(broker, post, meters, instance=options.instance, announcer=announcer)
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:

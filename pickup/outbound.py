@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +29,10 @@ _HTTP = ("http://", "https://")
 _WS = ("ws://", "wss://")
 # What is wrong with this one envelope; everything else may be wrong with the endpoint, or pass.
 _REFUSALS = frozenset({400, 413, 415, 422})
+
+
+Sleep = Callable[[float], Awaitable[object]]
+"""Waits so many seconds before another attempt."""
 
 
 class Outcome(StrEnum):

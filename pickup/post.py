@@ -11,6 +11,7 @@ from pickup.dids.index import Identity
 from pickup.dispatch import Call
 from pickup.envelope import Envelopes
 from pickup.message import Reply, encode, write
+from pickup.outbound import Parcel
 
 PICKUP = frozenset({"messagepickup", "message-pickup"})
 MAX_ROUTES = 64
@@ -20,15 +21,7 @@ MAX_ROUTES = 64
 class Outbound(Protocol):
     """Delivers to endpoints of others."""
 
-    def send_soon(
-        self,
-        endpoint: str,
-        envelope: bytes,
-        generation: Generation,
-        *,
-        to: str | None = None,
-        routing_keys: Sequence[str] = (),
-    ) -> None:
+    def send_soon(self, parcel: Parcel) -> None:
         """Deliver beside everything else, with bounded retries; what cannot be delivered is dropped."""
 
 
@@ -86,17 +79,13 @@ class Post:
         assert call.sender is not None
         connection = call.connection
         if connection is not None and connection.endpoint is not None:
-            self._outbound.send_soon(
-                connection.endpoint,
-                sealed,
-                connection.generation,
-                to=connection.keys[0] if connection.keys else None,
-                routing_keys=connection.routing_keys,
-            )
+            to = next(iter(connection.keys), None)
+            parcel = Parcel(connection.endpoint, sealed, connection.generation, to, connection.routing_keys)
+            self._outbound.send_soon(parcel)
         elif call.message.generation is Generation.V2:
             endpoint = await self._published(call.sender)
             if endpoint is not None:
-                self._outbound.send_soon(endpoint, sealed, Generation.V2)
+                self._outbound.send_soon(Parcel(endpoint, sealed, Generation.V2))
 
     async def _published(self, did: str) -> str | None:
         try:
@@ -106,7 +95,7 @@ class Post:
 
 
 def _comes_back(call: Call) -> bool:
-    """Whether the sender wants answers on the channel it used (D5)."""
+    """Whether the sender wants this answer on the channel it used; the channel remembers who wants all there (D5)."""
     message, routes = call.message, call.channel.routes
     match message.return_route:
         case "all":

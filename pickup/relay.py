@@ -12,17 +12,14 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NotEnrolledError
-from mediator.http.guard import Guard
 from mediator.mailboxes.mailbox import Kind
 from mediator.mailboxes.message import Message
 from mediator.mediation import connecting, granting, taking
-from mediator.mediation.records import Connection, Generation
+from mediator.mediation.records import Connection
 from mediator.store.base import Place, Transaction
 from mediator.store.writer import Committed, Work
-from pickup.answers import Answers, Sleep
-from pickup.envelope import Envelopes
 from pickup.meters import Meters
-from pickup.outbound import Courier, Outcome, Parcel, is_endpoint
+from pickup.outbound import Courier, Outcome, Parcel, Sleep, is_endpoint
 
 PAUSES = (1.0, 5.0, 30.0, 120.0, 300.0)
 """Seconds before each further attempt; then the mail waits for more of it, for the holder's next request or a sweep."""
@@ -61,8 +58,7 @@ class Relay:
     def __init__(
         self,
         broker: Broker,
-        envelopes: Envelopes,
-        guard: Guard,
+        courier: Courier,
         meters: Meters,
         *,
         tenants: Sequence[str],
@@ -71,8 +67,7 @@ class Relay:
     ) -> None:
         """``live`` says whether the holder with this connection number has a session: it is not relayed to then."""
         self._broker = broker
-        self._courier = Courier(envelopes, guard)
-        self._answers = Answers(self._courier, meters, sleep)
+        self._courier = courier
         self._meters = meters
         self._tenants = tuple(tenants)
         self._live = live
@@ -100,21 +95,6 @@ class Relay:
         if _has_endpoint(connection):
             self._begin(connection.no)
 
-    def send_soon(
-        self,
-        endpoint: str,
-        envelope: bytes,
-        generation: Generation,
-        *,
-        to: str | None = None,
-        routing_keys: Sequence[str] = (),
-    ) -> None:
-        """Deliver one envelope beside everything else, with bounded retries; what cannot be delivered is dropped.
-
-        v1: with ``routing_keys``, mediators in front of the endpoint, ``to`` is the key the envelope is for.
-        """
-        self._answers.send_soon(Parcel(endpoint, envelope, generation, to, tuple(routing_keys)))
-
     async def close(self) -> None:
         """Stop; what was not confirmed stays queued."""
         self._closing = True
@@ -122,7 +102,6 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._answers.close()
 
     # Finding mail.
 

@@ -8,8 +8,7 @@ from mediator.mediation import names
 from pickup.dids import material
 from pickup.dids.document import Document
 from pickup.dids.parsing import V1_SERVICES, parse
-
-_CALLED = ("http://", "https://", "ws://", "wss://")
+from pickup.outbound import is_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Peer:
         for service in services:
             routing = [names.canonical(text) or "" for text in service.routing_keys]
             # What cannot be wrapped for every mediator on the way would get lost.
-            if service.endpoint.startswith(_CALLED) and all(map(names.is_ed25519, routing)):
+            if is_endpoint(service.endpoint) and all(map(names.is_ed25519, routing)):
                 keys = service.recipient_keys or tuple(listed)
                 return cls(signing, keys, service.endpoint, tuple(routing))
         keys = next((service.recipient_keys for service in services if service.recipient_keys), tuple(listed))

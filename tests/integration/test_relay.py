@@ -23,9 +23,11 @@ from mediator.mediation.names import base58, verkey
 from mediator.mediation.records import Connection, Generation, NewConnection, Rules
 from mediator.store.memory import MemoryStore
 from pickup import answers, outbound, relay
+from pickup.answers import Answers
 from pickup.envelope.opener import LibraryEnvelopes
 from pickup.message import encode
 from pickup.meters import Meters
+from pickup.outbound import Courier, Parcel
 from pickup.relay import Relay
 from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person
 from tests.unit.mediation import key
@@ -98,6 +100,7 @@ class House:
 
     broker: Broker
     relay: Relay
+    answers: Answers
     endpoint: Endpoint
     pauses: Pauses
     registry: CollectorRegistry
@@ -140,6 +143,9 @@ class House:
         """Wait until no worker is at work."""
         await until(lambda: not self.relay._workers and not self.relay._stirred)
 
+    def send_soon(self, *parcel: Any, **more: Any) -> None:
+        self.answers.send_soon(Parcel(*parcel, **more))
+
     def counted(self, outcome: str) -> float:
         return self.registry.get_sample_value("mediator_didcomm_relays_total", {"outcome": outcome}) or 0
 
@@ -172,11 +178,14 @@ async def house(
         stack.push_async_callback(guard.close)
         envelopes = LibraryEnvelopes(MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20)
         registry, pauses, live = CollectorRegistry(), Pauses(), set[int]()
-        made = Relay(broker, envelopes, guard, Meters(registry), tenants=[TENANT], live=live.__contains__, sleep=pauses)
+        courier, meters = Courier(envelopes, guard), Meters(registry)
+        made = Relay(broker, courier, meters, tenants=[TENANT], live=live.__contains__, sleep=pauses)
+        posted = Answers(courier, meters, pauses)
+        stack.push_async_callback(posted.close)
         if opened:
             await made.open()
         stack.push_async_callback(made.close)
-        yield House(broker, made, endpoint, pauses, registry, live)
+        yield House(broker, made, posted, endpoint, pauses, registry, live)
 
 
 @pytest.fixture
@@ -487,12 +496,12 @@ async def test_mail_is_brought_over_a_websocket_and_removed_when_the_peer_has_re
 @pytest.mark.rule("D5")
 async def test_an_answer_is_brought_with_bounded_attempts(home: House) -> None:
     home.endpoint.answers = [500, 503, 200]
-    home.relay.send_soon(home.endpoint.url(), b"{}", Generation.V2)
+    home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("delivered") == 1)
     assert (home.endpoint.got, home.endpoint.types) == ([b"{}"] * 3, [V2] * 3)
     assert home.pauses.taken == list(answers.PAUSES[:2])
     home.endpoint.answers = [500] * 10
-    home.relay.send_soon(home.endpoint.url(), b"{}", Generation.V1)
+    home.send_soon(home.endpoint.url(), b"{}", Generation.V1)
     await until(lambda: home.counted("gave_up") == 1)
     assert len(home.endpoint.got) == 3 + 1 + len(answers.PAUSES)
 
@@ -500,11 +509,11 @@ async def test_an_answer_is_brought_with_bounded_attempts(home: House) -> None:
 @pytest.mark.rule("D5")
 async def test_an_answer_that_is_refused_is_not_brought_again(home: House) -> None:
     home.endpoint.answers = [400]
-    home.relay.send_soon(home.endpoint.url(), b"{}", Generation.V2)
+    home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("refused") == 1)
-    home.relay.send_soon("http://10.0.0.1/", b"{}", Generation.V2)
+    home.send_soon("http://10.0.0.1/", b"{}", Generation.V2)
     await until(lambda: home.counted("barred") == 1)
-    home.relay.send_soon("didcomm:transport/queue", b"{}", Generation.V2)
+    home.send_soon("didcomm:transport/queue", b"{}", Generation.V2)
     assert home.counted("dropped") == 1
     assert (len(home.endpoint.got), home.pauses.taken) == (1, [])
 
@@ -517,15 +526,15 @@ async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
         envelopes = LibraryEnvelopes(MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20)
         answer = await envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [receiver.key], None)
         url = home.endpoint.url()
-        home.relay.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key])
+        home.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key])
         [wrapped] = await home.endpoint.count(1)
         opened = await envelopes.open(wrapped)
         assert (opened.recipient, opened.plaintext["to"]) == (mediator.key, base58(verkey(receiver.key)))
         for bad in ({"to": None}, {"to": "did:example:1"}, {"routing_keys": ["did:example:1"]}):
             known: dict[str, Any] = {"to": receiver.key, "routing_keys": [mediator.key]} | bad
-            home.relay.send_soon(url, answer, Generation.V1, **known)
-        home.relay.send_soon(url, b"no JSON", Generation.V1, to=receiver.key, routing_keys=[mediator.key])
-        home.relay.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key] * 11)
+            home.send_soon(url, answer, Generation.V1, **known)
+        home.send_soon(url, b"no JSON", Generation.V1, to=receiver.key, routing_keys=[mediator.key])
+        home.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key] * 11)
         await until(lambda: home.counted("refused") == 5)
         assert len(home.endpoint.got) == 1
 
@@ -540,13 +549,13 @@ async def test_answers_under_way_are_bounded_in_number_and_bytes(home: House, mo
         return web.Response()
 
     home.endpoint.handler = handler
-    home.relay.send_soon(home.endpoint.url(), bytes(90), Generation.V2)
-    home.relay.send_soon(home.endpoint.url(), bytes(20), Generation.V2)
+    home.send_soon(home.endpoint.url(), bytes(90), Generation.V2)
+    home.send_soon(home.endpoint.url(), bytes(20), Generation.V2)
     assert home.counted("dropped") == 1
-    home.relay.send_soon(home.endpoint.url(), bytes(5), Generation.V2)
-    home.relay.send_soon(home.endpoint.url(), bytes(5), Generation.V2)
+    home.send_soon(home.endpoint.url(), bytes(5), Generation.V2)
+    home.send_soon(home.endpoint.url(), bytes(5), Generation.V2)
     assert home.counted("dropped") == 2
     release.set()
     await until(lambda: home.counted("delivered") == 2)
-    home.relay.send_soon(home.endpoint.url(), bytes(100), Generation.V2)
+    home.send_soon(home.endpoint.url(), bytes(100), Generation.V2)
     await until(lambda: home.counted("delivered") == 3)

@@ -29,6 +29,7 @@ from pickup.envelope import Opened
 from pickup.message import DIDCOMM
 from pickup.meters import Meters
 from pickup.office import Office
+from pickup.outbound import Parcel
 from pickup.post import Post
 from pickup.reception import Reception
 from pickup.sessions import Sessions
@@ -201,8 +202,8 @@ class Outbox:
 
     sent: list[tuple[str, Answer]] = field(default_factory=list)
 
-    def send_soon(self, endpoint: str, envelope: bytes, generation: Generation, **_more: Any) -> None:
-        self.sent.append((endpoint, Answer(orjson.loads(envelope))))
+    def send_soon(self, parcel: Parcel) -> None:
+        self.sent.append((parcel.endpoint, Answer(orjson.loads(parcel.envelope))))
 
 
 @asynccontextmanager
