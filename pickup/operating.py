@@ -10,6 +10,7 @@ from mediator.mailboxes.address import parse_address
 from mediator.mediation import attaching, connecting, granting
 from mediator.mediation.records import Connection, Invitation, Route
 from mediator.operators.control import ControlServer
+from mediator.operators.requests import Request, number, optional_number, text
 from mediator.settings import DEFAULT_TENANT
 from mediator.store.base import Transaction
 from pickup.dids.identities import Identities
@@ -21,7 +22,6 @@ MAX_ATTACHED = 1000
 MAX_ROUTES = 100
 """Keys of a connection that are shown; a DID among them may have thousands of characters."""
 
-Request = dict[str, Any]
 Answer = dict[str, Any]
 
 
@@ -60,7 +60,7 @@ class DidcommOperating:
             control.register(name, command)
 
     def _tenant(self, request: Request) -> str:
-        tenant = _text(request, "tenant") or DEFAULT_TENANT
+        tenant = text(request, "tenant") or DEFAULT_TENANT
         if tenant not in self._tenants:
             raise BadRequestError("tenant", f"expected one of {', '.join(self._tenants)}")
         return tenant
@@ -70,20 +70,20 @@ class DidcommOperating:
     async def _invite(self, request: Request) -> Answer:
         made = await self._invitations.make(
             self._tenant(request),
-            label=_text(request, "label") or None,
-            ttl=_optional(request, "ttl_ms", 1, MAX_TTL),
-            uses=_optional(request, "uses", 1, MAX_USES),
+            label=text(request, "label") or None,
+            ttl=optional_number(request, "ttl_ms", 1, MAX_TTL),
+            uses=optional_number(request, "uses", 1, MAX_USES),
         )
         written = asdict(self._invitations.written(made))
         return {**_invitation(made), **{name: url for name, url in written.items() if name.endswith("_url")}}
 
     async def _list_invitations(self, request: Request) -> Answer:
-        found = await self._invitations.list(self._tenant(request), _number(request, "limit", 1, MAX_INVITATIONS))
+        found = await self._invitations.list(self._tenant(request), number(request, "limit", 1, MAX_INVITATIONS))
         now = self._broker.clock()
         return {"invitations": [{**_invitation(one), "open": one.open(now)} for one in found]}
 
     async def _remove_invitation(self, request: Request) -> Answer:
-        id = _text(request, "id")
+        id = text(request, "id")
         await self._invitations.remove(self._tenant(request), id)
         return {"id": id, "removed": True}
 
@@ -91,7 +91,7 @@ class DidcommOperating:
 
     async def _list(self, request: Request) -> Answer:
         tenant = self._tenant(request)
-        after, limit = _number(request, "after", 0, 1 << 62), _number(request, "limit", 1, MAX_LISTED)
+        after, limit = number(request, "after", 0, 1 << 62), number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> tuple[int, list[Answer], bool]:
             found = tx.connections.list(tenant, after, limit + 1)
@@ -105,7 +105,7 @@ class DidcommOperating:
         return {"connections": connections, "more": more, "total": total}
 
     async def _show(self, request: Request) -> Answer:
-        tenant, no = self._tenant(request), _number(request, "connection", 0, 1 << 62)
+        tenant, no = self._tenant(request), number(request, "connection", 0, 1 << 62)
 
         def look(tx: Transaction, now: int) -> Answer:
             connection = _owned(tx, tenant, no)
@@ -122,7 +122,7 @@ class DidcommOperating:
         return await self._broker.read(look)
 
     async def _remove(self, request: Request) -> Answer:
-        tenant, no = self._tenant(request), _number(request, "connection", 0, 1 << 62)
+        tenant, no = self._tenant(request), number(request, "connection", 0, 1 << 62)
 
         connection = await self._broker.read(lambda tx, _now: _owned(tx, tenant, no))
         await self._broker.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection.place)
@@ -147,20 +147,20 @@ class DidcommOperating:
     # Keys.
 
     async def _attach(self, request: Request) -> Answer:
-        tenant, key = self._tenant(request), _text(request, "key")
-        address = parse_address(_text(request, "mail_address"))
+        tenant, key = self._tenant(request), text(request, "key")
+        address = parse_address(text(request, "mail_address"))
         route = await self._broker.write(
             lambda tx, now: attaching.attach(tx, tenant, key, address, now), (tenant, address)
         )
         return _route(route)
 
     async def _detach(self, request: Request) -> Answer:
-        tenant, key = self._tenant(request), _text(request, "key")
+        tenant, key = self._tenant(request), text(request, "key")
         await self._broker.write(lambda tx, _now: attaching.detach(tx, tenant, key))
         return {"key": key, "detached": True}
 
     async def _list_keys(self, request: Request) -> Answer:
-        tenant, limit = self._tenant(request), _number(request, "limit", 1, MAX_ATTACHED)
+        tenant, limit = self._tenant(request), number(request, "limit", 1, MAX_ATTACHED)
         found = await self._broker.read(lambda tx, _now: tx.routes.attached(tenant, limit))
         return {"keys": [_route(route) for route in found]}
 
@@ -176,27 +176,6 @@ def _owned(tx: Transaction, tenant: str, no: int) -> Connection:
     if connection is None or connection.tenant != tenant:
         raise NoSuchConnectionError(no)
     return connection
-
-
-# Reading requests: whoever may open the socket owns the data, so this guards against mistakes only.
-
-
-def _text(request: Request, name: str) -> str:
-    value = request.get(name, "")
-    if not isinstance(value, str):
-        raise BadRequestError(name, "expected text")
-    return value
-
-
-def _number(request: Request, name: str, lowest: int, highest: int) -> int:
-    value = request.get(name)
-    if type(value) is not int or not lowest <= value <= highest:
-        raise BadRequestError(name, f"expected {lowest} to {highest}")
-    return value
-
-
-def _optional(request: Request, name: str, lowest: int, highest: int) -> int | None:
-    return None if request.get(name) is None else _number(request, name, lowest, highest)
 
 
 # Writing answers.

@@ -24,6 +24,7 @@ from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Finding, Level, diagnose
 from mediator.operators.inspecting import GroupView, View, inspect
+from mediator.operators.requests import Request, number, text
 from mediator.operators.spans import show_bytes, show_moment
 from mediator.segments import read_gaps
 from mediator.settings import DEFAULT_TENANT, Settings
@@ -41,7 +42,6 @@ LATE = 5000
 """Milliseconds after which delayed mail that is not released is called late."""
 NEARLY = 0.9
 
-Request = dict[str, Any]
 Answer = dict[str, Any]
 
 
@@ -75,8 +75,8 @@ class Operating:
     # Mailboxes.
 
     async def _list(self, request: Request) -> Answer:
-        tenant, prefix, after = _text(request, "tenant"), _text(request, "prefix"), _text(request, "after")
-        limit = _number(request, "limit", 1, MAX_LISTED)
+        tenant, prefix, after = text(request, "tenant"), text(request, "prefix"), text(request, "after")
+        limit = number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
             found: list[Mailbox] = []
@@ -101,7 +101,7 @@ class Operating:
     async def _set(self, request: Request) -> Answer:
         ack_wait = None
         if request.get("ack_wait_ms") is not None:
-            ack_wait = _number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
+            ack_wait = number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
             if 0 < ack_wait < MIN_ACK_WAIT:
                 raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
         mailbox = await self._broker.set_ack_wait(*_place(request), ack_wait)
@@ -116,8 +116,8 @@ class Operating:
 
     async def _dead_list(self, request: Request) -> Answer:
         tenant, address = _place(request)
-        limit = _number(request, "limit", 1, MAX_FETCH)
-        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=_text(request, "group_name"))
+        limit = number(request, "limit", 1, MAX_FETCH)
+        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=text(request, "group_name"))
         return {"messages": [_dead(message) for message in await self._broker.query(question)]}
 
     async def _redrive(self, request: Request) -> Answer:
@@ -130,7 +130,7 @@ class Operating:
         ids = request.get("msg_ids")
         if ids is not None and not (isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)):
             raise BadRequestError("msg_ids", "expected a list of msg_ids")
-        dead = Dead(*_place(request), _text(request, "group_name"), ids)
+        dead = Dead(*_place(request), text(request, "group_name"), ids)
         total = count = await verb(dead)
         while ids is None and count == DEAD_SLICE:
             count = await verb(dead)
@@ -256,25 +256,8 @@ def _told(findings: list[Finding]) -> list[dict[str, str]]:
     return [asdict(finding) for finding in findings]
 
 
-# Reading requests: whoever may open the socket owns the data, so this guards against mistakes only.
-
-
-def _text(request: Request, name: str) -> str:
-    value = request.get(name, "")
-    if not isinstance(value, str):
-        raise BadRequestError(name, "expected text")
-    return value
-
-
-def _number(request: Request, name: str, lowest: int, highest: int) -> int:
-    value = request.get(name)
-    if type(value) is not int or not lowest <= value <= highest:
-        raise BadRequestError(name, f"expected {lowest} to {highest}")
-    return value
-
-
 def _place(request: Request) -> tuple[str, str]:
-    return _text(request, "tenant") or DEFAULT_TENANT, parse_address(_text(request, "mail_address"))
+    return text(request, "tenant") or DEFAULT_TENANT, parse_address(text(request, "mail_address"))
 
 
 # Writing answers.
