@@ -17,7 +17,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -31,6 +30,7 @@ from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.mediation.records import Policy
 from mediator.settings_didcomm import Didcomm
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
+from mediator.settings_types import ANY_CASE, CLOSED, Whole
 
 DEFAULT_TENANT = "default"
 
@@ -42,16 +42,6 @@ _MAX_MESSAGE = 47 * _MIB
 
 def _endpoint(value: object) -> object:
     return Endpoint.parse(value) if isinstance(value, str) else value
-
-
-def _not_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("expected a whole number")
-    return value
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
 
 
 def _ack_wait(value: int) -> int:
@@ -98,15 +88,13 @@ def _log_format() -> Literal["console", "json"]:
     return "console" if sys.stderr.isatty() else "json"
 
 
-Whole = Annotated[int, BeforeValidator(_not_bool)]
 Address = Annotated[Endpoint, BeforeValidator(_endpoint), NoDecode]
-_CLOSED = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class User(BaseModel):
     """Who may connect to the managed NATS server as a tenant."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     name: str = Field(
         pattern=r"^[!-~]{1,64}$",
@@ -133,7 +121,7 @@ class User(BaseModel):
 class Tenant(BaseModel):
     """One tenant: mailboxes, quotas and names of its own."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     accounts: list[Annotated[str, Field(pattern=r"^[^\s.*>]{1,128}$")]] = Field(
         default_factory=list,
@@ -150,7 +138,7 @@ class Tenant(BaseModel):
 class Quotas(BaseModel):
     """Bounds on what is stored and how fast, for one mailbox and for one tenant; 0 is off."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     mailbox_messages: Whole = Field(
         default=0,
@@ -189,7 +177,7 @@ class Quotas(BaseModel):
 class Journal(BaseModel):
     """The journal of lifecycle events, from which usage is reported; it holds no payloads."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     enabled: bool = Field(default=True, description="Write the journal. Turn it off when nobody reports on usage.")
     segment_mb: Whole = Field(
@@ -209,7 +197,7 @@ class Journal(BaseModel):
 class Cleanup(BaseModel):
     """Removal of what has expired; expired mail is unreachable at once, this frees its space."""
 
-    model_config = _CLOSED
+    model_config = CLOSED
 
     enabled: bool = Field(
         default=True,
@@ -279,11 +267,11 @@ class Settings(BaseSettings):
         "managed NATS server; while that tenant has users of its own, everybody needs one. Protects all mail while "
         "false; set it only on a network you trust.",
     )
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
         default="info",
         description="The least severe line that is logged. Use debug to follow single requests for a while.",
     )
-    log_format: Annotated[Literal["console", "json"], BeforeValidator(_lower)] = Field(
+    log_format: Annotated[Literal["console", "json"], ANY_CASE] = Field(
         default_factory=_log_format,
         description="Log lines for people (console) or for a log collector (json). Both go to standard error.",
         json_schema_extra={"default_text": "console on a terminal, else json"},

@@ -6,24 +6,15 @@ import ipaddress
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
 from mediator.mailboxes.bounds import DAY
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Policy, Rules
+from mediator.settings_types import ANY_CASE, CLOSED, Whole
 
 KEY_BYTES = 32
 _MIB = 1024 * 1024
-
-
-def _not_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("expected a whole number")
-    return value
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
 
 
 def _url(value: str) -> str:
@@ -61,13 +52,10 @@ def _key(value: SecretStr) -> SecretStr:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_not_bool)]
-
-
 class Didcomm(BaseModel):
     """The DIDComm door: wallets and agents use the mediator as their mailbox, over HTTP and WebSocket."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = CLOSED
 
     enabled: bool = Field(default=True, description="Open the door. Turn it off where only NATS clients are served.")
     public_url: Annotated[str, AfterValidator(_url)] | None = Field(
@@ -84,7 +72,7 @@ class Didcomm(BaseModel):
         max_length=128,
         description="The name that wallets show for this mediator.",
     )
-    policy: Annotated[Policy, BeforeValidator(_lower)] = Field(
+    policy: Annotated[Policy, ANY_CASE] = Field(
         default=Policy.OPEN,
         description="Who is given mediation: everybody (open), who comes by an invitation (invitation), or who is on "
         "the list `allow` (allow). Protects the disk from strangers; set it when the door is on the Internet.",

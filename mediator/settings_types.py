@@ -1,0 +1,24 @@
+"""The kinds of options that several sections of the settings have."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict
+
+CLOSED = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+"""A section: an unknown option is an error, and no error shows a secret."""
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+Whole = Annotated[int, BeforeValidator(_not_bool)]
+"""A whole number; ``true`` is none."""
+ANY_CASE = BeforeValidator(_lower)
+"""Written in capitals or not."""
