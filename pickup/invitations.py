@@ -14,10 +14,10 @@ from mediator.errors import BadRequestError, NoSuchInvitationError
 from mediator.mediation import names
 from mediator.mediation.records import Invitation
 from mediator.store.base import Transaction
+from pickup import base64url
 from pickup.dids.identities import Identities
-from pickup.dids.material import base64url
 from pickup.dids.vault import Vault
-from pickup.message import DIDCOMM, MAX_ID, PLAIN, Json, unbase64
+from pickup.message import DIDCOMM, MAX_ID, PLAIN, Json
 
 MAX_INVITATIONS = 1000
 """Invitations one tenant may have; those that are not open any more make room."""
@@ -179,7 +179,7 @@ class Invitations:
         }
 
     def _url(self, parameter: str, invitation: Json) -> str:
-        return f"{self._public_url}?{parameter}={base64url(orjson.dumps(invitation))}"
+        return f"{self._public_url}?{parameter}={base64url.encode(orjson.dumps(invitation))}"
 
 
 def id_inside(encoded: str) -> str:
@@ -187,8 +187,8 @@ def id_inside(encoded: str) -> str:
     try:
         if len(encoded) > MAX_QUERY:
             raise NoSuchInvitationError
-        said: Any = orjson.loads(unbase64(encoded, "oob"))
-    except (BadRequestError, orjson.JSONDecodeError):
+        said: Any = orjson.loads(base64url.decode(encoded))
+    except ValueError:
         raise NoSuchInvitationError from None
     id = (said.get("@id") or said.get("id")) if isinstance(said, dict) else None
     if not isinstance(id, str):

@@ -5,7 +5,6 @@ v1 decorates one flat object (``@type``, ``@id``, ``~thread``, ``~transport``, `
 """
 
 import base64
-import binascii
 import json
 import re
 import uuid
@@ -17,6 +16,7 @@ import orjson
 
 from mediator.errors import BadRequestError
 from mediator.mediation.records import Generation
+from pickup import base64url
 from pickup.fields import optional_text, text
 
 DIDCOMM = "https://didcomm.org/"
@@ -193,12 +193,9 @@ def _attachment(item: object, where: str, id_name: str) -> Attachment:
 def unbase64(text: str, where: str) -> bytes:
     """Decode base64 or base64url, padded or not; BadRequestError names ``where``."""
     try:
-        return base64.b64decode(text.translate(_URL_TO_STANDARD) + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
+        return base64url.decode(text)
+    except ValueError:
         raise BadRequestError(where, "expected base64") from None
-
-
-_URL_TO_STANDARD = str.maketrans("-_", "+/")
 
 
 def write(reply: Reply, generation: Generation, sender: str, receiver: str) -> Json:

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from nacl.signing import SigningKey
 
+from pickup import base64url
 from pickup.dids import material
 from pickup.dids.material import ED25519, P256, P384, X25519, Jwk
 
@@ -66,12 +67,12 @@ def make() -> bytes:
     for curve, parameters in _CURVES.items():
         scalar = ec.generate_private_key(parameters).private_numbers().private_value
         raw[curve] = scalar.to_bytes((parameters.key_size + 7) // 8, "big")
-    return json.dumps({curve: material.base64url(secret) for curve, secret in raw.items()}).encode()
+    return json.dumps({curve: base64url.encode(secret) for curve, secret in raw.items()}).encode()
 
 
 def read(secret: bytes) -> Keys:
     """Read what :func:`make` made."""
-    raw = {curve: material.unbase64url(text) for curve, text in json.loads(secret).items()}
+    raw = {curve: base64url.decode(text) for curve, text in json.loads(secret).items()}
     signing_key = SigningKey(raw[ED25519])
     return Keys(
         seed=raw[ED25519],
@@ -92,4 +93,4 @@ def _point(curve: str, secret: bytes) -> Pair:
 
 def _pair(curve: str, secret: bytes, public: bytes) -> Pair:
     jwk = material.from_raw(curve, public)
-    return Pair(jwk, {**jwk, "d": material.base64url(secret)})
+    return Pair(jwk, {**jwk, "d": base64url.encode(secret)})

@@ -1,7 +1,5 @@
 """Public keys as DIDs and documents write them: multibase with a multicodec, base58, JWK; all become public JWKs."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from mediator.mediation.names import base58, unbase58
+from pickup import base64url
 
 ED25519, X25519, P256, P384 = "Ed25519", "X25519", "P-256", "P-384"
 AGREEMENT = frozenset({X25519, P256, P384})
@@ -29,7 +28,7 @@ def from_raw(curve: str, raw: bytes) -> Jwk:
         return _of_point(curve, ec.EllipticCurvePublicKey.from_encoded_point(_CURVES[curve], raw))
     if len(raw) != _OKP_BYTES:
         raise ValueError(f"expected {_OKP_BYTES} bytes")
-    return {"kty": "OKP", "crv": curve, "x": base64url(raw)}
+    return {"kty": "OKP", "crv": curve, "x": base64url.encode(raw)}
 
 
 def from_multibase(text: str, curve: str | None = None) -> Jwk:
@@ -40,7 +39,7 @@ def from_multibase(text: str, curve: str | None = None) -> Jwk:
         case "z":
             raw = unbase58(text[1:])
         case "u":
-            raw = unbase64url(text[1:])
+            raw = _decoded(text[1:])
         case _:
             raise ValueError("expected base58btc or base64url")
     if curve is not None and len(raw) == _OKP_BYTES:
@@ -66,7 +65,7 @@ def from_jwk(raw: Mapping[str, Any]) -> Jwk:
     if curve not in _CURVES:
         if curve not in _CODES or raw.get("kty") != "OKP":
             raise ValueError("expected a known curve")
-        return from_raw(curve, unbase64url(x))
+        return from_raw(curve, _decoded(x))
     if raw.get("kty") != "EC" or not isinstance(y, str):
         raise ValueError("expected an EC key")
     return _of_point(curve, _point(curve, x, y))
@@ -75,7 +74,7 @@ def from_jwk(raw: Mapping[str, Any]) -> Jwk:
 def raw_of(jwk: Jwk) -> bytes:
     """Return the 32 bytes of a key, or its compressed point."""
     if jwk["crv"] not in _CURVES:
-        return unbase64url(jwk["x"])
+        return _decoded(jwk["x"])
     point = _point(jwk["crv"], jwk["x"], jwk["y"])
     return point.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
@@ -85,29 +84,20 @@ def multibase(jwk: Jwk) -> str:
     return "z" + base58(_CODES[jwk["crv"]] + raw_of(jwk))
 
 
-def base64url(raw: bytes) -> str:
-    """Write base64url without padding."""
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def unbase64url(text: str) -> bytes:
-    """Read base64url, padded or not; :class:`ValueError` when it is none, or longer than a key may be."""
-    if len(text) > _MAX_ENCODED or not text.isascii():
+def _decoded(text: str) -> bytes:
+    if len(text) > _MAX_ENCODED:
         raise ValueError("expected base64url of a key")
-    try:
-        return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), altchars=b"-_", validate=True)
-    except binascii.Error:
-        raise ValueError("expected base64url") from None
+    return base64url.decode(text)
 
 
 def _point(curve: str, x: str, y: str) -> ec.EllipticCurvePublicKey:
     # Making the key checks that the point is on the curve.
-    across, up = (int.from_bytes(unbase64url(number), "big") for number in (x, y))
+    across, up = (int.from_bytes(_decoded(number), "big") for number in (x, y))
     return ec.EllipticCurvePublicNumbers(across, up, _CURVES[curve]).public_key()
 
 
 def _of_point(curve: str, key: ec.EllipticCurvePublicKey) -> Jwk:
     size = (key.curve.key_size + 7) // 8
     numbers = key.public_numbers()
-    x, y = (base64url(number.to_bytes(size, "big")) for number in (numbers.x, numbers.y))
+    x, y = (base64url.encode(number.to_bytes(size, "big")) for number in (numbers.x, numbers.y))
     return {"kty": "EC", "crv": curve, "x": x, "y": y}

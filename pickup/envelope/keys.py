@@ -7,6 +7,7 @@ from typing import Any
 
 from authlib import deprecate
 
+from pickup import base64url
 from pickup.dids.document import Key, Secret
 
 with warnings.catch_warnings():
@@ -56,8 +57,7 @@ class PaddedECKey(ECKey):  # type: ignore[misc]
 
 
 def _stretched(value: str, size: int) -> str:
-    raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
-    return base64.urlsafe_b64encode(raw.rjust(size, b"\0")).decode().rstrip("=")
+    return base64url.encode(base64url.decode(value).rjust(size, b"\0"))
 
 
 def public(key: Key) -> Any:

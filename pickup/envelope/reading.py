@@ -4,8 +4,6 @@ Everything here works on bytes of strangers. What passes is bounded in size, dep
 type and alphabet, and claims nothing about its sender twice in different words. All else is an :class:`EnvelopeError`.
 """
 
-import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ import orjson
 
 from mediator.errors import EnvelopeError, MessageTooLargeError
 from mediator.mediation.names import MAX_NAME
+from pickup import base64url
 
 MAX_DEPTH = 64
 """Levels of nesting in any JSON: the libraries below read it by recursion."""
@@ -145,11 +144,11 @@ def _depth(value: object) -> int:
     return depth
 
 
-def unbase64(text: str) -> bytes:
+def _decoded(text: str) -> bytes:
     """Decode base64url, padded or not."""
     try:
-        return base64.urlsafe_b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4))
-    except (binascii.Error, ValueError):
+        return base64url.decode(text)
+    except ValueError:
         raise EnvelopeError("expected base64url") from None
 
 
@@ -164,7 +163,7 @@ def _protected(fields: Mapping[str, Any]) -> dict[str, Any]:
     text = _text(fields, "protected")
     if len(text) > MAX_PROTECTED:
         raise EnvelopeError(f"expected a protected header of at most {MAX_PROTECTED} characters")
-    header = read_object(unbase64(text))
+    header = read_object(_decoded(text))
     # Decompression makes much out of little; nothing of DIDComm uses either of the two.
     if "zip" in header or "crit" in header:
         raise EnvelopeError("zip and crit are not accepted")
@@ -225,7 +224,7 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
 @lru_cache(maxsize=1024)
 def _apv(kids: tuple[str, ...]) -> str:
     digest = hashlib.sha256(".".join(kids).encode()).digest()
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return base64url.encode(digest)
 
 
 def _curve(epk: object) -> str:
@@ -249,7 +248,7 @@ def _curve(epk: object) -> str:
 
 def _sender(header: Mapping[str, Any]) -> str:
     try:
-        by_apu = unbase64(_text(header, "apu")).decode()
+        by_apu = _decoded(_text(header, "apu")).decode()
     except UnicodeDecodeError:
         raise EnvelopeError("expected a key id in apu") from None
     if "skid" in header and header["skid"] != by_apu:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from mediator.errors import BadRequestError
 from mediator.mediation import names
-from pickup.dids.material import base64url
+from pickup import base64url
 from pickup.message import Json, encode, unbase64
 
 MAX_SIGNATURES = 8
@@ -35,10 +35,10 @@ def sign_attachment(payload: bytes, mime_type: str, id: str, seed: bytes) -> Jso
     private = Ed25519PrivateKey.from_private_bytes(seed)
     raw = private.public_key().public_bytes_raw()
     kid = names.from_verkey(raw)
-    jwk = {"kty": "OKP", "crv": "Ed25519", "x": base64url(raw), "kid": kid}
-    protected = base64url(orjson.dumps({"alg": "EdDSA", "kid": kid, "jwk": jwk}))
-    signature = private.sign(f"{protected}.{base64url(payload)}".encode())
-    jws = {"header": {"kid": kid}, "protected": protected, "signature": base64url(signature)}
+    jwk = {"kty": "OKP", "crv": "Ed25519", "x": base64url.encode(raw), "kid": kid}
+    protected = base64url.encode(orjson.dumps({"alg": "EdDSA", "kid": kid, "jwk": jwk}))
+    signature = private.sign(f"{protected}.{base64url.encode(payload)}".encode())
+    jws = {"header": {"kid": kid}, "protected": protected, "signature": base64url.encode(signature)}
     # Agents in use check this member for the ordinary alphabet, with padding.
     return {
         "@id": id,
@@ -72,7 +72,7 @@ def _signer(jws: object, payload: bytes, where: str) -> str:
     key = _key_of(_header(protected, where), jws.get("header"), where)
     try:
         public = Ed25519PublicKey.from_public_bytes(names.verkey(key))
-        public.verify(unbase64(signature, where), f"{protected}.{base64url(payload)}".encode())
+        public.verify(unbase64(signature, where), f"{protected}.{base64url.encode(payload)}".encode())
     except (InvalidSignature, ValueError):
         raise BadRequestError(where, "the signature is wrong") from None
     return key
