@@ -12,13 +12,13 @@ from mediator.errors import BusyError, MediatorError, UnresolvedDidError
 from mediator.mailboxes import envelope as shape
 from mediator.mediation import names, taking
 from mediator.mediation.records import Generation
+from pickup import fields, problems
 from pickup import message as messages
-from pickup import problems
 from pickup.dids import parsing, resolver, web
 from pickup.envelope import reading
 from pickup.envelope.keys import public
 from pickup.invitations import id_inside
-from pickup.protocols import coordinate_mediation, fields, messagepickup_v1, peers, routing, signing
+from pickup.protocols import coordinate_mediation, messagepickup_v1, peers, routing, signing
 
 
 def check_short(error: MediatorError) -> None:
