@@ -17,7 +17,7 @@ from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldErr
 
 app = typer.Typer(
     name="mediator",
-    help="Durable, prioritised mailboxes for software agents, over NATS.",
+    help="Durable, prioritised mailboxes for software agents and wallets, over NATS and DIDComm.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,29 +1,22 @@
-"""The operator's commands for the DIDComm door: invitations, connections, attached keys, identities."""
+"""The operator's commands for the DIDComm door: invitations, attached keys, identities; connections are beside."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mediator.cli import show
+from mediator.cli import connections, show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_service
-from mediator.cli.options import SPAN, Address, AnswerJson, Config, DataDir, span
-from mediator.operators.spans import show_bytes, show_moment
-
-PAGE = 500
-"""Connections asked for at once; an answer of the control socket is at most 1 MiB."""
+from mediator.cli.options import SPAN, Address, AnswerJson, Config, DataDir, Tenant, span
+from mediator.operators.spans import show_moment
 
 invitations_app = typer.Typer(help="List and remove invitations of wallets.", no_args_is_help=True)
-connections_app = typer.Typer(help="List, show and remove DIDComm connections.", no_args_is_help=True)
 keys_app = typer.Typer(
     help="Attach DIDComm keys to mailboxes, so that NATS clients get their mail.", no_args_is_help=True
 )
 identity_app = typer.Typer(help="The mediator's own DIDComm identity.", no_args_is_help=True)
 
-Tenant = Annotated[str, typer.Option(help="Tenant it belongs to.")]
-Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The connection's number.", min=0)]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key (base58 or did:key) or a DID.")]
 
 
@@ -31,7 +24,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands and their groups."""
     app.command(epilog="Example: mediator invite --label 'Our mediator' --ttl 7d --png invitation.png")(invite)
     app.add_typer(invitations_app, name="invitations")
-    app.add_typer(connections_app, name="connections")
+    app.add_typer(connections.app, name="connections")
     app.add_typer(keys_app, name="keys")
     app.add_typer(identity_app, name="identity")
 
@@ -135,120 +128,6 @@ def remove_invitation(
     show.as_json(answer) if as_json else show.say(f"removed {answer['id']}")
 
 
-@connections_app.command("list", epilog="Example: mediator connections list --limit 20")
-def list_connections(
-    tenant: Tenant = "default",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    after: Annotated[int, typer.Option(min=0, help="Only numbers above this one.")] = 0,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AnswerJson = False,
-) -> None:
-    """List connections in order of their numbers."""
-    found: list[dict[str, Any]] = []
-    more, total = True, 0
-    while more and len(found) < limit:
-        size = min(PAGE, limit - len(found))
-        answer = ask_service(config, data_dir, "connections-list", tenant=tenant, after=after, limit=size)
-        found += answer["connections"]
-        more, total = answer["more"], answer["total"]
-        after = found[-1]["connection"] if found else after
-    if as_json:
-        show.as_json({"connections": found, "more": more, "total": total})
-        return
-    if not found:
-        show.say("no connections")
-        return
-    columns = ("no#", "label", "didcomm", "created", "last seen", "keys#", "messages#", "size#", "delivery")
-    show.table(columns, map(_connection, found))
-    if more:
-        show.hint(f"There are {total} in all; --after {after} shows the next.")
-
-
-def _connection(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(row["connection"]),
-        row["label"],
-        row["didcomm"],
-        show_moment(row["created_at"]),
-        show_moment(row["seen_at"]),
-        str(row["keys"]),
-        str(row["messages"]),
-        show_bytes(row["bytes"]),
-        _delivery(row),
-    )
-
-
-def _delivery(row: dict[str, Any]) -> str:
-    if row["mail_address"] is None:
-        return "no mediation"
-    if row["live"]:
-        return "live"
-    return "relayed" if row["relayed"] else "picked up"
-
-
-@connections_app.command("show", epilog="Example: mediator connections show 17")
-def show_connection(
-    number: Number,
-    tenant: Tenant = "default",
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AnswerJson = False,
-) -> None:
-    """Show a connection: who it is, its mailbox, and its keys."""
-    view = ask_service(config, data_dir, "connections-show", tenant=tenant, connection=number)
-    if as_json:
-        show.as_json(view)
-        return
-    for name, value in _facts(view):
-        show.say(f"{name:<12}{value}")
-    if view["routes"]:
-        show.table(("key", "registered", "last used"), map(_held, view["routes"]))
-        if view["keys"] > len(view["routes"]):
-            show.hint(f"{view['keys']} keys, the first {len(view['routes'])} are shown.")
-
-
-def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "connection", str(view["connection"])
-    yield "label", view["label"]
-    yield "didcomm", view["didcomm"]
-    yield "their DID", view["their_did"]
-    for caller in view["callers"]:
-        yield "seals with", caller
-    yield "created", show_moment(view["created_at"])
-    yield "last seen", f"{show_moment(view['seen_at'])} (kept to the hour)"
-    if view["invitation"] is not None:
-        yield "invitation", view["invitation"]
-    yield "delivery", _delivery(view)
-    if view["endpoint"] is not None:
-        yield "endpoint", view["endpoint"]
-    if view["push"] is not None:
-        yield "push", view["push"]
-    if view["mail_address"] is not None:
-        yield "mailbox", view["mail_address"]
-        yield "waiting", f"{view['messages']}, {show_bytes(view['bytes'])}"
-
-
-def _held(row: dict[str, Any]) -> tuple[str, ...]:
-    return row["key"], show_moment(row["created_at"]), show_moment(row["used_at"])
-
-
-@connections_app.command("remove", epilog="Example: mediator connections remove 17")
-def remove_connection(
-    number: Number,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    tenant: Tenant = "default",
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AnswerJson = False,
-) -> None:
-    """End a connection: its keys are free, its mailbox and all mail in it are gone."""
-    if not yes:
-        typer.confirm(f"End connection {number} with its mailbox and all mail in it?", abort=True, err=True)
-    answer = ask_service(config, data_dir, "connections-remove", tenant=tenant, connection=number)
-    show.as_json(answer) if as_json else show.say(f"removed connection {answer['connection']}")
-
-
 @keys_app.command(
     epilog="Example: mediator keys attach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK agent.inbox"
 )
@@ -291,7 +170,7 @@ def list_keys(
     if as_json:
         show.as_json(answer)
     elif answer["keys"]:
-        rows = [(row["mail_address"], *_held(row)) for row in answer["keys"]]
+        rows = [(row["mail_address"], *connections.held(row)) for row in answer["keys"]]
         show.table(("address", "key", "attached", "last used"), rows)
     else:
         show.say("no attached keys")

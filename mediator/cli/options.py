@@ -56,7 +56,7 @@ User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NA
 Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the service's replies as they are, payloads in base64.")]
 AnswerJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
-Tenant = Annotated[str, typer.Option(help="Tenant the mailbox belongs to.")]
+Tenant = Annotated[str, typer.Option(help="Tenant it is about.")]
 
 
 def _address(text: str) -> str:
