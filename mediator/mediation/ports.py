@@ -49,7 +49,10 @@ class Connections(Protocol):
         """Return connections of all tenants last seen at ``since`` or before, behind a place, in order of places."""
 
     def count(self, tenant: str) -> int:
-        """Return how many connections a tenant has."""
+        """Return how many connections a tenant has; that takes longer the more there are."""
+
+    def about(self, tenant: str) -> int:
+        """Return about how many: what other instances changed in the last seconds may not be counted yet."""
 
 
 class Routes(Protocol):

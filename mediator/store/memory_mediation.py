@@ -83,6 +83,9 @@ class Connections(_Table):
     def count(self, tenant: str) -> int:
         return sum(1 for kept in self._data.connections.values() if kept.tenant == tenant)
 
+    def about(self, tenant: str) -> int:
+        return self.count(tenant)
+
 
 class Routes(_Table):
     """See :class:`mediator.mediation.ports.Routes`."""

@@ -15,7 +15,7 @@ from mediator.store.base import Place, Transaction
 from mediator.store.migrate import migrate
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Backlog, Known, Remembered
+from mediator.store.sql.known import Counts, Known, Remembered
 from mediator.store.sql.transaction import SqlTransaction
 
 try:
@@ -107,7 +107,7 @@ class PostgresStore:
         )
         self._writer = _Link(self._connect, _WRITING, "FOR UPDATE")
         self._readers = _Readers(lambda: psycopg.connect(**parameters))
-        self._backlog = Backlog()
+        self._counts = Counts()
         try:
             self._migrate()
         except (psycopg.Error, PeeweeException) as error:
@@ -142,7 +142,7 @@ class PostgresStore:
             known = Known(len(mailboxes))
             for mailbox in mailboxes:
                 known.add(mailbox)
-            tx = SqlTransaction(dialect, known, Remembered(0), self._backlog)
+            tx = SqlTransaction(dialect, known, Remembered(0), self._counts)
             committing = False
             try:
                 yield tx
@@ -151,8 +151,9 @@ class PostgresStore:
                     tx.finish()
                     dialect.commit()
                 dialect.committed()
+                self._counts.keep()
             except BaseException as error:
-                self._backlog.doubt()
+                self._counts.take_back()
                 # Only a server that says so has not committed.
                 failed = dialect.connection.info.transaction_status == TransactionStatus.INERROR
                 if committing and isinstance(error, psycopg.Error) and not failed:
@@ -163,7 +164,7 @@ class PostgresStore:
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         with self._readers.take() as link, link.transaction() as (dialect, _):
-            yield SqlTransaction(dialect, Known(0), Remembered(0), Backlog())
+            yield SqlTransaction(dialect, Known(0), Remembered(0), Counts())
 
     def checkpoint(self) -> None:
         """The server does it."""

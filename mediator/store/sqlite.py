@@ -20,7 +20,7 @@ from mediator.store.base import Place, Transaction
 from mediator.store.migrate import migrate
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Backlog, Known, Remembered
+from mediator.store.sql.known import Counts, Known, Remembered
 from mediator.store.sql.transaction import SqlTransaction
 
 KNOWN_MAILBOXES = 50_000
@@ -81,7 +81,7 @@ class SqliteStore:
         self._writer = SqliteDialect(self._database.connection())
         self._known = Known(KNOWN_MAILBOXES)
         self._remembered = Remembered(REMEMBERED_GROUPS)
-        self._backlog = Backlog()
+        self._counts = Counts()
         self._readers = _Readers(path)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
@@ -95,7 +95,7 @@ class SqliteStore:
     @contextmanager
     def _transaction(self) -> Iterator[SqlTransaction]:
         connection = self._writer.connection
-        tx = SqlTransaction(self._writer, self._known, self._remembered, self._backlog)
+        tx = SqlTransaction(self._writer, self._known, self._remembered, self._counts)
         try:
             connection.execute("BEGIN IMMEDIATE")
             yield tx
@@ -106,12 +106,13 @@ class SqliteStore:
             for mailbox in tx.session.touched.values():
                 self._known.forget(mailbox)
             tx.groups.take_back()
-            self._backlog.doubt()
+            self._counts.take_back()
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 raise UnavailableError(str(error)) from error
             raise
+        self._counts.keep()
         for mailbox in tx.session.touched.values():
             mailbox.dirty = False
         self._known.trim()
@@ -122,7 +123,7 @@ class SqliteStore:
         with self._readers.take() as connection:
             try:
                 connection.execute("BEGIN")
-                yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Backlog())
+                yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Counts())
             except sqlite3.OperationalError as error:
                 if "interrupted" in str(error):
                     raise UnavailableError("the question took too long; narrow it by since or before_id") from error

@@ -179,6 +179,32 @@ def test_each_tenant_has_connections_of_its_own(store):
         assert (tx.connections.count(TENANT), tx.connections.count("other")) == (0, 1)
 
 
+@pytest.mark.rule("D8")
+def test_about_how_many_connections_there_are_follows_what_happens_here(store):
+    with store.transaction() as tx:
+        assert tx.connections.about(TENANT) == 0
+        first = connect(tx)
+        connect(tx, tenant="other")
+        assert tx.connections.add(introduce((BOB, ALICE))) is None
+        assert tx.connections.about(TENANT) == 1
+    with undone(store) as tx:
+        connect(tx, BOB)
+        assert tx.connections.about(TENANT) == 2
+    with store.transaction() as tx:
+        assert tx.connections.about(TENANT) == 1
+        connect(tx, BOB)
+    with undone(store) as tx:
+        tx.connections.remove(first)
+        assert tx.connections.about(TENANT) == 1
+    with store.transaction() as tx:
+        assert tx.connections.about(TENANT) == 2
+        tx.connections.remove(first)
+        tx.connections.remove(first)
+        assert tx.connections.about(TENANT) == 1
+    with store.reading() as tx:
+        assert (tx.connections.about(TENANT), tx.connections.about("other")) == (1, 1)
+
+
 def test_connections_are_listed_in_pages(store):
     with store.transaction() as tx:
         made = [connect(tx, f"c{number}") for number in range(5)]

@@ -1,15 +1,15 @@
-"""What a SQL store remembers between statements: mailboxes it has read, and how full the outbox is."""
+"""What a SQL store remembers between statements: mailboxes it has read, and how many rows there are of some kinds."""
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from itertools import islice
 
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.store.rows import KeptMailbox
 
-BACKLOG_SECONDS = 5.0
-"""How long a count of the outbox is believed; what is added here is counted meanwhile."""
+COUNT_SECONDS = 5.0
+"""How long a count is believed; what is added here is counted meanwhile."""
 
 
 class Known:
@@ -80,21 +80,51 @@ class Remembered:
         return list(self._states.items())
 
 
-class Backlog:
-    """How many copies wait in the outbox: counted now and then, and added to in between."""
+class Counted:
+    """How many rows there are: counted now and then, and added to in between."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
         self._counted_at = 0.0
+        self._uncommitted = 0
 
     def read(self, count: Callable[[], int]) -> int:
         """Return the number, counting anew when the last count is old."""
         now = time.monotonic()
-        if not self._counted_at or now - self._counted_at > BACKLOG_SECONDS:
-            self.count = count()
+        if not self._counted_at or now - self._counted_at > COUNT_SECONDS:
+            self._count = count()
             self._counted_at = now
-        return self.count
+        return self._count
 
-    def doubt(self) -> None:
-        """Count anew next time."""
-        self._counted_at = 0.0
+    def add(self, by: int) -> None:
+        """Note what this transaction inserted or, below 0, deleted."""
+        self._count += by
+        self._uncommitted += by
+
+    def keep(self) -> None:
+        """Note that the transaction was committed."""
+        self._uncommitted = 0
+
+    def take_back(self) -> None:
+        """Note that the transaction did not happen."""
+        self.add(-self._uncommitted)
+
+
+class Counts:
+    """What is asked for so often that counting it each time would hold up others."""
+
+    def __init__(self) -> None:
+        self.outbox = Counted()
+        """Copies that wait in the outbox."""
+        self.connections: defaultdict[str, Counted] = defaultdict(Counted)
+        """By tenant."""
+
+    def keep(self) -> None:
+        """Note that the transaction was committed."""
+        for counted in (self.outbox, *self.connections.values()):
+            counted.keep()
+
+    def take_back(self) -> None:
+        """Note that the transaction did not happen; where that is not certain, the next count tells."""
+        for counted in (self.outbox, *self.connections.values()):
+            counted.take_back()

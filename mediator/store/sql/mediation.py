@@ -14,7 +14,8 @@ from mediator.errors import UnavailableError
 from mediator.mediation.ports import SeenPlace
 from mediator.mediation.records import Connection, Device, Generation, NewConnection, Route
 from mediator.store.rows import Row
-from mediator.store.sql.session import Table
+from mediator.store.sql.known import Counts
+from mediator.store.sql.session import Session, Table
 
 ATTACHED = 0
 """The connection of routes that have none; numbers begin at 1."""
@@ -22,6 +23,10 @@ ATTACHED = 0
 
 class Connections(Table):
     """See :class:`mediator.mediation.ports.Connections`."""
+
+    def __init__(self, session: Session, counts: Counts) -> None:
+        super().__init__(session)
+        self._counts = counts
 
     def get(self, no: int) -> Connection | None:
         return self._first("no = ?", no)
@@ -51,6 +56,7 @@ class Connections(Table):
             self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (no,))
             self._session.dialect.execute("DELETE FROM connection WHERE no = ?", (no,))
             return None
+        self._counts.connections[new.tenant].add(1)
         return self.get(no)
 
     def _take(self, no: int, tenant: str, callers: set[str]) -> bool:
@@ -80,7 +86,8 @@ class Connections(Table):
             raise UnavailableError("another connection has the caller")
 
     def remove(self, connection: Connection) -> None:
-        self._session.dialect.execute("DELETE FROM connection WHERE no = ?", (connection.no,))
+        removed = self._session.dialect.execute("DELETE FROM connection WHERE no = ? RETURNING no", (connection.no,))
+        self._counts.connections[connection.tenant].add(-len(removed))
         self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection.no,))
         self._session.dialect.execute("DELETE FROM route WHERE connection_no = ?", (connection.no,))
 
@@ -94,6 +101,10 @@ class Connections(Table):
 
     def count(self, tenant: str) -> int:
         return int(self._session.one("SELECT count(*) FROM connection WHERE tenant = ?", (tenant,))[0])
+
+    def about(self, tenant: str) -> int:
+        # Whoever connects asks, and on PostgreSQL counting a hundred thousand takes 60 ms.
+        return self._counts.connections[tenant].read(lambda: self.count(tenant))
 
 
 class Routes(Table):

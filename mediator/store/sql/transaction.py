@@ -4,7 +4,7 @@ from mediator.mailboxes.events import Event
 from mediator.store.sql.dialect import Dialect
 from mediator.store.sql.groups import Groups, Leases
 from mediator.store.sql.identities import Identities, Invitations
-from mediator.store.sql.known import Backlog, Known, Remembered
+from mediator.store.sql.known import Counts, Known, Remembered
 from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
@@ -16,17 +16,17 @@ from mediator.store.sql.waiting import DedupIds, Delays, Outbox
 class SqlTransaction:
     """See :class:`mediator.store.base.Transaction`."""
 
-    def __init__(self, dialect: Dialect, known: Known, remembered: Remembered, backlog: Backlog) -> None:
+    def __init__(self, dialect: Dialect, known: Known, remembered: Remembered, counts: Counts) -> None:
         self.session = session = Session(dialect, known)
         self.mailboxes = Mailboxes(session)
         self.messages = Messages(session)
-        self.delays = Delays(session, backlog)
+        self.delays = Delays(session, counts.outbox)
         self.dedup_ids = DedupIds(session, self.mailboxes)
         self.groups = Groups(session, remembered)
         self.leases = Leases(session)
-        self.outbox = Outbox(session, backlog)
+        self.outbox = Outbox(session, counts.outbox)
         self.tail = Tail(session)
-        self.connections = Connections(session)
+        self.connections = Connections(session, counts)
         self.routes = Routes(session)
         self.invitations = Invitations(session)
         self.identities = Identities(session)

@@ -9,7 +9,7 @@ from mediator.mailboxes.message import Delayed, Message
 from mediator.mailboxes.ports import Usage
 from mediator.store import rows
 from mediator.store.sql.dialect import chunks
-from mediator.store.sql.known import Backlog
+from mediator.store.sql.known import Counted
 from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.session import Session, Table
 
@@ -17,13 +17,13 @@ from mediator.store.sql.session import Session, Table
 class Delays(Table):
     """See :class:`mediator.mailboxes.ports.Delays`."""
 
-    def __init__(self, session: Session, backlog: Backlog) -> None:
+    def __init__(self, session: Session, backlog: Counted) -> None:
         super().__init__(session)
         self._backlog = backlog
 
     def add(self, delayed: Delayed) -> None:
         message = delayed.message
-        self._backlog.count += delayed.archive
+        self._backlog.add(delayed.archive)
         self._session.dialect.execute(
             "INSERT INTO delayed (mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient,"
             " extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -69,7 +69,7 @@ class Delays(Table):
         return Usage(int(row[0]), int(row[1]))
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
-        self._backlog.count -= sum(item.archive for item in delayed)
+        self._backlog.add(-sum(item.archive for item in delayed))
         for chunk in chunks([item.seq for item in delayed]):
             wanted, parameters = self._session.dialect.any_of("seq", chunk)
             self._session.dialect.execute(f"DELETE FROM delayed WHERE {wanted}", parameters)
@@ -83,7 +83,7 @@ class Delays(Table):
             "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE mailbox_no = ? LIMIT ?) RETURNING archive",
             (mailbox.no, limit),
         )
-        self._backlog.count -= sum(archive for (archive,) in gone)
+        self._backlog.add(-sum(archive for (archive,) in gone))
         return len(gone)
 
 
@@ -150,7 +150,7 @@ class DedupIds(Table):
 class Outbox(Table):
     """See :class:`mediator.mailboxes.ports.Outbox`."""
 
-    def __init__(self, session: Session, backlog: Backlog) -> None:
+    def __init__(self, session: Session, backlog: Counted) -> None:
         super().__init__(session)
         self._backlog = backlog
 
@@ -166,7 +166,7 @@ class Outbox(Table):
         return int(self._session.one(sql)[0])
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
-        self._backlog.count += 1
+        self._backlog.add(1)
         self._session.dialect.execute(
             "INSERT INTO outbox (tenant, address, mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags,"
             " recipient, extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
