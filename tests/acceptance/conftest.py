@@ -11,14 +11,14 @@ from tests.postgres import postgres
 
 __all__ = ["postgres"]
 
-_SERVICES = pytest.StashKey[Services]()
+SERVICES = pytest.StashKey[Services]()
 
 
 @pytest.fixture
 async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Services]:
     """Make services of this test's own; they end with it."""
     services = Services(tmp_path)
-    request.node.stash[_SERVICES] = services
+    request.node.stash[SERVICES] = services
     try:
         yield services
     finally:
@@ -29,7 +29,7 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Show the end of each process's log with the failure."""
     report = yield
-    services = item.stash.get(_SERVICES, None)
+    services = item.stash.get(SERVICES, None)
     if report.failed and services is not None:
         for name, said in services.logs():
             report.sections.append((f"log of {name}", said))

@@ -1,12 +1,43 @@
-"""A service with its DIDComm door open, for each test its own."""
+"""A service with its DIDComm door open, for all tests of a file; each brings wallets of its own."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import pytest
 
-from tests.acceptance.didcomm.door import Door, Invites
-from tests.acceptance.service import Services
+from tests.acceptance.conftest import SERVICES
+from tests.acceptance.didcomm.door import LOOPBACK, Door, Invites
+from tests.acceptance.service import Service, Services
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What the tests of a file share."""
+
+    services: Services
+    service: Service
+    invites: Invites
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Start a service on SQLite, with an invitation that may be used for ever."""
+
+    async def opened() -> Invites:
+        service.start()
+        await service.ready()
+        async with AsyncExitStack() as stack:
+            return await Door(service, stack).invite()
+
+    services = Services(tmp_path_factory.mktemp("door"))
+    service = services.new()
+    service.environment |= LOOPBACK
+    try:
+        yield House(services, service, asyncio.run(opened()))
+    finally:
+        services.close()
 
 
 @pytest.fixture
@@ -17,12 +48,16 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 @pytest.fixture
-async def door(services: Services, stack: AsyncExitStack) -> Door:
-    """Start a service on SQLite."""
-    return await Door.opened(services, stack)
+async def door(request: pytest.FixtureRequest, house: House, stack: AsyncExitStack) -> Door:
+    """The file's service, running whatever the test before did to it."""
+    request.node.stash[SERVICES] = house.services
+    if not house.service.alive:
+        house.service.start()
+        await house.service.ready()
+    return Door(house.service, stack)
 
 
 @pytest.fixture
-async def invites(door: Door) -> Invites:
-    """Make an invitation that may be used for ever."""
-    return await door.invite()
+async def invites(door: Door, house: House) -> Invites:
+    """An invitation that may be used for ever."""
+    return house.invites

@@ -19,6 +19,12 @@ QUEUED_WITHIN = 20.0
 RELAYED_WITHIN = 60.0
 
 
+@pytest.fixture
+async def door(services: Services, stack: AsyncExitStack) -> Door:
+    """A service of the test's own: it looks at all that is there."""
+    return await Door.opened(services, stack)
+
+
 def invitation_in(url: str, handshake: str) -> Any:
     """Read an invitation as a wallet does; of the handshakes it offers, leave one."""
     text = parse_qs(urlsplit(url).query)["oob"][0]

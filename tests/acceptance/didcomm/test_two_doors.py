@@ -16,7 +16,7 @@ from pickup.client.tools import Tools
 from tests.acceptance.client import Answer, Client, payload_of
 from tests.acceptance.didcomm.door import Door, Invites, note, note_v2, text, texts
 from tests.acceptance.didcomm.live import Live
-from tests.acceptance.service import until
+from tests.acceptance.service import Services, until
 
 NO_ENVELOPE = "payload: expected a DIDComm envelope"
 DELAY = 1.5
@@ -25,6 +25,18 @@ GONE_WITHIN = 10.0
 WAIT_MS = 4000
 
 each = pytest.mark.parametrize("options", [{"handshake": "didexchange/1.1"}, {"mediation": "3.0"}], ids=["v1", "v2"])
+
+
+@pytest.fixture
+async def door(services: Services, stack: AsyncExitStack) -> Door:
+    """A service of the test's own: it looks at all that is there."""
+    return await Door.opened(services, stack)
+
+
+@pytest.fixture
+async def invites(door: Door) -> Invites:
+    """Its invitation."""
+    return await door.invite()
 
 
 @pytest.fixture
