@@ -57,7 +57,7 @@ def invite(
         return
     show.say(f"link     {url}")
     show.say(f"page     {answer['page_url']}")
-    show.say(f"expires  {_at(answer['expire_at'], 'never')}")
+    show.say(f"expires  {show.moment(answer['expire_at'], 'never')}")
     if png is None:
         _print_code(url)
     else:
@@ -108,7 +108,7 @@ def _invitation(row: dict[str, Any]) -> tuple[str, ...]:
         row["id"],
         row["label"],
         show_moment(row["created_at"]),
-        _at(row["expire_at"], "never"),
+        show.moment(row["expire_at"], "never"),
         str(row["uses"]),
         "" if row["max_uses"] is None else str(row["max_uses"]),
         "yes" if row["open"] else "no",
@@ -187,7 +187,3 @@ def rotate(
         return
     show.say(f"key  {answer['key']}")
     show.say(f"DID  {answer['did']}")
-
-
-def _at(seconds: float | None, never: str) -> str:
-    return never if seconds is None else show_moment(seconds)

@@ -23,7 +23,7 @@ from mediator.cli.options import (
     seconds,
     span,
 )
-from mediator.operators.spans import show_bytes, show_moment, show_span
+from mediator.operators.spans import show_bytes, show_span
 
 PAGE = 500
 """Mailboxes asked for at once; an answer of the control socket is at most 1 MiB."""
@@ -132,8 +132,8 @@ def _listed(row: dict[str, Any]) -> tuple[str, ...]:
         row["mail_address"],
         str(row["messages"]),
         show_bytes(row["bytes"]),
-        _at(row["newest_at"]),
-        _at(row["expire_at"], "never"),
+        show.moment(row["newest_at"]),
+        show.moment(row["expire_at"], "never"),
         row["retention"],
     )
 
@@ -155,7 +155,7 @@ def show_(
         show.say(f"{name:<12}{value}")
     whole = view["counted"] >= view["messages"]
     lanes = [
-        (lane["lane"], str(lane["messages"]), str(lane["oldest_id"]), _at(lane["oldest_at"]))
+        (lane["lane"], str(lane["messages"]), str(lane["oldest_id"]), show.moment(lane["oldest_at"]))
         for lane in view["lanes"]
         if lane["messages"]
     ]
@@ -172,8 +172,8 @@ def show_(
 def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "address", view["mail_address"]
     yield "tenant", view["tenant"]
-    yield "created", _at(view["created_at"])
-    yield "expires", _at(view["expire_at"], "never")
+    yield "created", show.moment(view["created_at"])
+    yield "expires", show.moment(view["expire_at"], "never")
     if view["connection"] is not None:
         yield "wallet", f"connection {view['connection']}; see `mediator connections show {view['connection']}`"
     if view["desc"]:
@@ -187,12 +187,12 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if view["public"]:
         yield "public", "yes"
     yield "messages", f"{view['messages']}, {show_bytes(view['bytes'])}; the next msg_id is {view['next_id']}"
-    yield "newest", _at(view["newest_at"])
+    yield "newest", show.moment(view["newest_at"])
     if view["oldest"]:
-        yield "oldest", f"msg_id {view['oldest']['msg_id']}, since {_at(view['oldest']['created_at'])}"
+        yield "oldest", f"msg_id {view['oldest']['msg_id']}, since {show.moment(view['oldest']['created_at'])}"
     delayed = view["delayed"]
     if delayed["messages"]:
-        due = f", the first is due {_at(delayed['next_due_at'])}" if delayed["next_due_at"] else ""
+        due = f", the first is due {show.moment(delayed['next_due_at'])}" if delayed["next_due_at"] else ""
         yield "delayed", f"{delayed['messages']}, {show_bytes(delayed['bytes'])}{due}"
 
 
@@ -204,7 +204,7 @@ def _group(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["leased"]),
         str(row["due"]),
         str(row["dead"]) + ("+" if row["dead_more"] else ""),
-        _at(row["next_lease_end"]),
+        show.moment(row["next_lease_end"]),
         " ".join(f"{lane}:{settled}" for lane, settled in row["settled"].items()),
     )
 
@@ -254,7 +254,3 @@ def delete_(
         show.as_json(answer)
     else:
         show.say(f"deleted {address}")
-
-
-def _at(moment: float | None, never: str = "") -> str:
-    return never if moment is None else show_moment(moment)

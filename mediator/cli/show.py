@@ -33,6 +33,11 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
+def moment(at: float | None, never: str = "") -> str:
+    """Return Unix seconds as a date and a time; ``never`` stands for none."""
+    return never if at is None else show_moment(at)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their columns; a column whose name ends in ``#`` holds numbers."""
     from rich import box

@@ -76,22 +76,11 @@ class NewConnection:
     invitation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection(NewConnection):
     """A peer that is connected; changed by ``dataclasses.replace`` and ``Connections.save``."""
 
     no: int
-    tenant: str
-    generation: Generation
-    their_did: str
-    my_did: str
-    callers: tuple[str, ...]
-    created_at: int
-    keys: tuple[str, ...] = ()
-    endpoint: str | None = None
-    routing_keys: tuple[str, ...] = ()
-    label: str = ""
-    invitation: str | None = None
     seen_at: int = 0
     """When it last asked for something, or took relayed mail; kept to the hour."""
     mailbox_no: int | None = None
