@@ -246,6 +246,16 @@ class NoSuchConnectionError(MediatorError):
         super().__init__(f"connection {no} does not exist")
 
 
+class NoSuchAgentError(MediatorError):
+    """The agent that is meant is not registered (G2)."""
+
+    code = "agent_not_found"
+    status = 404
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"agent {who} is not registered")
+
+
 class StoreHeldError(MediatorError):
     """Another process owns the SQLite file; the text says which."""
 

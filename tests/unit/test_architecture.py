@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("mediator", "pickup")
+PACKAGES = ("mediator", "pickup", "registry")
 
 FORBIDDEN = {
     "mediator/mailboxes": [
@@ -28,6 +28,16 @@ FORBIDDEN = {
         "mediator.settings",
         "pickup",
     ],
+    "mediator/agents": [
+        "mediator.mediation",
+        "mediator.store",
+        "mediator.broker",
+        "mediator.nats",
+        "mediator.http",
+        "mediator.settings",
+        "pickup",
+        "registry",
+    ],
     "mediator/store": [
         "mediator.broker",
         "mediator.nats",
@@ -35,6 +45,7 @@ FORBIDDEN = {
         "mediator.service",
         "mediator.operators",
         "pickup",
+        "registry",
     ],
     "mediator/broker.py": [
         "mediator.nats",
@@ -43,6 +54,7 @@ FORBIDDEN = {
         "mediator.operators",
         "mediator.settings",
         "pickup",
+        "registry",
     ],
     "mediator/housekeeping": ["mediator.nats", "mediator.http", "mediator.service", "mediator.cli"],
     "mediator/operators": ["mediator.nats", "mediator.service", "mediator.cli"],
@@ -55,7 +67,17 @@ FORBIDDEN = {
     ],
     "mediator/http": ["mediator.store", "mediator.nats", "mediator.service", "mediator.cli"],
     "mediator/service.py": ["mediator.cli"],
+    "registry": [
+        "mediator.store.sql",
+        "mediator.store.sqlite",
+        "mediator.store.postgres",
+        "mediator.nats",
+        "mediator.service",
+        "mediator.cli",
+        "pickup",
+    ],
     "pickup": [
+        "registry",
         "mediator.store.sql",
         "mediator.store.sqlite",
         "mediator.store.postgres",
@@ -64,7 +86,7 @@ FORBIDDEN = {
         "mediator.cli",
     ],
 }
-DOMAIN = ("mediator/mailboxes", "mediator/mediation")
+DOMAIN = ("mediator/mailboxes", "mediator/mediation", "mediator/agents")
 OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "asyncio", "threading", "socket", "pathlib", "sqlite3"}
 
 

@@ -1,0 +1,1 @@
+"""The registry: agents publish AgentCards, others find them by keyword and by meaning."""
