@@ -16,13 +16,13 @@ from nats.errors import Error as NatsError
 
 from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnknownSubjectError
+from mediator.fields import Fields, parse_body
 from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
 from mediator.nats import replies, requests
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
-from mediator.nats.fields import Fields, parse_body
 from mediator.nats.tenants import DEFAULT, Tenants
 
 PREFIX = "$mq9.AI."

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from mediator.errors import BadRequestError
+from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.bounds import (
     DEFAULT_FETCH,
@@ -30,7 +31,6 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import Ack, Extend, Nack
-from mediator.nats.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
 
 MAX_SECONDS = 100 * 366 * 24 * 3600
 """A century; longer spans are clamped to it."""

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 
 from mediator.errors import BadRequestError, MediatorError
+from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
-from mediator.nats.fields import MAX_NUMBER, Fields, parse_body
 from mediator.operators.spans import parse_span, show_span
 from tests.fuzz.didcomm import DIDCOMM
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError, MessageTooLargeError
+from mediator.fields import Fields
 from mediator.mailboxes import envelope
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.events import What
@@ -18,7 +19,6 @@ from mediator.mailboxes.mailbox import Retention
 from mediator.mediation import names
 from mediator.mediation.forwarding import MAX_DELAYED, Outcome
 from mediator.mediation.records import Rules
-from mediator.nats.fields import Fields
 from mediator.nats.requests import create
 from mediator.store.memory import MemoryStore
 from tests.unit.broker import DAY, HOUR, SECOND, START, TENANT

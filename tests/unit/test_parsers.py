@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
+from mediator.fields import Fields, has_controls, parse_body, printable
 from mediator.nats import requests
 from mediator.nats.client import read_headers
-from mediator.nats.fields import Fields, has_controls, parse_body, printable
 from tests.fuzz import targets
 from tests.fuzz.__main__ import main
 
