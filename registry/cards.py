@@ -1,18 +1,13 @@
 """Reads AgentCards: any JSON object with a mailbox (G1); cards of A2A 0.3 and 1.0 are recognised and checked."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from registry.a2a import Kind
+
+__all__ = ["MAX_CARD", "Card", "Kind", "Skill", "read_card"]
 
 MAX_CARD = 256 * 1024
 """Bytes (G1)."""
-
-
-class Kind(StrEnum):
-    """What a card claims to be."""
-
-    A2A_0_3 = "a2a 0.3"
-    A2A_1_0 = "a2a 1.0"
-    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +37,13 @@ class Card:
     kind: Kind = Kind.OTHER
     warnings: tuple[str, ...] = ()
     """Where it is not what it claims to be; it is registered all the same."""
+
+
+def read_card(data: bytes) -> Card:
+    """Read what search needs of a card (G1); it may be anything else a JSON object is, the bytes are kept as they came.
+
+    :class:`mediator.errors.BadRequestError` naming ``card`` when it is no JSON object of at most :data:`MAX_CARD`
+    bytes, ``mailbox`` when it names none that can be one, ``ttl`` when that is no span of time. Whatever else is not as
+    it should be is left out, with a warning.
+    """
+    raise NotImplementedError
