@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import ipaddress
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, SecretStr
 from mediator.mailboxes.bounds import DAY
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Policy, Rules
-from mediator.settings_types import ANY_CASE, CLOSED, Whole
+from mediator.settings_types import ANY_CASE, CLOSED, Whole, network
 
 KEY_BYTES = 32
 _MIB = 1024 * 1024
@@ -31,14 +30,6 @@ def _url(value: str) -> str:
 def _name(value: str) -> str:
     if canonical(value) is None:
         raise ValueError("expected a DID, a did:key or a base58 key")
-    return value
-
-
-def _network(value: str) -> str:
-    try:
-        ipaddress.ip_network(value)
-    except ValueError:
-        raise ValueError("expected a network such as 10.1.0.0/16, or an IP address") from None
     return value
 
 
@@ -138,7 +129,7 @@ class Didcomm(BaseModel):
         le=100_000,
         description="Messages a second that one WebSocket may send. Protects the others from a wallet that floods.",
     )
-    outbound_networks: list[Annotated[str, AfterValidator(_network)]] = Field(
+    outbound_networks: list[Annotated[str, AfterValidator(network)]] = Field(
         default_factory=list,
         description="Private networks (10.1.0.0/16) that mail may be relayed to, DIDs be resolved in and the webhook "
         "be in. Protects your own network: a peer chooses the address that is called, so private addresses are "

@@ -1,5 +1,6 @@
 """The kinds of options that several sections of the settings have."""
 
+from ipaddress import ip_network
 from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict
@@ -22,3 +23,12 @@ Whole = Annotated[int, BeforeValidator(_not_bool)]
 """A whole number; ``true`` is none."""
 ANY_CASE = BeforeValidator(_lower)
 """Written in capitals or not."""
+
+
+def network(value: str) -> str:
+    """Check that a text names a network."""
+    try:
+        ip_network(value)
+    except ValueError:
+        raise ValueError("expected a network such as 10.1.0.0/16, or an IP address") from None
+    return value

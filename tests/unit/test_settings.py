@@ -164,6 +164,13 @@ WRONG = [
     ("didcomm.rate", "0", "expected at least 1, got '0'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("registry", "1", "expected a table of options, got '1'"),
+    ("registry.model", '""', "expected at least 1 characters"),
+    ("registry.default_ttl", "-1", "expected at least 0, got '-1'"),
+    ("registry.grace_seconds", "-1", "expected at least 0, got '-1'"),
+    ("registry.keep_days", "4000", "expected at most 3650, got '4000'"),
+    ("registry.max_agents", "-1", "expected at least 0, got '-1'"),
+    ("registry.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("tenants", "[]", "expected a table of options"),
     ("tenants.Acme", "{}", "expected text that matches ^[a-z0-9][a-z0-9_-]{0,62}$"),
     ("tenants.a.accounts", '["A.B"]', r".0: expected text that matches ^[^\s.*>]{1,128}$"),
@@ -427,7 +434,11 @@ def test_every_option_is_documented_with_its_variable_and_advice() -> None:
     page = pages()["configuration.md"]
     for path, field in options(Settings):
         assert field.description, path
-        heading = f"## {path[0]}" if path[0] in {"quotas", "journal", "cleanup", "didcomm"} and len(path) == 1 else None
+        heading = (
+            f"## {path[0]}"
+            if path[0] in {"quotas", "journal", "cleanup", "didcomm", "registry"} and len(path) == 1
+            else None
+        )
         assert (heading or f"### {'.'.join(path)}") + "\n" in page
         if heading is None:
             assert "`MEDIATOR_" + "__".join(path).upper() + "`" in page

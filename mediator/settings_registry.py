@@ -1,0 +1,69 @@
+"""The options of the registry: the model that reads cards and questions, signs of life, and its bounds."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from mediator.agents.records import Liveness
+from mediator.mailboxes.bounds import DAY
+from mediator.settings_types import CLOSED, Whole, network
+
+_MAX_TTL = 365 * 24 * 3600
+
+
+class Registry(BaseModel):
+    """The registry: agents publish AgentCards, others find them by keyword and by meaning."""
+
+    model_config = CLOSED
+
+    enabled: bool = Field(default=True, description="Open the registry. Turn it off where nobody is to be found.")
+    semantic: bool = Field(
+        default=True,
+        description="Search by meaning, where `agent-mediator[search]` is installed. Turn it off to save the memory of "
+        "the model, about 200 MB; questions are then answered by keywords, and say so.",
+    )
+    model: str = Field(
+        default="all-MiniLM-L6-v2",
+        min_length=1,
+        max_length=512,
+        description="The sentence-transformers model: the one that comes along, a folder, or a name that "
+        "sentence-transformers knows. After a change all cards are embedded again beside the running service. Compare "
+        "models on your own cards with `mediator agent eval` first.",
+    )
+    default_ttl: Whole = Field(
+        default=0,
+        ge=0,
+        le=_MAX_TTL,
+        description="Seconds between two signs of life of an agent whose card names no `ttl`; 0 expects none, such "
+        "agents always count as alive. Set it when your agents send AGENT.REPORT.",
+    )
+    grace_seconds: Whole = Field(
+        default=Liveness().grace // 1000,
+        ge=0,
+        le=_MAX_TTL,
+        description="Seconds an agent that missed its sign of life is stale, and still found, before it counts as "
+        "gone; its own ttl if that is longer. Protects agents that are slow from being taken for dead.",
+    )
+    keep_days: Whole = Field(
+        default=Liveness().keep // DAY,
+        ge=0,
+        le=3650,
+        description="Days after which the clean-up removes an agent that is gone. Protects the catalog from what "
+        "nobody serves any more; until then a report brings an agent back.",
+    )
+    max_agents: Whole = Field(
+        default=1_000_000,
+        ge=0,
+        description="Agents one tenant may register; 0 is no bound. Protects memory, where search keeps about 6 kB "
+        "an agent.",
+    )
+    outbound_networks: list[Annotated[str, AfterValidator(network)]] = Field(
+        default_factory=list,
+        description="Private networks (10.1.0.0/16) that cards may be fetched from when an agent is registered by "
+        "URL. Protects your own network: the caller chooses the URL, so private addresses are refused but for these.",
+    )
+
+    @property
+    def liveness(self) -> Liveness:
+        """What the domain needs of this; spans become milliseconds."""
+        return Liveness(self.default_ttl * 1000, self.grace_seconds * 1000, self.keep_days * DAY)
