@@ -6,19 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from registry.vectors import Similar
+
 Hits = tuple[NDArray[np.int32], NDArray[np.float32]]
 """What ``Keywords.scores`` returns for one text: slots, each once, and their scores above nought."""
-
-
-class Similar(NamedTuple):
-    """What the vectors say of some agents: cosines to each text of the request, the whole one first."""
-
-    slots: NDArray[np.int32]
-    """(n,), each once."""
-    card: NDArray[np.float32]
-    """(n, texts), to the card's vector."""
-    skill: NDArray[np.float32]
-    """(n, texts), to the best skill's."""
 
 
 class Ranked(NamedTuple):
@@ -44,7 +35,7 @@ def rank(keywords: Sequence[Hits], similar: Similar | None) -> Ranked:
             by_words[np.searchsorted(slots, hits), column] = scores / scores.max()
     total = _KEYWORDS * _mixed(by_words, _PARTS_OF_KEYWORDS)
     if similar is not None and len(similar.slots):
-        by_meaning = (similar.card + similar.skill) / 2
+        by_meaning = np.float32(0.5) * (similar.card + similar.skill)
         total[np.searchsorted(slots, similar.slots)] += _mixed(by_meaning, _PARTS_OF_VECTORS)
     scores = np.clip(total / (1 + _KEYWORDS), 0, 1).astype(np.float32)
     order = np.lexsort((slots, -scores))
