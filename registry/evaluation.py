@@ -1,0 +1,50 @@
+"""Says how good answers are: nDCG@10, Recall@1, 5 and 10 and hit@1, each with an interval to believe."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from registry.questions import Question
+
+MEASURES = ("nDCG@10", "Recall@1", "Recall@5", "Recall@10", "hit@1")
+DEPTH = 10
+"""Answers of a run that count."""
+SAMPLES = 1000
+_SEED = 0
+_GAINS = tuple(1 / math.log2(place + 2) for place in range(DEPTH))
+
+
+class Interval(NamedTuple):
+    """A mean, and where 95 % of the means lie when as many requests are drawn again from those there are."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def rate(relevant: Collection[str], ranked: Sequence[str]) -> tuple[float, ...]:
+    """Return the :data:`MEASURES` of one answer, best first; what comes twice counts where it came first."""
+    wanted = set(relevant)
+    right = [key in wanted for key in list(dict.fromkeys(ranked))[:DEPTH]]
+    gained = sum(gain for gain, hit in zip(_GAINS, right, strict=False) if hit)
+    recalls = (sum(right[:depth]) / len(wanted) for depth in (1, 5, 10))
+    return (gained / sum(_GAINS[: len(wanted)]), *recalls, float(any(right[:1])))
+
+
+def rate_all(questions: Sequence[Question], run: Mapping[str, Sequence[str]]) -> NDArray[np.float64]:
+    """Return a row of :data:`MEASURES` for each question; one that the run does not answer has zeros."""
+    return np.array([rate(question.relevant, run.get(question.qid, ())) for question in questions])
+
+
+def intervals(rows: NDArray[np.float64]) -> list[Interval]:
+    """Return the mean of each column with its interval, by bootstrap; the same rows always give the same.
+
+    Of the difference between two runs' rows it is the paired bootstrap: an interval without 0 is a difference.
+    """
+    random = np.random.default_rng(_SEED)
+    means = np.array([rows[random.integers(len(rows), size=len(rows))].mean(axis=0) for _ in range(SAMPLES)])
+    low, high = np.quantile(means, (0.025, 0.975), axis=0)
+    return [Interval(*map(float, column)) for column in zip(rows.mean(axis=0), low, high, strict=True)]
