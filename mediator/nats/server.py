@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+import mediator.leash
 from mediator.errors import SetupError
 from mediator.nats.accounts import (
     DEFAULT_TENANT,
@@ -34,7 +35,7 @@ from mediator.nats.accounts import (
 DEFAULT_TENANTS: Final = (Tenant(DEFAULT_TENANT),)
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024  # bytes; nats-server's own
 
-_LEASH: Final = Path(__file__).with_name("leash.py")
+_LEASH: Final = Path(mediator.leash.__file__)
 _READY_WITHIN: Final = 10.0  # seconds; 30 ms is usual
 _STOP_WITHIN: Final = 5.0  # seconds; 2 ms is usual
 _LOOK_EVERY: Final = 0.005  # seconds

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import mediator.nats.leash
+import mediator.leash
 from mediator.nats.server import find_binary
 
 READY_WITHIN = 40.0
@@ -23,7 +23,7 @@ LOOK_EVERY = 0.02
 LOG_TAIL = 60
 OPTIONS = ("nats", "http", "database_url", "nats_url", "config")
 
-_LEASH = Path(mediator.nats.leash.__file__)
+_LEASH = Path(mediator.leash.__file__)
 
 
 async def until(condition: Callable[[], Awaitable[Any] | Any], within: float, what: str) -> Any:
