@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.questions import Question
+from registry.cases import Case
 
 MEASURES = ("nDCG@10", "Recall@1", "Recall@5", "Recall@10", "hit@1")
 DEPTH = 10
@@ -34,9 +34,9 @@ def rate(relevant: Collection[str], ranked: Sequence[str]) -> tuple[float, ...]:
     return (gained / sum(_GAINS[: len(wanted)]), *recalls, float(any(right[:1])))
 
 
-def rate_all(questions: Sequence[Question], run: Mapping[str, Sequence[str]]) -> NDArray[np.float64]:
-    """Return a row of :data:`MEASURES` for each question; one that the run does not answer has zeros."""
-    return np.array([rate(question.relevant, run.get(question.qid, ())) for question in questions])
+def rate_all(cases: Sequence[Case], run: Mapping[str, Sequence[str]]) -> NDArray[np.float64]:
+    """Return a row of :data:`MEASURES` for each case; one that the run does not answer has zeros."""
+    return np.array([rate(case.relevant, run.get(case.qid, ())) for case in cases])
 
 
 def intervals(rows: NDArray[np.float64]) -> list[Interval]:

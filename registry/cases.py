@@ -1,0 +1,129 @@
+"""Reads what a registry is judged by: a catalog of cards, and requests that say which of the cards are right."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from mediator.errors import BadRequestError
+from registry.addresses import mailbox_address
+from registry.cards import read_card
+from registry.fetching import with_mailbox
+from registry.importing import Piece
+
+MAX_LINE = 1024 * 1024
+"""Bytes of a request with what is right."""
+_OWN = "card"
+"""What the addresses begin with that are given to cards without a mailbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Cards with a mailbox each; a card's *key* is its ``id``, or its mailbox's address where it has none."""
+
+    cards: Sequence[bytes]
+    keys: Mapping[str, str]
+    """The key of each card, by its id and by its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request, and the keys of the cards that answer it."""
+
+    qid: str
+    query: str
+    relevant: frozenset[str]
+
+
+def read_catalog(pieces: Iterable[Piece]) -> Catalog:
+    """Read cards; one without a mailbox is given an address.
+
+    Raises :class:`BadRequestError` that names the file and the line of what is no card, or is there twice.
+    """
+    cards: list[bytes] = []
+    keys: dict[str, str] = {}
+    for piece in pieces:
+        if piece.problem or piece.url:
+            raise BadRequestError(piece.where, piece.problem or "expected a card")
+        try:
+            card = _addressed(piece.data, len(cards))
+            address = read_card(card).address
+        except BadRequestError as error:
+            raise BadRequestError(piece.where, str(error)) from None
+        key = orjson.loads(card).get("id")
+        key = key if isinstance(key, str) and key else address
+        for name in {key, address}:
+            if keys.setdefault(name, key) is not key:
+                raise BadRequestError(piece.where, f'"{name[:80]}" is the id or the mailbox of another card')
+        cards.append(card)
+    return Catalog(cards, keys)
+
+
+def _addressed(card: bytes, number: int) -> bytes:
+    try:
+        read_card(card)
+    except BadRequestError as error:
+        if error.field != "mailbox":
+            raise
+        return with_mailbox(card, f"{_OWN}.{number}")
+    return card
+
+
+def read_cases(path: Path, catalog: Catalog) -> Iterator[Case]:
+    """Read requests, JSON lines of ``{"qid", "query", "relevant": [id or mailbox, …]}``.
+
+    Raises :class:`BadRequestError` that names the file and the line of what is none, or asks for a card that is not in
+    the catalog.
+    """
+    seen: set[str] = set()
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE):
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                case = _case(line, catalog.keys)
+                if case.qid in seen:
+                    raise BadRequestError("qid", f'"{case.qid[:80]}" was there before')
+            except BadRequestError as error:
+                raise BadRequestError(f"{path}:{number}", str(error)) from None
+            seen.add(case.qid)
+            yield case
+
+
+def _case(line: bytes, keys: Mapping[str, str]) -> Case:
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise BadRequestError("request", "expected a JSON object")
+    relevant = fields.get("relevant")
+    if not isinstance(relevant, list) or not relevant:
+        raise BadRequestError("relevant", "expected a list of ids or mailboxes of cards, at least one")
+    return Case(
+        _text(fields, "qid"),
+        _text(fields, "query"),
+        frozenset(_key(name, keys) for name in relevant),
+    )
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise BadRequestError(name, "expected a text")
+    return value
+
+
+def _key(name: Any, keys: Mapping[str, str]) -> str:
+    if isinstance(name, str):
+        if name in keys:
+            return keys[name]
+        try:
+            return keys[mailbox_address(name)]
+        except (BadRequestError, KeyError):
+            pass
+    raise BadRequestError("relevant", f"no card of the catalog is called {str(name)[:80]!r}")
