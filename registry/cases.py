@@ -10,8 +10,7 @@ import orjson
 from mediator.errors import BadRequestError
 from registry.addresses import mailbox_address
 from registry.cards import read_card
-from registry.fetching import with_mailbox
-from registry.importing import Piece
+from registry.importing import Addresses, Piece
 
 MAX_LINE = 1024 * 1024
 """Bytes of a request with what is right."""
@@ -42,33 +41,25 @@ def read_catalog(pieces: Iterable[Piece]) -> Catalog:
 
     Raises :class:`BadRequestError` that names the file and the line of what is no card, or is there twice.
     """
+    addresses = Addresses(_OWN)
     cards: list[bytes] = []
     keys: dict[str, str] = {}
     for piece in pieces:
         if piece.problem or piece.url:
             raise BadRequestError(piece.where, piece.problem or "expected a card")
         try:
-            card = _addressed(piece.data, len(cards))
+            card = addresses.give(piece.data)
             address = read_card(card).address
         except BadRequestError as error:
             raise BadRequestError(piece.where, str(error)) from None
         key = orjson.loads(card).get("id")
         key = key if isinstance(key, str) and key else address
         for name in {key, address}:
-            if keys.setdefault(name, key) is not key:
+            if name in keys:
                 raise BadRequestError(piece.where, f'"{name[:80]}" is the id or the mailbox of another card')
+            keys[name] = key
         cards.append(card)
     return Catalog(cards, keys)
-
-
-def _addressed(card: bytes, number: int) -> bytes:
-    try:
-        read_card(card)
-    except BadRequestError as error:
-        if error.field != "mailbox":
-            raise
-        return with_mailbox(card, f"{_OWN}.{number}")
-    return card
 
 
 def read_cases(path: Path, catalog: Catalog) -> Iterator[Case]:
