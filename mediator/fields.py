@@ -41,6 +41,10 @@ class Fields:
         """Whether the field is given, whatever its value."""
         return name in self._values
 
+    def value(self, name: str) -> Any:
+        """Return what was given, as it is; absent and "" are None."""
+        return self._get(name)
+
     def path(self, name: str) -> str:
         """Return what an error calls the field."""
         return self._path + name
@@ -64,6 +68,15 @@ class Fields:
         if has_controls(value.translate(_LINES) if lines else value):
             raise BadRequestError(self.path(name), "expected no control characters")
         return value
+
+    def prose(self, name: str, most: int) -> str | None:
+        """Return what a person wrote, any characters, cut to the first ``most``; white space alone is absent."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string", value)
+        return value.strip()[:most] or None
 
     def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
         """Return a list of words, given as a list or as one string with commas."""
@@ -94,6 +107,15 @@ class Fields:
         if number < lowest or (highest is None and number > MAX_NUMBER):
             raise self._wrong(name, f"{lowest} to {MAX_NUMBER if highest is None else highest}", value)
         return number if highest is None else min(number, highest)
+
+    def fraction(self, name: str) -> float | None:
+        """Return a number from 0 to 1; one above is clamped (N4)."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise self._wrong(name, "a number from 0 to 1", value)
+        return min(float(value), 1.0)
 
     def numbers(self, name: str, most: int) -> list[int] | None:
         """Return a list of whole numbers from 0."""
@@ -131,6 +153,14 @@ class Fields:
         if value not in words:
             raise self._wrong(name, " or ".join(words), value)
         return str(value)
+
+    def choices(self, name: str, words: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return some of a few words, given as a list or as one string with commas."""
+        chosen = self.words(name, len(words), max(map(len, words)))
+        for word in chosen or ():
+            if word not in words:
+                raise self._wrong(name, " or ".join(words), word)
+        return chosen
 
 
 def milliseconds(seconds: int, field: str) -> int:

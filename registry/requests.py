@@ -35,7 +35,10 @@ class Discover:
     """None: those that are not gone."""
     min_score: float | None = None
     cursor: str | None = None
-    """``next`` of the page before; what else the request says is then not looked at, but for ``limit``."""
+    """``next`` of the page before; of what else the request says only ``limit`` and what follows is then looked at."""
+    with_scores: bool = False
+    with_state: bool = False
+    """Whether states with the last reports come along: they count in the budget, see :func:`registry.writing.weight`."""
 
 
 @dataclass(frozen=True, slots=True)

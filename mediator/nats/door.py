@@ -7,7 +7,7 @@ Every other verb may wait, so each is a task.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,8 @@ SILENT = 2
 log = structlog.get_logger("nats")
 
 Verb = Callable[[str, str, Fields], Awaitable[bytes]]
+Further = Callable[[str, bytes, Callable[[], int]], Awaitable[bytes]]
+"""A verb from elsewhere: takes the tenant, the body as it came, and what says how large a reply may be."""
 
 
 class Door:
@@ -55,8 +57,12 @@ class Door:
         accounts: bool,
         instance: str,
         max_pending: int,
+        verbs: Mapping[str, tuple[str, Further]] | None = None,
     ) -> None:
-        """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant."""
+        """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant.
+
+        ``verbs`` are further ones, by their subject behind the prefix: what each is called, and who does it.
+        """
         self._connection = connection
         self._broker = broker
         self._metrics = metrics
@@ -81,6 +87,7 @@ class Door:
             "MSG.DELETE": ("DELETE", self._delete),
             "MAILBOX.UPDATE": ("UPDATE", self._update),
         }
+        self._further = verbs or {}
 
     # Opening, watching, closing.
 
@@ -191,29 +198,33 @@ class Door:
             log.exception("request", verb=verb)
             self._refuse(message.reply, verb, MediatorError(), started)
 
-    def _verb(self, name: str) -> tuple[str, Callable[[str, Fields], Awaitable[bytes]]]:
+    def _verb(self, name: str) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]]:
         if name == "MAILBOX.CREATE":
-            return "CREATE", self._create
+            return "CREATE", lambda tenant, data: self._create(tenant, parse_body(data))
+        if name in self._further:
+            verb, handle = self._further[name]
+            return verb, lambda tenant, data: handle(tenant, data, self._room)
         area, _, rest = name.partition(".")
         what, dot, tail = rest.partition(".")
         known = self._verbs.get(f"{area}.{what}")
         if known is None or not dot:
             raise UnknownSubjectError(PREFIX + name)
         verb, work = known
-        return verb, lambda tenant, fields: work(tenant, tail, fields)
+        if verb == "DELETE":
+            # It says all in its subject; SDKs send whatever they like as its body.
+            return verb, lambda tenant, _data: work(tenant, tail, Fields({}))
+        return verb, lambda tenant, data: work(tenant, tail, parse_body(data))
 
     async def _do(
         self,
         verb: str,
-        work: Callable[[str, Fields], Awaitable[bytes]],
+        work: Callable[[str, bytes], Awaitable[bytes]],
         tenant: str,
         message: Request,
         started: float,
     ) -> None:
         try:
-            # DELETE says all in its subject; SDKs send whatever they like as its body.
-            fields = Fields({}) if verb == "DELETE" else parse_body(message.data)
-            answer = await work(tenant, fields)
+            answer = await work(tenant, message.data)
         except MediatorError as error:
             self._refuse(message.reply, verb, error, started)
         except Exception:
@@ -287,6 +298,12 @@ class Door:
     @property
     def _budget(self) -> int:
         return self._connection.max_payload - REPLY_MARGIN
+
+    def _room(self) -> int:
+        """Return the bytes a reply may have, for work that waited before it reads them into memory."""
+        if self._held_bytes > MAX_HELD_BYTES:
+            raise BusyError("too many bytes are under way")
+        return self._budget
 
     # Answering.
 

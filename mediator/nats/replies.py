@@ -21,6 +21,10 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "NACK": {"returned": 0},
     "EXTEND": {"extended": 0},
     "DELETE": {"deleted": False},
+    "REGISTER": {},
+    "UNREGISTER": {},
+    "REPORT": {},
+    "DISCOVER": {"agents": []},
 }
 """The fields of each verb's reply as they are when it failed."""
 

@@ -1,0 +1,103 @@
+"""Reads what callers ask of the registry, at the NATS door and over HTTP (G1–G3)."""
+
+import re
+from typing import Any
+
+from multidict import MultiMapping
+
+from mediator.agents.records import State
+from mediator.errors import BadRequestError
+from mediator.fields import Fields, parse_body
+from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
+from registry.addresses import mailbox_address
+from registry.requests import MAX_PAGE, PAGE, Discover, Who
+
+MAX_QUERY = 8192
+"""Characters of a query that are looked at; the rest of a longer one is not, since none is refused for its length."""
+MAX_STATUS = 16 * 1024
+"""Bytes of a report."""
+MAX_PAGES = 1_000_000
+MAX_NAME = 1024
+MAX_SKILL = 1024
+MAX_CURSOR = 256
+
+_ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_LISTS = ("tag", "skill", "state")
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
+_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
+
+
+def who(data: bytes) -> Who:
+    """Read which agent is meant (G2); an SDK may send the whole card, of which the mailbox counts."""
+    fields = parse_body(data)
+    mailbox = fields.value("mailbox")
+    if mailbox is not None:
+        return Who(address=mailbox_address(mailbox))
+    name = fields.text("name", MAX_NAME)
+    if name is None:
+        raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
+    return Who(name=name)
+
+
+def report(data: bytes) -> Who:
+    """Read whom a report is about; the body as a whole is the status, so it is bounded."""
+    check_status(data)
+    return who(data)
+
+
+def check_status(data: bytes) -> None:
+    """Raise :class:`BadRequestError` for a report above :data:`MAX_STATUS`."""
+    if len(data) > MAX_STATUS:
+        raise BadRequestError("body", f"expected a report of at most {MAX_STATUS} bytes, got {len(data)}")
+
+
+def discover(fields: Fields) -> Discover:
+    """Read AGENT.DISCOVER (G3)."""
+    return _discover(fields, fields.fields("filter"), ("tags", "skills", "state"))
+
+
+def listing(query: MultiMapping[str]) -> Discover:
+    """Read the query of ``GET /agents``: as AGENT.DISCOVER, the filters by the parameters tag, skill and state."""
+    values: dict[str, Any] = {}
+    for name in _ONCE:
+        given = query.getall(name, [])
+        if len(given) > 1:
+            raise BadRequestError(name, "expected once")
+        if given:
+            values[name] = _typed(name, given[0])
+    for name in _LISTS:
+        values[name] = [word for text in query.getall(name, []) for word in text.split(",")] or None
+    fields = Fields(values)
+    return _discover(fields, fields, _LISTS)
+
+
+def _discover(fields: Fields, wanted: Fields, names: tuple[str, str, str]) -> Discover:
+    tag, skill, state = names
+    limit = fields.number("limit", 1, MAX_PAGE, zero_is_absent=True)
+    page = fields.number("page", 1, MAX_PAGES, zero_is_absent=True)
+    states = wanted.choices(state, tuple(State))
+    return Discover(
+        text=fields.prose("text", MAX_QUERY),
+        semantic=fields.prose("semantic", MAX_QUERY),
+        limit=PAGE if limit is None else limit,
+        page=1 if page is None else page,
+        tags=wanted.words(tag, MAX_TAGS, MAX_TAG) or (),
+        skills=wanted.words(skill, MAX_TAGS, MAX_SKILL) or (),
+        states=frozenset(map(State, states)) if states else None,
+        min_score=fields.fraction("min_score"),
+        cursor=fields.text("cursor", MAX_CURSOR),
+        with_scores=fields.flag("with_scores") or False,
+        with_state=fields.flag("with_state") or False,
+    )
+
+
+def _typed(name: str, text: str) -> Any:
+    """Turn a parameter into what JSON would have; what is none stays text, so that the error shows it."""
+    if name in ("limit", "page") and _WHOLE.fullmatch(text):
+        return int(text)
+    if name == "min_score" and _DECIMAL.fullmatch(text):
+        return float(text)
+    if name.startswith("with_"):
+        return _FLAGS.get(text.lower(), text)
+    return text
