@@ -2,10 +2,11 @@
 
 Every transaction that changes agents takes the next *revision*, one for all it changes, and what is committed later has
 the higher one, also between instances: so whoever has read up to a revision misses nothing behind it. Where several
-instances share a database mailboxes are locked before the registry.
+instances share a database, one that is about to change agents is alone with them from its first look until it commits;
+mailboxes are locked before that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mediator.agents.records import Agent, Change, Embedded, Registration
@@ -16,6 +17,31 @@ class ChangePlace(NamedTuple):
 
     revision: int
     no: int
+
+
+class SeenPlace(NamedTuple):
+    """Where an agent stands among all by when it was last seen."""
+
+    seen_at: int
+    no: int
+
+
+class Silent(NamedTuple):
+    """An agent that was not seen for long."""
+
+    no: int
+    tenant: str
+    address: str
+    ttl: int
+    seen_at: int
+
+
+class Reread(NamedTuple):
+    """Terms that were read anew from a card."""
+
+    no: int
+    card_revision: int
+    terms: bytes
 
 
 class Unembedded(NamedTuple):
@@ -30,13 +56,13 @@ class Agents(Protocol):
     """The registered agents."""
 
     def find(self, tenant: str, address: str) -> Agent | None:
-        """Return the agent of a mailbox."""
+        """Return the agent of a mailbox; ``address`` is one (A1)."""
 
-    def named(self, tenant: str, name: str, limit: int) -> list[Agent]:
-        """Return agents called exactly so, in order of their numbers (G2)."""
+    def named(self, tenant: str, name: str, limit: int) -> list[int]:
+        """Return the numbers of agents called exactly so, in order (G2)."""
 
     def add(self, new: Registration, ttl: int, now: int) -> Agent:
-        """Keep a new agent, alive now."""
+        """Keep a new agent, alive now, at an address where :meth:`find` found none."""
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
         """Keep a registration in place of an agent's former one; a card that differs begins a new edition."""
@@ -44,8 +70,8 @@ class Agents(Protocol):
     def seen(self, agent: Agent, status: bytes, now: int) -> Agent:
         """Keep a report and the moment it came (G2)."""
 
-    def remove(self, agent: Agent, now: int) -> None:
-        """Forget an agent with its vectors; followers are told until :meth:`forget_removed`."""
+    def remove(self, no: int, now: int) -> None:
+        """Forget an agent with its vectors, if it is there; followers are told until :meth:`forget_removed`."""
 
     def count(self, tenant: str) -> int:
         """Return about how many there are, without counting each time; the transaction's own are in it."""
@@ -56,8 +82,8 @@ class Agents(Protocol):
     def terms(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the terms of the agents that are there."""
 
-    def set_terms(self, terms: Mapping[int, bytes]) -> None:
-        """Keep terms that were read anew from unchanged cards; no follower needs to know."""
+    def set_terms(self, terms: Sequence[Reread]) -> None:
+        """Keep terms of cards that are still as they were when they were read; no follower needs to know."""
 
     def revision(self) -> int:
         """Return the last committed revision, or this transaction's own when it has changed agents."""
@@ -68,8 +94,8 @@ class Agents(Protocol):
         From ``ChangePlace(0, 0)`` that is every agent, and the removals that are remembered.
         """
 
-    def expiring(self, seen_before: int, limit: int) -> list[Agent]:
-        """Return agents with a ttl that were last seen before a moment, longest ago first."""
+    def unseen(self, since: int, after: SeenPlace, limit: int) -> list[Silent]:
+        """Return agents with a ttl that were last seen at ``since`` or before, behind a place, in order of places."""
 
     def forget_removed(self, before: int, limit: int) -> int:
         """Remember removals before a moment no more; return how many."""

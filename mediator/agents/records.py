@@ -33,9 +33,10 @@ class Liveness:
 
     def state(self, ttl: int, seen_at: int, now: int) -> State:
         """Return what an agent counts as."""
-        if ttl == 0 or now < seen_at + ttl:
+        gone_at = self.gone_at(ttl, seen_at)
+        if gone_at is None or now < seen_at + ttl:
             return State.ALIVE
-        return State.STALE if now < seen_at + ttl + max(ttl, self.grace) else State.GONE
+        return State.STALE if now < gone_at else State.GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +104,4 @@ class Embedded:
     no: int
     card_revision: int
     vectors: bytes
-    """Rows of half-precision floats, little endian; the card's first, then one a skill."""
+    """Their rows in the form of :mod:`registry.packing`; the card's first, then one a skill."""

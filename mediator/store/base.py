@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from mediator.agents import ports as agents
 from mediator.mailboxes import ports as mailboxes
 from mediator.mediation import ports as mediation
 
 
-class Transaction(mailboxes.Transaction, mediation.Tables, Protocol):
+class Transaction(mailboxes.Transaction, mediation.Tables, agents.Tables, Protocol):
     """All contexts of the domain over one database, so that what belongs together is one transaction."""
 
 

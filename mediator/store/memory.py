@@ -17,6 +17,7 @@ from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
 from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
+from mediator.store.memory_agents import Agents, Registry, Vectors
 from mediator.store.memory_mediation import Connections, Identities, Invitations, Mediation, Routes
 from mediator.store.memory_table import Undo, Undoable
 
@@ -42,6 +43,7 @@ class _Data:
     outbox: list[tuple[Mailbox, Message]] = field(default_factory=list)
     tail: dict[int, TailRow] = field(default_factory=dict)
     mediation: Mediation = field(default_factory=Mediation)
+    registry: Registry = field(default_factory=Registry)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -96,6 +98,8 @@ class MemoryTransaction:
         self.routes = Routes(data.mediation, undo)
         self.invitations = Invitations(data.mediation, undo)
         self.identities = Identities(data.mediation, undo)
+        self.agents = Agents(data.registry, undo)
+        self.vectors = Vectors(data.registry, undo, self.agents)
         self.mailboxes = _Mailboxes(data, undo, self.routes)
         self.messages = _Messages(data, undo)
         self.delays = _Delays(data, undo)

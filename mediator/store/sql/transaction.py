@@ -1,6 +1,7 @@
 """A transaction of a SQL store: all tables over one session."""
 
 from mediator.mailboxes.events import Event
+from mediator.store.sql.agents import Agents, Clock
 from mediator.store.sql.dialect import Dialect
 from mediator.store.sql.groups import Groups, Leases
 from mediator.store.sql.identities import Identities, Invitations
@@ -10,6 +11,7 @@ from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
 from mediator.store.sql.session import Session
 from mediator.store.sql.tail import Tail
+from mediator.store.sql.vectors import Vectors
 from mediator.store.sql.waiting import DedupIds, Delays, Outbox
 
 
@@ -30,6 +32,9 @@ class SqlTransaction:
         self.routes = Routes(session)
         self.invitations = Invitations(session)
         self.identities = Identities(session)
+        clock = Clock(session)
+        self.agents = Agents(session, clock, counts)
+        self.vectors = Vectors(session, clock)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
