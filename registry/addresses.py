@@ -1,6 +1,13 @@
 """Mailboxes as agents name them in their cards: a bare address, or one at the end of an ``mq9://`` URL (G1)."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import writable_address
+
+SCHEME = "mq9://"
+_EXPECTED = "an address, bare or as mq9://broker/address"
 
 
 def mailbox_address(value: Any) -> str:
@@ -8,4 +15,45 @@ def mailbox_address(value: Any) -> str:
 
     :class:`mediator.errors.BadRequestError` naming ``mailbox`` for anything else, and for a reserved address.
     """
-    raise NotImplementedError
+    if not isinstance(value, str):
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}")
+    if "/" not in value:
+        return writable_address(value, "mailbox")
+    _, slash, address = value[len(SCHEME) :].rpartition("/")
+    if value[: len(SCHEME)].lower() != SCHEME or not slash:
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}")
+    return writable_address(address, "mailbox")
+
+
+def find_mailbox(card: Mapping[str, Any]) -> str | None:
+    """Return the address of the mailbox that a card names, None when it names none.
+
+    It stands at the top level, or in the parameters of an A2A extension. Errors as those of :func:`mailbox_address`.
+    """
+    value = card.get("mailbox")
+    if value is None or value == "":
+        value = _extension_mailbox(card)
+    return None if value is None else mailbox_address(value)
+
+
+def card_mailbox(card: Mapping[str, Any]) -> str:
+    """Return the address of the mailbox that a card must name (G1); errors as those of :func:`mailbox_address`."""
+    address = find_mailbox(card)
+    if address is None:
+        beside = "; a name alone is not enough" if card.get("name") else ""
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}{beside}")
+    return address
+
+
+def _extension_mailbox(card: Mapping[str, Any]) -> str | None:
+    capabilities = card.get("capabilities")
+    extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
+    if not isinstance(extensions, list):
+        return None
+    for extension in extensions:
+        params = extension.get("params") if isinstance(extension, dict) else None
+        mailbox = params.get("mailbox") if isinstance(params, dict) else None
+        # Other extensions may have a field of this name that is something else.
+        if isinstance(mailbox, str) and mailbox:
+            return mailbox
+    return None
