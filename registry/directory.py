@@ -1,0 +1,86 @@
+"""The directory: what every door of the registry asks; it changes the store and searches the index."""
+
+import asyncio
+
+from mediator.agents import registering
+from mediator.agents.records import Agent, Liveness, Registration, State
+from mediator.broker import Broker
+from mediator.errors import NoSuchAgentError
+from registry.cards import Card, read_card
+from registry.digest import Digest
+from registry.embedder import Embedder
+from registry.following import Following
+from registry.requests import Discover, Found, Registered, Who
+from registry.searching import Searching
+
+SMALL_CARD = 4096
+"""Bytes up to which a card is read where we stand: handing it to a thread takes longer."""
+
+
+class Directory:
+    """Registers, removes and finds agents. Made and used on the event loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        liveness: Liveness,
+        max_agents: int,
+        following: Following,
+        searching: Searching,
+        embedder: Embedder | None,
+    ) -> None:
+        """``max_agents`` a tenant, 0: no bound; without ``embedder`` cards get no vectors."""
+        self._broker = broker
+        self._liveness = liveness
+        self._max_agents = max_agents
+        self._following = following
+        self._searching = searching
+        self._embedder = embedder
+
+    async def register(self, tenant: str, data: bytes) -> Registered:
+        """Keep a card under its mailbox, in place of the former one (G1); found from now on, by this instance at once.
+
+        Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`.
+        """
+        card, digest = _read(data) if len(data) <= SMALL_CARD else await asyncio.to_thread(_read, data)
+        new = Registration(tenant, card.address, card.name, data, digest, card.ttl)
+        agent, created = await self._broker.write(
+            lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
+        )
+        if self._embedder is not None:
+            self._embedder.call(agent.no)
+        await self._following.reach(agent.revision)
+        return Registered(agent, card, created)
+
+    async def unregister(self, tenant: str, who: Who) -> Agent:
+        """Forget an agent (G2); :class:`NoSuchAgentError`."""
+        agent = await self._broker.write(lambda tx, now: registering.unregister(tx, tenant, who.address, who.name, now))
+        await self._following.reach(agent.revision)
+        return agent
+
+    async def report(self, tenant: str, who: Who, status: bytes) -> Agent:
+        """Keep an agent's report and take it as a sign of life (G2); :class:`NoSuchAgentError`."""
+        agent = await self._broker.write(
+            lambda tx, now: registering.report(tx, tenant, who.address, who.name, status, now)
+        )
+        await self._following.reach(agent.revision)
+        return agent
+
+    async def get(self, tenant: str, address: str) -> tuple[Agent, State]:
+        """Return an agent; :class:`NoSuchAgentError`."""
+        agent = await self._broker.glance(lambda tx, _now: tx.agents.find(tenant, address))
+        if agent is None:
+            raise NoSuchAgentError(address)
+        return agent, self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
+
+    async def discover(self, tenant: str, query: Discover, budget: int) -> Found:
+        """Find agents (G3): a page of them, cut at ``budget`` bytes of cards and reports, but one at least.
+
+        Raises :class:`BadRequestError` for a cursor that leads nowhere, :class:`BusyError` while the index is read.
+        """
+        return await self._searching.discover(tenant, query, budget)
+
+
+def _read(data: bytes) -> tuple[Card, bytes]:
+    card = read_card(data)
+    return card, Digest.of(card).pack()

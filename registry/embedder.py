@@ -1,0 +1,151 @@
+"""Gives vectors to cards that have none: behind each registration, and to all of them when the model changed."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import structlog
+
+from mediator.agents.ports import Unembedded
+from mediator.agents.records import Embedded
+from mediator.broker import Broker
+from mediator.errors import BadRequestError, MediatorError
+from mediator.store.base import Transaction
+from registry.cards import read_card
+from registry.embedding.encoder import Encoder
+from registry.packing import pack_rows
+from registry.texts import texts
+
+BATCH = 32
+"""Cards encoded and written together."""
+MAX_FRESH = 100_000
+"""Registrations remembered; beyond it the store is asked what is missing."""
+REST_SECONDS = 30.0
+"""How often it looks for cards that nobody told it of."""
+OTHERS_MS = 30_000
+"""How long a card that was registered at another instance is left to that one."""
+
+log = structlog.get_logger("registry")
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    cards: Sequence[Unembedded]
+    texts: list[str]
+    counts: list[int]
+    """How many of the texts are of each card."""
+
+
+class Embedder:
+    """Works in the background. Used on the event loop."""
+
+    def __init__(self, broker: Broker, encoder: Encoder, lacking: Callable[[], bool], *, shared: bool) -> None:
+        """``lacking``: whether some cards are known to have no vectors; ``shared``: other instances work beside it."""
+        self._broker = broker
+        self._encoder = encoder
+        self._lacking = lacking
+        self._others = OTHERS_MS if shared else -1
+        self._fresh: dict[int, None] = {}
+        self._search = True
+        """Whether the store is to be asked what is missing."""
+        self._bell = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin, as soon as the encoder is ready."""
+        self._task = asyncio.create_task(self._run(), name="registry-embedder")
+
+    async def stop(self) -> None:
+        """Stop; what is not done is found at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def call(self, no: int) -> None:
+        """Tell that an agent was registered here."""
+        if len(self._fresh) < MAX_FRESH:
+            self._fresh[no] = None
+        else:
+            self._search = True
+        self._idle.clear()
+        self._bell.set()
+
+    async def idle(self) -> None:
+        """Wait until all that it was told of has vectors."""
+        await self._idle.wait()
+
+    async def _run(self) -> None:
+        while True:
+            self._bell.clear()
+            try:
+                await self._encoder.wait_ready()
+                await self._embed_all()
+                if not self._fresh:
+                    self._idle.set()
+            except MediatorError as error:
+                log.warning("cards are not embedded", why=str(error))
+                self._search = True
+            try:
+                await asyncio.wait_for(self._bell.wait(), REST_SECONDS)
+            except TimeoutError:
+                self._search = self._search or self._lacking()
+
+    async def _embed_all(self) -> None:
+        space = self._encoder.space
+        assert space is not None
+        after: int | None = 0 if self._search else None
+        self._search = False
+        # The next batch is read while one is encoded.
+        batch, after = await self._next(space, after)
+        while batch is not None:
+            (following, after), _ = await asyncio.gather(self._next(space, after), self._embed(space, batch))
+            batch = following
+
+    async def _next(self, space: str, after: int | None) -> tuple[_Batch | None, int | None]:
+        """Return what to embed next: what was registered here, then what is missing behind ``after``, if not None."""
+        while self._fresh or after is not None:
+            fresh = list(islice(self._fresh, BATCH))
+            if fresh:
+                for no in fresh:
+                    del self._fresh[no]
+                cards = await self._broker.read(partial(_picked, fresh))
+            else:
+                assert after is not None
+                cards = await self._broker.read(partial(_missing, space, after, self._others))
+                after = cards[-1].no if cards else None
+            if cards:
+                return await asyncio.to_thread(_written_out, cards), after
+        return None, None
+
+    async def _embed(self, space: str, batch: _Batch) -> None:
+        vectors = await self._encoder.cards(batch.texts)
+        made, start = [], 0
+        for card, count in zip(batch.cards, batch.counts, strict=True):
+            made.append(Embedded(card.no, card.card_revision, pack_rows(vectors[start : start + count])))
+            start += count
+        await self._broker.write(lambda tx, _now: tx.vectors.put(space, made))
+
+
+def _picked(numbers: Sequence[int], tx: Transaction, _now: int) -> list[Unembedded]:
+    return [Unembedded(agent.no, agent.card_revision, agent.card) for agent in tx.agents.pick(numbers).values()]
+
+
+def _missing(space: str, after: int, others: int, tx: Transaction, now: int) -> list[Unembedded]:
+    return tx.vectors.missing(space, after, BATCH, now - others)
+
+
+def _written_out(cards: Sequence[Unembedded]) -> _Batch:
+    written, counts, kept = [], [], []
+    for card in cards:
+        try:
+            lines = texts(read_card(card.card))
+        except BadRequestError as error:
+            log.warning("a card is not read any more", agent=card.no, why=str(error))
+            continue
+        kept.append(card)
+        written += lines
+        counts.append(len(lines))
+    return _Batch(kept, written, counts)

@@ -1,0 +1,262 @@
+"""Keeps the index of every tenant as the store is: read whole at the start, then change by change."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from mediator.agents.ports import ChangePlace, Reread
+from mediator.agents.records import Change, Embedded, Liveness
+from mediator.broker import Broker
+from mediator.errors import BadRequestError, BusyError, MediatorError
+from mediator.store.base import Transaction
+from registry.cards import read_card
+from registry.digest import Digest
+from registry.index import Index
+from registry.packing import HalfFloats, unpack_rows
+
+LOOK_SECONDS = 0.5
+"""How often it looks for what other instances and the clean-up changed."""
+CHUNK = 500
+"""Changes read at once."""
+LOAD_SECONDS = 3.0
+"""How long a search waits for the first reading before it is asked to come again."""
+REACH_SECONDS = 2.0
+"""How long a registration waits to be found."""
+TOO_LATE_SECONDS = 12 * 3600.0
+"""Whoever has not looked for so long reads all anew: removals are not remembered for ever."""
+
+_START = ChangePlace(0, 0)
+_LAST = (1 << 63) - 1
+
+log = structlog.get_logger("registry")
+
+
+@dataclass(slots=True)
+class _Known:
+    tenant: str
+    card_revision: int = 0
+    embedded: int = 0
+
+
+@dataclass(slots=True)
+class _View:
+    """The indexes as of a place in the order of changes."""
+
+    space: str
+    indexes: dict[str, Index] = field(default_factory=dict)
+    known: dict[int, _Known] = field(default_factory=dict)
+    place: ChangePlace = _START
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    revision: int
+    """All changes up to it are here, or in chunks before, unless there are ``more``."""
+    changes: Sequence[Change]
+    digests: dict[int, Digest]
+    vectors: dict[int, Embedded]
+    reread: Sequence[Reread]
+    """Digests of a former version, as they should be kept now."""
+    more: bool
+
+
+class Following:
+    """Follows the store. Used on the event loop; the indexes themselves may be asked from any thread."""
+
+    def __init__(self, broker: Broker, liveness: Liveness) -> None:
+        self._broker = broker
+        self._liveness = liveness
+        self._view = _View("")
+        self._loaded = asyncio.Event()
+        self._bell = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
+        self._problem: str | None = None
+
+    @property
+    def space(self) -> str:
+        """Whose vectors the indexes hold; "" for none."""
+        return self._view.space
+
+    @property
+    def agents(self) -> int:
+        """How many agents are in all indexes."""
+        return len(self._view.known)
+
+    @property
+    def embedded(self) -> int:
+        """How many of them have vectors."""
+        return sum(index.embedded for index in self._view.indexes.values())
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all that is in the store has been read."""
+        return self._loaded.is_set()
+
+    async def start(self, space: str) -> None:
+        """Begin to read, with the vectors of a space."""
+        self._task = asyncio.create_task(self._follow(space), name="registry-index")
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def check(self) -> str | None:
+        """Say why the indexes are not as the store is."""
+        return self._problem
+
+    async def index(self, tenant: str) -> Index:
+        """Return the index of a tenant; :class:`BusyError` while all is being read for the first time."""
+        if not self._loaded.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._loaded.wait(), LOAD_SECONDS)
+        if not self._loaded.is_set():
+            raise BusyError("the registry is being read into memory")
+        return self._view.indexes.get(tenant) or Index(self._liveness)
+
+    async def reach(self, revision: int) -> None:
+        """Wait until the indexes have what a transaction did; not for long, and not for the first reading."""
+        self._bell.set()
+        place = ChangePlace(revision, _LAST)
+        if not self._loaded.is_set() or self._view.place >= place:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REACH_SECONDS), self._moved:
+                await self._moved.wait_for(lambda: self._view.place >= place)
+
+    async def use(self, space: str) -> None:
+        """Go over to the vectors of another space; until they are read the former ones are used."""
+        view = await self._read_all(space)
+        self._view = view
+        self._bell.set()
+
+    async def _follow(self, space: str) -> None:
+        while True:
+            try:
+                if not self._loaded.is_set() or time.monotonic() - self._looked_at > TOO_LATE_SECONDS:
+                    started = time.monotonic()
+                    self._view = await self._read_all(space if not self._loaded.is_set() else self._view.space)
+                    self._loaded.set()
+                    if self.agents:
+                        log.info("index read", agents=self.agents, seconds=round(time.monotonic() - started, 2))
+                self._bell.clear()
+                await self._catch_up(self._view)
+                self._looked_at = time.monotonic()
+                self._say(None)
+            except MediatorError as error:
+                self._say(str(error))
+            async with self._moved:
+                self._moved.notify_all()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._bell.wait(), LOOK_SECONDS)
+
+    def _say(self, problem: str | None) -> None:
+        if problem is not None and self._problem is None:
+            log.warning("the index does not follow", why=problem)
+        self._problem = problem
+
+    async def _read_all(self, space: str) -> _View:
+        view = _View(space)
+        await self._catch_up(view)
+        return view
+
+    async def _catch_up(self, view: _View) -> None:
+        while True:
+            revision = await self._broker.glance(lambda tx, _now: tx.agents.revision())
+            if view.place >= ChangePlace(revision, _LAST):
+                return
+            news = await self._broker.read(lambda tx, _now: self._look(tx, view))
+            await asyncio.to_thread(_apply, view, news, self._liveness)
+            if news.reread:
+                await self._broker.chore(partial(_keep, news.reread))
+            if not news.more:
+                return
+
+    def _look(self, tx: Transaction, view: _View) -> _News:
+        # First the revision: what is committed after it was read is in the next look.
+        revision = tx.agents.revision()
+        changes = tx.agents.changes(view.place, view.space, CHUNK)
+        unknown = _Known("")
+        wanted, embedded = [], []
+        for change in changes:
+            if change.removed:
+                continue
+            known = view.known.get(change.no, unknown)
+            if change.card_revision != known.card_revision:
+                wanted.append(change.no)
+            if change.embedded == change.card_revision != known.embedded:
+                embedded.append(change.no)
+        digests, reread = _digests(tx, wanted)
+        vectors = tx.vectors.read(view.space, embedded) if embedded else {}
+        return _News(revision, changes, digests, vectors, reread, len(changes) == CHUNK)
+
+
+def _keep(reread: Sequence[Reread], tx: Transaction, _now: int) -> None:
+    tx.agents.set_terms(reread)
+
+
+def _digests(tx: Transaction, numbers: Sequence[int]) -> tuple[dict[int, Digest], list[Reread]]:
+    """Return digests, and those that a former version of this program had kept as they are to be kept."""
+    digests: dict[int, Digest] = {}
+    old = []
+    for no, packed in tx.agents.terms(numbers).items():
+        try:
+            digests[no] = Digest.unpack(packed)
+        except ValueError:
+            old.append(no)
+    reread = []
+    for no, agent in tx.agents.pick(old).items() if old else ():
+        try:
+            digests[no] = Digest.of(read_card(agent.card))
+        except BadRequestError as error:
+            log.warning("a card is not read any more", agent=no, why=str(error))
+            continue
+        reread.append(Reread(no, agent.card_revision, digests[no].pack()))
+    return digests, reread
+
+
+def _apply(view: _View, news: _News, liveness: Liveness) -> None:
+    """Bring the indexes up to date; runs on a thread, while others search."""
+    cards: defaultdict[str, list[tuple[int, Digest]]] = defaultdict(list)
+    signs: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    vectors: defaultdict[str, list[tuple[int, HalfFloats]]] = defaultdict(list)
+    for change in news.changes:
+        no = change.no
+        if change.removed:
+            known = view.known.pop(no, None)
+            if known is not None:
+                view.indexes[known.tenant].remove(no)
+            continue
+        known = view.known.get(no)
+        digest = news.digests.get(no)
+        if known is None:
+            if digest is None:
+                continue
+            known = view.known[no] = _Known(change.tenant)
+        if digest is not None:
+            cards[change.tenant].append((no, digest))
+            known.card_revision, known.embedded = change.card_revision, 0
+        signs[change.tenant].append((no, change.ttl, change.seen_at))
+        embedded = news.vectors.get(no)
+        if embedded is not None and embedded.card_revision == known.card_revision:
+            vectors[change.tenant].append((no, unpack_rows(embedded.vectors)))
+            known.embedded = embedded.card_revision
+    for tenant in signs:
+        index = view.indexes.setdefault(tenant, Index(liveness))
+        index.put(cards[tenant])
+        index.see(signs[tenant])
+        index.embed(vectors[tenant])
+    if news.more:
+        view.place = ChangePlace(news.changes[-1].revision, news.changes[-1].no)
+    else:
+        # Changes of later transactions may be among them, and come again.
+        view.place = ChangePlace(news.revision, _LAST)

@@ -1,0 +1,235 @@
+"""All that search holds in memory of one tenant's agents: keywords, vectors, tags, skills, and signs of life."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mediator.agents.records import Liveness, State
+from registry import ranking
+from registry.digest import Digest
+from registry.keywords import Keywords
+from registry.vectors import Vectors
+
+CANDIDATES = 200
+"""Agents near to a request that are ranked; what is further away is on no page."""
+MAX_RANKED = 1000
+"""Agents that a search has on all its pages."""
+FOUND = frozenset({State.ALIVE, State.STALE})
+"""Who is found when the asker does not say."""
+_NEVER = np.iinfo(np.int64).max
+
+
+class Ranked(NamedTuple):
+    """Numbers of agents, best first, with their scores."""
+
+    numbers: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which agents are looked for; all that is given must hold."""
+
+    tags: tuple[str, ...] = ()
+    """Folded."""
+    skills: tuple[str, ...] = ()
+    states: frozenset[State] = FOUND
+    min_score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as the index is asked it: the whole, then its parts."""
+
+    words: Sequence[Sequence[str]]
+    vectors: NDArray[np.float32] | None
+    """(1 + parts, dims)."""
+
+
+class Index:
+    """One tenant's agents. Safe for several threads: each call has the index for itself."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._lock = threading.Lock()
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._digests: list[Digest | None] = []
+        self._numbers = np.zeros(0, np.int64)
+        """By slot; 0 where there is none."""
+        self._stale_at = np.zeros(0, np.int64)
+        self._gone_at = np.zeros(0, np.int64)
+        self._keywords = Keywords()
+        self._vectors: Vectors | None = None
+        self._tags: defaultdict[str, set[int]] = defaultdict(set)
+        self._skills: defaultdict[str, set[int]] = defaultdict(set)
+
+    def __len__(self) -> int:
+        """Return how many agents there are."""
+        return len(self._slots)
+
+    @property
+    def embedded(self) -> int:
+        """How many agents have vectors."""
+        return 0 if self._vectors is None else len(self._vectors)
+
+    # Following the store.
+
+    def put(self, items: Sequence[tuple[int, Digest]]) -> None:
+        """Take agents, new ones or with new cards; vectors of a former card go."""
+        with self._lock:
+            terms = []
+            for no, digest in items:
+                slot = self._slots.get(no)
+                if slot is None:
+                    slot = self._new_slot(no)
+                else:
+                    self._forget_words(slot)
+                    if self._vectors is not None:
+                        self._vectors.remove(slot)
+                self._digests[slot] = digest
+                for tag in digest.tags:
+                    self._tags[tag].add(slot)
+                for skill in digest.skills:
+                    self._skills[skill].add(slot)
+                terms.append((slot, digest.terms))
+            self._keywords.load(terms)
+
+    def see(self, items: Iterable[tuple[int, int, int]]) -> None:
+        """Note signs of life: number, ttl and moment."""
+        with self._lock:
+            for no, ttl, seen_at in items:
+                slot = self._slots.get(no)
+                if slot is not None:
+                    self._stale_at[slot] = seen_at + ttl if ttl else _NEVER
+                    gone_at = self._liveness.gone_at(ttl, seen_at)
+                    self._gone_at[slot] = _NEVER if gone_at is None else gone_at
+
+    def embed(self, items: Sequence[tuple[int, NDArray[np.float16]]]) -> None:
+        """Take vectors of agents that are there."""
+        with self._lock:
+            known = [(self._slots[no], rows) for no, rows in items if no in self._slots]
+            if not known:
+                return
+            if self._vectors is None:
+                self._vectors = Vectors(known[0][1].shape[1])
+            self._vectors.load(known)
+
+    def remove(self, no: int) -> None:
+        """Forget an agent, if it is there."""
+        with self._lock:
+            slot = self._slots.pop(no, None)
+            if slot is None:
+                return
+            self._forget_words(slot)
+            self._keywords.remove(slot)
+            if self._vectors is not None:
+                self._vectors.remove(slot)
+            self._digests[slot] = None
+            self._numbers[slot] = 0
+            self._free.append(slot)
+
+    def _new_slot(self, no: int) -> int:
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = len(self._digests)
+            self._digests.append(None)
+            if slot >= len(self._numbers):
+                more = max(64, slot)
+                self._numbers, self._stale_at, self._gone_at = (
+                    np.concatenate((column, np.zeros(more, np.int64)))
+                    for column in (self._numbers, self._stale_at, self._gone_at)
+                )
+        self._slots[no] = slot
+        self._numbers[slot] = no
+        self._stale_at[slot] = self._gone_at[slot] = _NEVER
+        return slot
+
+    def _forget_words(self, slot: int) -> None:
+        digest = self._digests[slot]
+        if digest is None:
+            return
+        for table, words in ((self._tags, digest.tags), (self._skills, digest.skills)):
+            for word in words:
+                table[word].discard(slot)
+                if not table[word]:
+                    del table[word]
+
+    # Searching.
+
+    def all(self, wanted: Wanted, now: int) -> NDArray[np.int64]:
+        """Return the numbers of all agents that are wanted, in order of registration."""
+        with self._lock:
+            numbers: NDArray[np.int64] = np.sort(self._numbers[self._allowed(wanted, now)])
+            return numbers
+
+    def by_words(self, words: Sequence[str], wanted: Wanted, now: int) -> tuple[Ranked, int]:
+        """Return the agents that have the words, scores relative to the best's; and how many there are in all."""
+        with self._lock:
+            slots, scores = self._keywords.scores(words)
+            if not len(slots):
+                return _NOBODY, 0
+            scores = scores / scores.max()
+            keep = self._allowed(wanted, now)[slots] & (scores >= wanted.min_score)
+            slots, scores = slots[keep], scores[keep]
+            order = np.lexsort((self._numbers[slots], -scores))[:MAX_RANKED]
+            return Ranked(self._numbers[slots[order]], scores[order]), len(slots)
+
+    def by_meaning(self, question: Question, wanted: Wanted, now: int) -> Ranked:
+        """Return the agents that fit a request best, by keywords and vectors."""
+        with self._lock:
+            allowed = self._allowed(wanted, now)
+            keywords = [_best(*self._keywords.scores(words), allowed) for words in question.words]
+            similar = None
+            if question.vectors is not None and self._vectors is not None:
+                few = np.flatnonzero(allowed).astype(np.int32)
+                if 2 * len(few) > len(self._slots):
+                    # Most are allowed: those nearest of all, with some to spare for those that are not.
+                    also = np.unique(np.concatenate([slots for slots, _ in keywords]))
+                    limit = CANDIDATES if len(few) == len(self._slots) else 2 * CANDIDATES
+                else:
+                    also, limit = few, 0
+                similar = self._vectors.similar(question.vectors, limit, also)
+                keep = allowed[similar.slots]
+                similar = type(similar)(similar.slots[keep], similar.card[keep], similar.skill[keep])
+            ranked = ranking.rank(keywords, similar)
+            slots, scores = ranked.slots[:MAX_RANKED], ranked.scores[:MAX_RANKED]
+            keep = scores >= wanted.min_score
+            return Ranked(self._numbers[slots[keep]], scores[keep])
+
+    def _allowed(self, wanted: Wanted, now: int) -> NDArray[np.bool_]:
+        """Return by slot who may be found."""
+        allowed = self._numbers > 0
+        for table, words in ((self._tags, wanted.tags), (self._skills, wanted.skills)):
+            for word in words:
+                having = np.zeros_like(allowed)
+                having[list(table.get(word, ()))] = True
+                allowed &= having
+        if State.GONE not in wanted.states:
+            allowed &= self._gone_at > now
+        if State.STALE not in wanted.states:
+            allowed &= (self._stale_at > now) | (self._gone_at <= now)
+        if State.ALIVE not in wanted.states:
+            allowed &= self._stale_at <= now
+        return allowed
+
+
+_NOBODY = Ranked(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def _best(
+    slots: NDArray[np.int32], scores: NDArray[np.float32], allowed: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the best candidates among those that keywords found."""
+    keep = allowed[slots]
+    slots, scores = slots[keep], scores[keep]
+    if len(slots) > CANDIDATES:
+        best = np.argpartition(-scores, CANDIDATES)[:CANDIDATES]
+        slots, scores = slots[best], scores[best]
+    return slots, scores

@@ -1,0 +1,170 @@
+"""DISCOVER: turns a request into a ranked list, and the list into pages (G3)."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import blake2b
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mediator.agents.records import Agent, Liveness, State
+from mediator.broker import Broker
+from mediator.errors import BadRequestError
+from mediator.store.base import Transaction
+from registry.digest import folded
+from registry.following import Following
+from registry.index import FOUND, Index, Question, Wanted
+from registry.requests import Discover, Found
+from registry.snapshots import Result, Snapshot, Snapshots
+from registry.splitting import parts
+from registry.words import words
+
+T = TypeVar("T")
+ENCODE_SECONDS = 1.0
+"""How long a request waits for its vectors; then keywords answer it."""
+THREADS = 2
+LOOK = 64
+"""Agents read at once for a page."""
+OVERHEAD = 64
+"""Bytes an agent takes in an answer beside its card and its report."""
+LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
+
+
+class Readings(Protocol):
+    """Who turns requests into vectors."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot now."""
+
+    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
+        """Return (texts, dims), None when it cannot, or not in time."""
+
+
+class _Page(NamedTuple):
+    agents: list[Agent]
+    states: list[State]
+    scores: list[float]
+    end: int
+    """Where in the list the next page begins."""
+
+
+class Searching:
+    """Searches the indexes. Made and used on the event loop; the searches themselves run on threads."""
+
+    def __init__(
+        self, broker: Broker, liveness: Liveness, following: Following, readings: Callable[[], Readings]
+    ) -> None:
+        """``readings``: who reads requests now; it changes with the model."""
+        self._broker = broker
+        self._liveness = liveness
+        self._following = following
+        self._readings = readings
+        self._snapshots = Snapshots()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=True)
+
+    async def discover(self, tenant: str, query: Discover, budget: int) -> Found:
+        """See :meth:`registry.directory.Directory.discover`."""
+        if query.cursor is not None:
+            snapshot, start = self._continued(tenant, query.cursor)
+        else:
+            snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
+        page = await self._page(snapshot.result, start, query.limit, budget)
+        result = snapshot.result
+        return Found(
+            agents=page.agents,
+            scores=page.scores,
+            states=page.states,
+            total=result.total,
+            next=f"{snapshot.id}.{page.end}" if page.end < len(result.numbers) else None,
+            mode=result.mode,
+            note=result.note,
+        )
+
+    def _continued(self, tenant: str, cursor: str) -> tuple[Snapshot, int]:
+        id, _, start = cursor.partition(".")
+        snapshot = self._snapshots.get(tenant, id)
+        if snapshot is None or not start.isdecimal() or not start.isascii() or len(start) > 10:
+            raise BadRequestError("cursor", "not known, or older than a minute; ask again without it")
+        return snapshot, int(start)
+
+    async def _snapshot(self, tenant: str, query: Discover) -> Snapshot:
+        key = _key(query)
+        kept = self._snapshots.asked(tenant, key) if query.page > 1 else None
+        return kept or self._snapshots.keep(tenant, key, await self._search(tenant, query))
+
+    async def _search(self, tenant: str, query: Discover) -> Result:
+        index = await self._following.index(tenant)
+        now = self._broker.clock()
+        wanted = Wanted(
+            tags=folded(query.tags),
+            skills=folded(query.skills),
+            states=FOUND if query.states is None else query.states,
+            min_score=query.min_score or 0.0,
+        )
+        if query.semantic is not None:
+            question, note = await self._question(index, query.semantic)
+            ranked = await self._run(index.by_meaning, question, wanted, now)
+            return Result(ranked.numbers, ranked.scores, len(ranked.numbers), BY_MEANING, note)
+        if query.text is not None:
+            ranked, total = await self._run(index.by_words, words(query.text), wanted, now)
+            return Result(ranked.numbers, ranked.scores, total, BY_TEXT)
+        numbers = await self._run(index.all, wanted, now)
+        return Result(numbers, np.empty(0, np.float32), len(numbers), LISTED)
+
+    async def _question(self, index: Index, request: str) -> tuple[Question, str]:
+        """Read a request; with why its meaning is not looked at, where it is not."""
+        pieces = [request, *parts(request)]
+        vectors, note = None, ""
+        readings = self._readings()
+        if readings.problem is not None:
+            note = f"answered by keywords: {readings.problem}"
+        elif len(index) and not index.embedded:
+            note = "answered by keywords: the cards have no vectors yet"
+        else:
+            vectors = await readings.query(pieces, ENCODE_SECONDS)
+            if vectors is None:
+                note = f"answered by keywords: {readings.problem or 'the model did not answer in time'}"
+        return Question([words(piece) for piece in pieces], vectors), note
+
+    async def _page(self, result: Result, start: int, limit: int, budget: int) -> _Page:
+        """Read a page; who was unregistered since is left out."""
+        now = self._broker.clock()
+        page = _Page([], [], [], start)
+        end = start
+        while end < len(result.numbers) and len(page.agents) < limit:
+            numbers = result.numbers[end : end + min(LOOK, limit - len(page.agents))].tolist()
+            found = await self._broker.read(partial(_picked, numbers))
+            for no in numbers:
+                agent = found.get(no)
+                if agent is not None:
+                    budget -= len(agent.card) + len(agent.status or b"") + OVERHEAD
+                    if budget < 0 and page.agents:
+                        return page._replace(end=end)
+                    page.agents.append(agent)
+                    page.states.append(self._liveness.state(agent.ttl, agent.seen_at, now))
+                    page.scores.append(float(result.scores[end]) if len(result.scores) else 1.0)
+                end += 1
+        return page._replace(end=end)
+
+    async def _run(self, search: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
+
+
+def _picked(numbers: list[int], tx: Transaction, _now: int) -> dict[int, Agent]:
+    return tx.agents.pick(numbers)
+
+
+def _key(query: Discover) -> bytes:
+    """Name a question, whatever page of its answer is asked for."""
+    words = query.semantic or query.text
+    states = None if query.states is None else sorted(query.states)
+    asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score)
+    return blake2b(repr(asked).encode(), digest_size=16).digest()

@@ -1,0 +1,86 @@
+"""Ranked lists that are kept for a minute, so that their pages fit together while agents come and go (G3)."""
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEEP_SECONDS = 60.0
+MAX_BYTES = 64 * 1024 * 1024
+"""Of all that are kept; above it the oldest go."""
+ID_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Who was found, best first, and how."""
+
+    numbers: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    """As long as ``numbers``, or empty where there are none."""
+    total: int
+    mode: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A result that is kept."""
+
+    id: str
+    tenant: str
+    key: bytes
+    """Names what was asked."""
+    result: Result
+    made_at: float
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return self.result.numbers.nbytes + self.result.scores.nbytes + 512
+
+
+class Snapshots:
+    """The lists of one instance."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[str, Snapshot] = OrderedDict()
+        self._asked: dict[tuple[str, bytes], str] = {}
+        self._bytes = 0
+
+    def keep(self, tenant: str, key: bytes, result: Result) -> Snapshot:
+        """Keep a result; who asks the same for a further page without a cursor is given this one from now on."""
+        snapshot = Snapshot(secrets.token_hex(ID_BYTES), tenant, key, result, self._clock())
+        self._trim(snapshot.size)
+        self._kept[snapshot.id] = snapshot
+        self._asked[tenant, key] = snapshot.id
+        self._bytes += snapshot.size
+        return snapshot
+
+    def get(self, tenant: str, id: str) -> Snapshot | None:
+        """Return a list of a tenant by its id."""
+        self._trim(0)
+        found = self._kept.get(id)
+        return found if found is not None and found.tenant == tenant else None
+
+    def asked(self, tenant: str, key: bytes) -> Snapshot | None:
+        """Return the newest list for the same question."""
+        id = self._asked.get((tenant, key))
+        return None if id is None else self.get(tenant, id)
+
+    def _trim(self, size: int) -> None:
+        """Forget what is too old, and the oldest until there is room."""
+        oldest = self._clock() - KEEP_SECONDS
+        while self._kept:
+            first = next(iter(self._kept.values()))
+            if first.made_at > oldest and self._bytes + size <= MAX_BYTES:
+                return
+            del self._kept[first.id]
+            self._bytes -= first.size
+            if self._asked.get((first.tenant, first.key)) == first.id:
+                del self._asked[first.tenant, first.key]
