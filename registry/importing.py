@@ -19,7 +19,10 @@ MAX_FILE = 256 * 1024 * 1024
 """Bytes of a .json file, which is read as a whole; JSON lines may be as many as they like."""
 MAX_URLS = 16 * 1024 * 1024
 """Bytes of a file that lists URLs."""
+MAX_PREFIX = 64
+"""Characters; an address has twice as many."""
 _LINES = frozenset({".jsonl", ".ndjson"})
+_CARDS = _LINES | {".json"}
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -42,22 +45,15 @@ def pieces(sources: Iterable[str]) -> Iterator[Piece]:
     for source in sources:
         if _URL.match(source):
             yield Piece(source, url=source)
-        elif (path := Path(source)).is_dir():
-            for inside in sorted(path.rglob("*")):
-                if inside.suffix.lower() in _LINES | {".json"} and inside.is_file():
-                    yield from _file(inside)
         else:
-            yield from _file(path)
+            for path in _files(source):
+                yield from _file(path)
 
 
 def size_of(sources: Iterable[str]) -> int:
     """Return about how many bytes :func:`pieces` will read."""
-    size = 0
-    for source in sources:
-        path = Path(source)
-        inside = path.rglob("*") if path.is_dir() else (path,)
-        size += sum(file.stat().st_size for file in inside if file.is_file())
-    return size
+    paths = (path for source in sources if not _URL.match(source) for path in _files(source))
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 class Addresses:
@@ -69,6 +65,8 @@ class Addresses:
     def __init__(self, prefix: str) -> None:
         """``prefix`` may end in a dot. Raises :class:`BadRequestError` for what no address can begin with."""
         self._prefix = parse_address(prefix.removesuffix("."), "mailbox-prefix")
+        if len(self._prefix) > MAX_PREFIX:
+            raise BadRequestError("mailbox-prefix", f"expected at most {MAX_PREFIX} characters")
         self._given: Counter[str] = Counter()
 
     def give(self, card: bytes) -> bytes:
@@ -94,6 +92,13 @@ def slug(text: str) -> str:
     """Return text as parts of an address: ``Tide Table (North)`` is ``tide.table.north``; "" when nothing is left."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return ".".join(re.findall(r"[a-z0-9]+", plain))
+
+
+def _files(source: str) -> list[Path]:
+    path = Path(source)
+    if not path.is_dir():
+        return [path]
+    return sorted(inside for inside in path.rglob("*") if inside.suffix.lower() in _CARDS and inside.is_file())
 
 
 def _file(path: Path) -> Iterator[Piece]:

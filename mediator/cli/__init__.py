@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from mediator.cli.agents import app as agent_app
 from mediator.cli.bench import register as register_bench
 from mediator.cli.dead import app as dead_app
 from mediator.cli.didcomm import register as register_didcomm
@@ -26,6 +27,7 @@ for register in (register_service, register_messages, register_bench, register_d
     register(app)
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(dead_app, name="dead")
+app.add_typer(agent_app, name="agent")
 
 NOT_SET_UP = 2
 """Exit code when nothing was begun: wrong usage, wrong configuration, or the data belong to another process."""

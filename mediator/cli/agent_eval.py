@@ -1,0 +1,212 @@
+"""The command eval: how well agents are found, on an operator's own cards and requests."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.failing import CommandError
+from mediator.cli.options import Config, DataDir, load
+
+if TYPE_CHECKING:
+    from registry.cases import Case, Catalog
+    from registry.evaluation import Interval
+
+Run = Mapping[str, Sequence[str]]
+"""What was answered: keys of cards, best first, by qid."""
+Figures = Mapping[str, "Interval"]
+"""By the name of the measure."""
+
+
+class Mode(StrEnum):
+    """How a request is asked."""
+
+    TEXT = "text"
+    SEMANTIC = "semantic"
+    VECTORS = "vectors"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model ./my-model")(evaluate)
+
+
+def evaluate(
+    cards: Annotated[Path, typer.Argument(metavar="CARDS", help="The cards: one a line (.jsonl), or an array.")],
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            help='One a line: {"qid", "query", "relevant": [id or mailbox of each card that is right, …]}.',
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The sentence-transformers model: a folder or a name.", show_default="as the settings say"),
+    ] = None,
+    mode: Annotated[
+        list[Mode] | None,
+        typer.Option(
+            help="How to ask: by keywords, as the service does with a sentence, or by vectors alone; give several.",
+            show_default="all three",
+        ),
+    ] = None,
+    limit_queries: Annotated[
+        int | None, typer.Option(min=1, help="Only so many requests, drawn at random, each time the same.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what was found, a line a request and mode.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with what was saved, by another model say.")
+    ] = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure how well agents are found: nDCG, recall and hits on your own cards and requests.
+
+    The cards are registered in memory, in this process: no service needs to run, and one that runs is not touched.
+    """
+    from registry.cases import read_cases, read_catalog
+    from registry.importing import pieces
+
+    catalog = read_catalog(pieces([str(cards)]))
+    try:
+        cases = list(read_cases(requests, catalog))
+    except OSError as error:
+        raise CommandError(f"cannot read {requests}: {error.strerror}") from None
+    if not cases:
+        raise CommandError(f"{requests}: expected one request at least")
+    if limit_queries is not None and limit_queries < len(cases):
+        cases = random.Random(0).sample(cases, limit_queries)
+    former = None if against is None else _load(against)
+    modes = list(dict.fromkeys(mode or Mode))
+    settings = load(config, data_dir=data_dir)
+    model = model or settings.registry.model
+    runs = asyncio.run(_runs(catalog, cases, modes, model, settings.data_dir))
+    if save is not None:
+        _save(save, runs)
+    _show(cases, runs, former, {"model": model, "cards": len(catalog.cards), "requests": len(cases)}, as_json=as_json)
+
+
+async def _runs(
+    catalog: "Catalog", cases: Sequence["Case"], modes: Sequence[Mode], model: str, data_dir: Path
+) -> dict[str, Run]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from registry.trial import trial
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=show.console(stderr=True)) as progress:
+        bars = {
+            step: progress.add_task(step, total=len(catalog.cards), start=False) for step in ("registered", "embedded")
+        }
+
+        def told(step: str, done: int) -> None:
+            progress.start_task(bars[step])
+            progress.update(bars[step], completed=done)
+
+        needed = None if modes == [Mode.TEXT] else model
+        async with trial(catalog, needed, data_dir, told) as asked:
+            ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
+            runs: dict[str, Run] = {}
+            for mode in modes:
+                bar = progress.add_task(mode.value, total=len(cases))
+                run = {}
+                for case in cases:
+                    run[case.qid] = await ways[mode](case.query)
+                    progress.advance(bar)
+                runs[mode.value] = run
+            return runs
+
+
+# Runs in files.
+
+
+def _save(path: Path, runs: Mapping[str, Run]) -> None:
+    import orjson
+
+    lines = (
+        orjson.dumps({"qid": qid, "mode": mode, "ranked": ranked}) + b"\n"
+        for mode, run in runs.items()
+        for qid, ranked in run.items()
+    )
+    try:
+        with path.open("wb") as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _load(path: Path) -> dict[str, Run]:
+    import orjson
+
+    runs: dict[str, dict[str, list[str]]] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    fields = orjson.loads(line)
+                    runs.setdefault(str(fields["mode"]), {})[str(fields["qid"])] = [*map(str, fields["ranked"])]
+                except (ValueError, TypeError, KeyError):
+                    raise CommandError(f'{path}:{number}: expected {{"qid", "mode", "ranked": […]}}') from None
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    return dict(runs)
+
+
+# Figures.
+
+
+def _show(
+    cases: Sequence["Case"],
+    runs: Mapping[str, Run],
+    former: Mapping[str, Run] | None,
+    about: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    from registry.evaluation import MEASURES, intervals, rate_all
+
+    rows = {mode: rate_all(cases, run) for mode, run in runs.items()}
+    figures = {mode: _named(intervals(found)) for mode, found in rows.items()}
+    first, *others = rows
+    differences = {f"{mode} - {first}": _named(intervals(rows[mode] - rows[first])) for mode in others}
+    for mode, run in (former or {}).items():
+        if mode in rows:
+            change = intervals(rows[mode] - rate_all(cases, run))
+            differences[f"{mode} - {mode} saved"] = _named(change)
+    if as_json:
+        show.as_json({**about, "modes": _plain(figures), "differences": _plain(differences)})
+        return
+    show.say(f"{about['cards']} cards, {about['requests']} requests, model {about['model']}")
+    columns = [f"{measure}#" for measure in MEASURES]
+    show.table(["mode", *columns], ([mode, *map(_shown, found.values())] for mode, found in figures.items()))
+    if differences:
+        show.table(["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items()))
+    show.hint("In brackets: where 95 % of the means lie when as many requests are drawn again. A difference is one")
+    show.hint("where its brackets leave out 0.")
+
+
+def _named(found: Iterable["Interval"]) -> Figures:
+    from registry.evaluation import MEASURES
+
+    return dict(zip(MEASURES, found, strict=True))
+
+
+def _plain(figures: Mapping[str, Figures]) -> dict[str, dict[str, dict[str, float]]]:
+    return {name: {measure: found._asdict() for measure, found in row.items()} for name, row in figures.items()}
+
+
+def _shown(found: "Interval") -> str:
+    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _signed(found: "Interval") -> str:
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
