@@ -11,6 +11,8 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from mediator.agents.records import Liveness
+from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.housekeeping.clock import steady_clock
 from mediator.housekeeping.collector import Collector
@@ -35,15 +37,22 @@ class Scheduler:
     """Runs the jobs. Made and used on the event loop."""
 
     def __init__(
-        self, broker: Broker, cleanup: Cleanup, forget_after: int, metrics: Metrics, control: ControlServer
+        self,
+        broker: Broker,
+        cleanup: Cleanup,
+        forget_after: int,
+        liveness: Liveness,
+        metrics: Metrics,
+        control: ControlServer,
     ) -> None:
         """``control`` learns the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
 
-        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never.
+        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never. ``liveness`` says
+        which agents are gone for long.
         """
         self._broker = broker
         self._cleanup = cleanup
-        self._collector = Collector(broker.clock(), forget_after, metrics)
+        self._collector = Collector(broker.clock(), forget_after, liveness, metrics)
         self._releaser = Releaser(broker, metrics, self._collector.trusts)
         self._collecting = Errand("cleanup", self._collect)
         self._keeping = Errand("upkeep", broker.upkeep)

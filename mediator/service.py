@@ -12,23 +12,27 @@ import gc
 import hashlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
 
 from mediator.broker import Broker
 from mediator.http.app import build_app
+from mediator.http.guard import Guard
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
+from mediator.http.tenants import HttpTenants
 from mediator.journal import Journal
 from mediator.metrics import Metrics
 from mediator.nats import accounts
 from mediator.nats.announcements import Announcements
 from mediator.nats.connection import Connection, connect
-from mediator.nats.door import Door, limit_of, payload_for
+from mediator.nats.door import Door, Further, limit_of, payload_for
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
@@ -38,6 +42,9 @@ from mediator.scheduler import Scheduler
 from mediator.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
+
+if TYPE_CHECKING:
+    from registry.directory import Directory
 
 CLIENT_NAME = "mediator"
 WATCH_SECONDS = 5.0
@@ -82,12 +89,14 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
         control = ControlServer(settings.data_dir)
-        scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, metrics, control)
+        liveness = settings.registry.liveness
+        scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control)
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         await control.start()
         stack.push_async_callback(control.stop)
-        door = await _open_door(settings, connection, broker, metrics, stack)
+        directory = await _open_registry(settings, broker, metrics, control, health, stack)
+        door = await _open_door(settings, connection, broker, metrics, directory, stack)
         for name, check in {
             "store": broker.check,
             "scheduler": scheduler.check,
@@ -99,6 +108,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await http.bind()
         stack.push_async_callback(http.stop)
         app = build_app(health, metrics.registry)
+        if directory is not None:
+            await _serve_registry(settings, app, directory, stack)
         if settings.didcomm.enabled:
             await _open_didcomm(settings, app, http.port, broker, connection, metrics, control, stack)
         await http.start(app)
@@ -201,8 +212,53 @@ def _broker(settings: Settings, store: Store, connection: Connection, journal: J
     return broker
 
 
+async def _open_registry(
+    settings: Settings,
+    broker: Broker,
+    metrics: Metrics,
+    control: ControlServer,
+    health: Health,
+    stack: AsyncExitStack,
+) -> "Directory | None":
+    """Run the registry, if it is wanted; its doors are opened later."""
+    if not settings.registry.enabled:
+        return None
+    from registry.door import registry_door
+
+    return await stack.enter_async_context(
+        registry_door(
+            settings.registry,
+            broker,
+            settings.data_dir,
+            metrics.registry,
+            control,
+            health,
+            shared=settings.database_url is not None,
+        )
+    )
+
+
+async def _serve_registry(
+    settings: Settings, app: web.Application, directory: "Directory", stack: AsyncExitStack
+) -> None:
+    """Serve the registry over HTTP."""
+    from registry.rest import Rest
+
+    tokens = {
+        name: [token.get_secret_value() for token in tenant.api_tokens] for name, tenant in settings.tenants.items()
+    }
+    guard = Guard([ip_network(network) for network in settings.registry.outbound_networks])
+    stack.push_async_callback(guard.close)
+    Rest(directory, HttpTenants(tokens, anonymous=settings.http_anonymous), guard).add_routes(app)
+
+
 async def _open_door(
-    settings: Settings, connection: Connection, broker: Broker, metrics: Metrics, stack: AsyncExitStack
+    settings: Settings,
+    connection: Connection,
+    broker: Broker,
+    metrics: Metrics,
+    directory: "Directory | None",
+    stack: AsyncExitStack,
 ) -> Door:
     """Open the NATS door; with a database that others share, tell them of new mail, and listen."""
     if settings.database_url is not None:
@@ -217,10 +273,17 @@ async def _open_door(
         accounts=settings.nats_url is None or settings.nats_accounts,
         instance=settings.instance,
         max_pending=settings.max_pending,
+        verbs=None if directory is None else _registry_verbs(directory),
     )
     await door.open()
     stack.push_async_callback(door.close, settings.drain_seconds)
     return door
+
+
+def _registry_verbs(directory: "Directory") -> Mapping[str, tuple[str, Further]]:
+    from registry.verbs import Verbs
+
+    return Verbs(directory).table
 
 
 async def _open_didcomm(

@@ -29,7 +29,11 @@ class Liveness:
 
     def gone_at(self, ttl: int, seen_at: int) -> int | None:
         """Return when an agent counts as gone, None for never; ``ttl`` is the agent's own, with the default in it."""
-        return None if ttl == 0 else seen_at + ttl + max(ttl, self.grace)
+        return None if ttl == 0 else seen_at + self.span(ttl)
+
+    def span(self, ttl: int) -> int:
+        """Return how long an agent whose ``ttl`` is not 0 may be silent until it counts as gone."""
+        return ttl + max(ttl, self.grace)
 
     def state(self, ttl: int, seen_at: int, now: int) -> State:
         """Return what an agent counts as."""

@@ -1,5 +1,7 @@
 """REGISTER, UNREGISTER and REPORT: who is in the registry (G1, G2)."""
 
+from dataclasses import replace
+
 from mediator.agents.ports import Tables
 from mediator.agents.records import Agent, Liveness, Registration
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
@@ -26,14 +28,14 @@ def register(tx: Tables, liveness: Liveness, limit: int, new: Registration, now:
 
 
 def unregister(tx: Tables, tenant: str, address: str | None, name: str | None, now: int) -> Agent:
-    """Forget an agent, and return it as it was; errors as :func:`meant` has them (G2)."""
+    """Forget an agent, and return it as it was, with the revision of its removal; errors are :func:`meant`'s (G2)."""
     agent = meant(tx, tenant, address, name)
     tx.agents.remove(agent.no, now)
-    return agent
+    return replace(agent, revision=tx.agents.revision())
 
 
 def report(tx: Tables, tenant: str, address: str | None, name: str | None, status: bytes, now: int) -> Agent:
-    """Keep what an agent says of itself; one that counted as gone is back. Errors as :func:`meant` has them (G2)."""
+    """Keep what an agent says of itself; one that counted as gone is back; errors are :func:`meant`'s (G2)."""
     return tx.agents.seen(meant(tx, tenant, address, name), status, now)
 
 

@@ -142,7 +142,7 @@ async def _opened(settings: Settings) -> AsyncIterator[Broker]:
 
 
 def _collector(settings: Settings) -> Collector:
-    return Collector(wall_clock(), settings.didcomm.forget_after)
+    return Collector(wall_clock(), settings.didcomm.forget_after, settings.registry.liveness)
 
 
 async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:

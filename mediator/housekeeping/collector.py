@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields
 
 import structlog
 
+from mediator.agents import collecting as agents
+from mediator.agents.ports import SeenPlace as AgentPlace
+from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.housekeeping.clock import ClockWatch, steady_clock
@@ -43,6 +46,7 @@ class _Done:
     more: bool
     leases_after: LeasePlace | None = None
     unseen_after: SeenPlace | None = None
+    silent_after: AgentPlace | None = None
 
 
 _Step = Callable[[Transaction, int, int], _Done]
@@ -51,12 +55,14 @@ _Step = Callable[[Transaction, int, int], _Done]
 class Collector:
     """Runs passes, one at a time, and none while the clock is not to be trusted. Used on the event loop."""
 
-    def __init__(self, wall: int, forget_after: int, metrics: Metrics | None = None) -> None:
+    def __init__(self, wall: int, forget_after: int, liveness: Liveness, metrics: Metrics | None = None) -> None:
         """``wall`` is the time now, taken as right.
 
-        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never.
+        After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never. ``liveness`` says
+        which agents are gone for long.
         """
         self._forget_after = forget_after
+        self._liveness = liveness
         self._watch = ClockWatch(wall, steady_clock())
         self._metrics = metrics
         self._turn = asyncio.Lock()
@@ -64,6 +70,8 @@ class Collector:
             name: (step, Slice(SLICE_SECONDS))
             for name, step in (
                 ("connections", self._unused_connections),
+                ("agents", self._silent_agents),
+                ("removed_agents", _removed_agents),
                 ("expired", _expired_mailboxes),
                 ("messages", _expired_messages),
                 ("retired", _retired_mailboxes),
@@ -72,6 +80,7 @@ class Collector:
             )
         }
         self._unseen_after = forgetting.FIRST
+        self._silent_after = agents.FIRST
         self._leases_after = _FIRST_LEASE
         self._leases_since = steady_clock()
         self.last: Counter[str] = Counter()
@@ -124,6 +133,7 @@ class Collector:
             total: Counter[str] = Counter()
             self._begin_lease_round(broker.clock())
             self._unseen_after = forgetting.FIRST
+            self._silent_after = agents.FIRST
             # In turn, so that a million expired messages do not keep an expired mailbox waiting.
             waiting = deque(self._steps)
             while waiting:
@@ -137,6 +147,8 @@ class Collector:
                     self._leases_after = done.leases_after
                 if done.unseen_after is not None:
                     self._unseen_after = done.unseen_after
+                if done.silent_after is not None:
+                    self._silent_after = done.silent_after
                 if done.more:
                     waiting.append(name)
                 if name in _RETIRING and done.count and "retired" not in waiting:
@@ -181,12 +193,20 @@ class Collector:
     async def plan(self, broker: Broker) -> list[Finding]:
         """Say what :meth:`run` would remove now, and why; nothing is changed."""
         return await broker.read(
-            lambda tx, now: [*plan(tx, now, EXAMPLES), *forgetting.plan(tx, self._forget_after, now, EXAMPLES)]
+            lambda tx, now: [
+                *plan(tx, now, EXAMPLES),
+                *forgetting.plan(tx, self._forget_after, now, EXAMPLES),
+                *agents.plan(tx, self._liveness, now, EXAMPLES),
+            ]
         )
 
     def _unused_connections(self, tx: Transaction, now: int, limit: int) -> _Done:
         removed, after = forgetting.forget(tx, self._forget_after, self._unseen_after, now, limit)
         return _Done(removed, removed.total, more=after is not None, unseen_after=after)
+
+    def _silent_agents(self, tx: Transaction, now: int, limit: int) -> _Done:
+        removed, after = agents.collect(tx, self._liveness, self._silent_after, now, limit)
+        return _Done(removed, removed.total, more=after is not None, silent_after=after)
 
     def _ended_leases(self, tx: Transaction, now: int, limit: int) -> _Done:
         removed, after = collecting.ended_leases(tx, self._leases_after, now, limit)
@@ -216,6 +236,12 @@ def _retired_mailboxes(tx: Transaction, now: int, limit: int) -> _Done:
     # A mailbox is dropped by the slice that finds it empty, so only one that did nothing is the last.
     removed = collecting.retired_mailboxes(tx, now, limit)
     return _Done(removed, removed.total, more=removed.total > 0)
+
+
+def _removed_agents(tx: Transaction, now: int, limit: int) -> _Done:
+    # Nobody misses what followers were told long ago, so it is not counted.
+    forgotten = agents.forget(tx, now, limit)
+    return _Done(Collected(), forgotten, more=forgotten >= limit)
 
 
 def _full(removed: Collected, limit: int) -> _Done:

@@ -21,6 +21,7 @@ class Collected:
     delayed: int = 0
     leases: int = 0
     connections: int = 0
+    agents: int = 0
 
     @property
     def total(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mediator.agents.records import Liveness
 from mediator.broker import Broker, wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
@@ -95,7 +96,8 @@ async def house(data_dir: Path, clock: Clock | None = None, *, enabled: bool = T
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()
         control = ControlServer(data_dir)
-        scheduler = Scheduler(broker, Cleanup(enabled=enabled, interval_seconds=1), Rules().idle, metrics, control)
+        cleanup = Cleanup(enabled=enabled, interval_seconds=1)
+        scheduler = Scheduler(broker, cleanup, Rules().idle, Liveness(), metrics, control)
         try:
             await scheduler.start()
             await control.start()

@@ -25,11 +25,16 @@ class Clock(Table):
         self._locked = False
         self._taken: int | None = None
 
-    def lock(self) -> None:
-        """Keep other instances from changing agents; nothing in a snapshot, or where there are none."""
-        if not self._locked and self._session.dialect.lock():
+    def lock(self) -> bool:
+        """Keep other instances from changing agents, and return whether that was to be done.
+
+        It is not in a snapshot, nor where there are no others.
+        """
+        due = not self._locked and bool(self._session.dialect.lock())
+        if due:
             self._session.one(f"{_REVISION} {self._session.dialect.lock()}")
         self._locked = True
+        return due
 
     def take(self) -> int:
         """Return the revision of what this transaction changes."""
@@ -162,7 +167,11 @@ class Agents(Table):
             "SELECT no, tenant, address, ttl, seen_at FROM agent"
             " WHERE ttl > 0 AND seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
         )
-        return [Silent(*row) for row in self._session.dialect.execute(sql, (since, *after, limit))]
+        found = self._session.dialect.execute(sql, (since, *after, limit))
+        if found and self._clock.lock():
+            # Some of them may have been heard of while the lock was waited for; who finds none needs none.
+            found = self._session.dialect.execute(sql, (since, *after, limit))
+        return [Silent(*row) for row in found]
 
     def forget_removed(self, before: int, limit: int) -> int:
         sql = (
