@@ -12,7 +12,6 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from mediator.agents.records import Liveness
-from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.housekeeping.clock import steady_clock
 from mediator.housekeeping.collector import Collector

@@ -8,8 +8,9 @@ from mediator.broker import Broker
 from mediator.errors import NoSuchAgentError
 from registry.cards import Card, read_card
 from registry.digest import Digest
-from registry.embedder import Embedder
 from registry.following import Following
+from registry.meanings import Meanings
+from registry.meters import Meters
 from registry.requests import Discover, Found, Registered, Who
 from registry.searching import Searching
 
@@ -27,15 +28,17 @@ class Directory:
         max_agents: int,
         following: Following,
         searching: Searching,
-        embedder: Embedder | None,
+        meanings: Meanings | None,
+        meters: Meters,
     ) -> None:
-        """``max_agents`` a tenant, 0: no bound; without ``embedder`` cards get no vectors."""
+        """``max_agents`` a tenant, 0: no bound; without ``meanings`` cards get no vectors."""
         self._broker = broker
         self._liveness = liveness
         self._max_agents = max_agents
         self._following = following
         self._searching = searching
-        self._embedder = embedder
+        self._meanings = meanings
+        self._meters = meters
 
     async def register(self, tenant: str, data: bytes) -> Registered:
         """Keep a card under its mailbox, in place of the former one (G1); found from now on, by this instance at once.
@@ -47,8 +50,8 @@ class Directory:
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
         )
-        if self._embedder is not None:
-            self._embedder.call(agent.no)
+        if self._meanings is not None:
+            self._meanings.embedder.call(agent.no)
         await self._following.reach(agent.revision)
         return Registered(agent, card, created)
 
@@ -78,7 +81,9 @@ class Directory:
 
         Raises :class:`BadRequestError` for a cursor that leads nowhere, :class:`BusyError` while the index is read.
         """
-        return await self._searching.discover(tenant, query, budget)
+        found = await self._searching.discover(tenant, query, budget)
+        self._meters.searched(found)
+        return found
 
 
 def _read(data: bytes) -> tuple[Card, bytes]:

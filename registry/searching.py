@@ -5,10 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mediator.agents.records import Agent, Liveness, State
 from mediator.broker import Broker
@@ -17,6 +16,7 @@ from mediator.store.base import Transaction
 from registry.digest import folded
 from registry.following import Following
 from registry.index import FOUND, Index, Question, Wanted
+from registry.meanings import Meanings
 from registry.requests import Discover, Found
 from registry.snapshots import Result, Snapshot, Snapshots
 from registry.splitting import parts
@@ -28,20 +28,9 @@ ENCODE_SECONDS = 1.0
 THREADS = 2
 LOOK = 64
 """Agents read at once for a page."""
-OVERHEAD = 64
-"""Bytes an agent takes in an answer beside its card and its report."""
+OVERHEAD = 160
+"""Bytes an agent takes in an answer beside its card and its report, at most: score, state, commas."""
 LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
-
-
-class Readings(Protocol):
-    """Who turns requests into vectors."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why it cannot now."""
-
-    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
-        """Return (texts, dims), None when it cannot, or not in time."""
 
 
 class _Page(NamedTuple):
@@ -55,14 +44,12 @@ class _Page(NamedTuple):
 class Searching:
     """Searches the indexes. Made and used on the event loop; the searches themselves run on threads."""
 
-    def __init__(
-        self, broker: Broker, liveness: Liveness, following: Following, readings: Callable[[], Readings]
-    ) -> None:
-        """``readings``: who reads requests now; it changes with the model."""
+    def __init__(self, broker: Broker, liveness: Liveness, following: Following, meanings: Meanings | None) -> None:
+        """Without ``meanings`` requests are answered by keywords."""
         self._broker = broker
         self._liveness = liveness
         self._following = following
-        self._readings = readings
+        self._meanings = meanings
         self._snapshots = Snapshots()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
 
@@ -123,15 +110,18 @@ class Searching:
         """Read a request; with why its meaning is not looked at, where it is not."""
         pieces = [request, *parts(request)]
         vectors, note = None, ""
-        readings = self._readings()
-        if readings.problem is not None:
-            note = f"answered by keywords: {readings.problem}"
+        if self._meanings is None:
+            note = "search by meaning is turned off"
+        elif (problem := self._meanings.readings.problem) is not None:
+            note = problem
         elif len(index) and not index.embedded:
-            note = "answered by keywords: the cards have no vectors yet"
+            note = "the cards have no vectors yet"
         else:
-            vectors = await readings.query(pieces, ENCODE_SECONDS)
+            vectors = await self._meanings.readings.query(pieces, ENCODE_SECONDS)
             if vectors is None:
-                note = f"answered by keywords: {readings.problem or 'the model did not answer in time'}"
+                note = "the model did not answer in time"
+        if note:
+            note = f"answered by keywords: {note}"
         return Question([words(piece) for piece in pieces], vectors), note
 
     async def _page(self, result: Result, start: int, limit: int, budget: int) -> _Page:
