@@ -136,6 +136,16 @@ class TenantRefusedError(MediatorError):
         super().__init__("no tenant: this account is not mapped to one")
 
 
+class NotAuthenticatedError(MediatorError):
+    """An HTTP request without an API token where one is needed, or with one that no tenant has (A6)."""
+
+    code = "not_authenticated"
+    status = 401
+
+    def __init__(self) -> None:
+        super().__init__("expected the API token of a tenant, as Authorization: Bearer TOKEN")
+
+
 class UnavailableError(MediatorError):
     """The store cannot be written or read now; nothing was changed (A9)."""
 

@@ -39,6 +39,7 @@ _KIB, _MIB = 1024, 1024 * 1024
 _MAX_TTL = 100 * 365 * 24 * 3600
 # A NATS server buffers at most 64 MiB for a client by default and refuses a larger max_payload; N7 takes ¾ of that.
 _MAX_MESSAGE = 47 * _MIB
+_API_TOKEN = re.compile(r"[!-~]{16,256}")
 
 
 def _endpoint(value: object) -> object:
@@ -61,6 +62,12 @@ def _nats_url(value: SecretStr) -> SecretStr:
     for part in value.get_secret_value().split(","):
         if not _is_url(part.strip(), {"nats", "tls", "ws", "wss"}) or not urlsplit(part.strip()).hostname:
             raise ValueError("expected nats://HOST:PORT (or tls://, ws://, wss://), several joined by commas")
+    return value
+
+
+def _api_token(value: SecretStr) -> SecretStr:
+    if not _API_TOKEN.fullmatch(value.get_secret_value()):
+        raise ValueError("expected 16 to 256 printable characters without spaces")
     return value
 
 
@@ -133,6 +140,13 @@ class Tenant(BaseModel):
         default_factory=list,
         description="Who may connect to the managed NATS server as this tenant. With nats_url the external server "
         "knows its users.",
+    )
+    api_tokens: list[Annotated[SecretStr, AfterValidator(_api_token)]] = Field(
+        default_factory=list,
+        description="Tokens that HTTP requests to the registry show as `Authorization: Bearer TOKEN`; whoever has one "
+        "registers, finds and removes agents as this tenant. 16 to 256 printable characters, best random ones; give "
+        "several to change them without a gap. Without any, and with nothing else that keeps callers apart, requests "
+        "from this machine are tenant `default`.",
     )
 
 
@@ -253,8 +267,8 @@ class Settings(BaseSettings):
     )
     http: Address = Field(
         default=Endpoint("127.0.0.1", 8080),
-        description="HOST:PORT for health, metrics and pages; port 0 takes a free one. Set 0.0.0.0:8080 when a probe "
-        "or Prometheus comes from another machine.",
+        description="HOST:PORT for health, metrics, pages and the registry's REST; port 0 takes a free one. Set "
+        "0.0.0.0:8080 when a probe or Prometheus comes from another machine; the registry then wants API tokens.",
     )
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
         default=None,
@@ -382,6 +396,17 @@ class Settings(BaseSettings):
         return self.allow_anonymous or not (self._has_users or self._several_tenants)
 
     @property
+    def http_anonymous(self) -> bool:
+        """Whether the registry takes HTTP requests without an API token, as tenant ``default`` (A6).
+
+        Only where nobody but this machine's users can come, and nothing says that they are to be kept apart: no API
+        tokens, no users or accounts of NATS, no second tenant, a loopback address, and no public URL, which stands for
+        a proxy in front.
+        """
+        told_apart = self.nats_accounts or self._has_users or self._several_tenants or self._has_api_tokens
+        return not told_apart and self.http.loopback and self.didcomm.public_url is None
+
+    @property
     def bounds(self) -> Bounds:
         """The bounds of the domain (N7, S6, S7, F8, M1); spans become milliseconds."""
         quotas = self.quotas
@@ -397,6 +422,10 @@ class Settings(BaseSettings):
     @property
     def _has_users(self) -> bool:
         return any(tenant.users for tenant in self.tenants.values())
+
+    @property
+    def _has_api_tokens(self) -> bool:
+        return any(tenant.api_tokens for tenant in self.tenants.values())
 
     @property
     def _several_tenants(self) -> bool:
@@ -446,7 +475,9 @@ class Settings(BaseSettings):
             claims = [("accounts", account) for account in tenant.accounts]
             claims += [("users", user.name) for user in tenant.users]
             claims += [("users", user.nkey) for user in tenant.users if user.nkey]
+            claims += [("api_tokens", token.get_secret_value()) for token in tenant.api_tokens]
             for kind, what in claims:
                 if (kind, what) in owners:
-                    yield f"tenants.{name}.{kind}: {what} is already one of tenant {owners[kind, what]}"
+                    shown = "a token" if kind == "api_tokens" else what
+                    yield f"tenants.{name}.{kind}: {shown} is already one of tenant {owners[kind, what]}"
                 owners[kind, what] = name

@@ -8,7 +8,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from mediator.errors import MediatorError
+from mediator.errors import MediatorError, NotAuthenticatedError
 from mediator.http.health import Health
 
 MAX_BODY = 256 * 1024
@@ -69,7 +69,10 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             request[_LIMIT] = limit
             return await handler(request)
     except MediatorError as error:
-        return _error(error.status, str(error), error.code)
+        answer = _error(error.status, str(error), error.code)
+        if isinstance(error, NotAuthenticatedError):
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
     except web.HTTPException as error:
         if error.status < 400:
             raise
