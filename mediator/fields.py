@@ -41,9 +41,10 @@ class Fields:
         """Whether the field is given, whatever its value."""
         return name in self._values
 
-    def value(self, name: str) -> Any:
-        """Return what was given, as it is; absent and "" are None."""
-        return self._get(name)
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What was given, as it is."""
+        return self._values
 
     def path(self, name: str) -> str:
         """Return what an error calls the field."""

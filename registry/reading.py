@@ -9,7 +9,7 @@ from mediator.agents.records import State
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from registry.addresses import mailbox_address
+from registry.addresses import find_mailbox
 from registry.requests import MAX_PAGE, PAGE, Discover, Who
 
 MAX_QUERY = 8192
@@ -31,9 +31,9 @@ _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
 def who(data: bytes) -> Who:
     """Read which agent is meant (G2); an SDK may send the whole card, of which the mailbox counts."""
     fields = parse_body(data)
-    mailbox = fields.value("mailbox")
-    if mailbox is not None:
-        return Who(address=mailbox_address(mailbox))
+    address = find_mailbox(fields.values)
+    if address is not None:
+        return Who(address=address)
     name = fields.text("name", MAX_NAME)
     if name is None:
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")

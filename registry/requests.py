@@ -38,7 +38,7 @@ class Discover:
     """``next`` of the page before; of what else the request says only ``limit`` and what follows is then looked at."""
     with_scores: bool = False
     with_state: bool = False
-    """Whether states with the last reports come along; they count in the budget (:func:`registry.writing.weight`)."""
+    """Whether states come along, with the last reports."""
 
 
 @dataclass(frozen=True, slots=True)

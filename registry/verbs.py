@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from mediator.fields import parse_body
 from registry import reading, writing
-
-if TYPE_CHECKING:
-    from registry.directory import Directory
+from registry.directory import Directory
 
 TURNS = 32
 """Searches at once: each may hold a reply as large as the server takes."""
@@ -24,7 +22,7 @@ Handler = Callable[[str, bytes, Room], Awaitable[bytes]]
 class Verbs:
     """Answers for one directory."""
 
-    def __init__(self, directory: "Directory") -> None:
+    def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._turns = asyncio.Semaphore(TURNS)
 

@@ -7,15 +7,6 @@ import orjson
 from mediator.agents.records import Agent, State
 from registry.requests import Discover, Found, Registered
 
-_AROUND = 160
-"""Bytes a page needs for an agent besides its card and its report: commas, score and state, at most."""
-
-
-def weight(agent: Agent, query: Discover) -> int:
-    """Return how many bytes an agent takes on the page that is asked for, at most; what the budget counts (N7)."""
-    status = len(agent.status or b"") if query.with_state else 0
-    return _AROUND + len(agent.card) + status
-
 
 def found(page: Found, query: Discover) -> dict[str, Any]:
     """Return the fields of a page."""

@@ -1,0 +1,188 @@
+"""Describes the HTTP side of the service in OpenAPI 3.1, for people and for programs that make clients of it."""
+
+from typing import Any
+
+from mediator.agents.records import State
+from mediator.mailboxes.address import MAX_ADDRESS
+from registry.reading import MAX_CURSOR, MAX_PAGES, MAX_QUERY
+from registry.requests import MAX_PAGE, PAGE
+
+Json = dict[str, Any]
+
+_ADDRESS = "[a-z0-9]+(\\.[a-z0-9]+)*"
+_SECONDS: Json = {"type": "integer", "description": "Unix seconds."}
+_CARD: Json = {"type": "object", "description": "A card as it was registered, byte for byte."}
+
+
+def document() -> Json:
+    """Return the document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Mediator",
+            "version": "1",
+            "summary": "The registry of agents, and the health of the service.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}, {}],
+        "paths": {
+            "/agents": {"get": _find(), "post": _register()},
+            "/agents/{mailbox}": {"parameters": [_mailbox()], "get": _show(), "delete": _unregister()},
+            "/agents/{mailbox}/report": {"parameters": [_mailbox()], "post": _report()},
+            "/openapi.json": {"get": _open("This document.", {"200": _answer("OpenAPI 3.1.", {"type": "object"})})},
+            "/livez": {"get": _open("Whether the process answers.", {"200": _text("It does.")})},
+            "/readyz": {"get": _open("Whether the service can do its work.", _readiness())},
+            "/metrics": {"get": _open("What Prometheus collects.", {"200": _text("The exposition format.")})},
+        },
+        "components": {
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API token of a tenant. It is not needed where nothing keeps callers apart.",
+                }
+            },
+            "schemas": {
+                "Address": {"type": "string", "maxLength": MAX_ADDRESS, "pattern": f"^{_ADDRESS}$"},
+                "Card": {
+                    "type": "object",
+                    "properties": {"mailbox": {"type": "string", "pattern": f"^(mq9://[^/]*/)?{_ADDRESS}$"}},
+                    "description": "An AgentCard, or any object with a mailbox: an address, bare or behind mq9://…/. "
+                    "A card of A2A may have it in the params of an extension instead.",
+                },
+                "Order": _object({"url": {"type": "string", "format": "uri"}, "mailbox": _ref("Address")}, ["url"]),
+                "History": _object(
+                    {
+                        "mailbox": _ref("Address"),
+                        "name": {"type": "string"},
+                        "edition": {"type": "integer", "description": "How many different cards there were."},
+                        "registered_at": {**_SECONDS, "description": "First registration, Unix seconds."},
+                        "updated_at": {**_SECONDS, "description": "Last registration, Unix seconds."},
+                        "warnings": {"type": "array", "items": {"type": "string"}},
+                    }
+                ),
+                "State": _object(
+                    {
+                        "state": {"enum": list(State)},
+                        "last_seen": _SECONDS,
+                        "status": {"type": ["object", "null"], "description": "The last report."},
+                    }
+                ),
+                "Registered": {"allOf": [_ref("History"), _object({"created": {"type": "boolean"}})]},
+                "Record": {"allOf": [_ref("History"), _ref("State"), _object({"card": _CARD})]},
+                "Page": _object(
+                    {
+                        "agents": {"type": "array", "items": _CARD},
+                        "mode": {"enum": ["list", "text", "semantic"]},
+                        "total": {"type": "integer"},
+                        "next": {"type": "string", "description": "The cursor of the next page, kept 60 s."},
+                        "note": {"type": "string", "description": "Why a semantic search was answered by keywords."},
+                        "scores": {"type": "array", "items": {"type": "number"}},
+                        "states": {"type": "array", "items": _ref("State")},
+                    },
+                    ["agents", "mode", "total"],
+                ),
+                "Error": _object({"error": {"type": "string"}, "code": {"type": "string"}}),
+            },
+        },
+    }
+
+
+def _find() -> Json:
+    words: Json = {"type": "array", "items": {"type": "string"}}
+    parameters = [
+        _query("text", {"type": "string"}, f"Search by words, of which the first {MAX_QUERY} characters count."),
+        _query("semantic", {"type": "string"}, "Search by meaning; wins over text."),
+        _query("limit", {"type": "integer", "minimum": 0, "default": PAGE}, f"Agents on a page, at most {MAX_PAGE}."),
+        _query("page", {"type": "integer", "minimum": 0, "default": 1}, f"From 1, at most {MAX_PAGES}."),
+        _query("tag", words, "Tags that are wanted, all of them."),
+        _query("skill", words, "Ids or names of skills that are wanted, all of them."),
+        _query("state", {"type": "array", "items": {"enum": list(State)}}, "By default all that are not gone."),
+        _query("min_score", {"type": "number", "minimum": 0}, "Score that is wanted at least, up to 1."),
+        _query("cursor", {"type": "string", "maxLength": MAX_CURSOR}, "`next` of the page before."),
+        _query("with_scores", {"type": "boolean"}, "Add `scores`."),
+        _query("with_state", {"type": "boolean"}, "Add `states`."),
+    ]
+    link: Json = {"description": 'The next page, rel="next".', "schema": {"type": "string"}}
+    page = _answer("A page of agents, best first.", _ref("Page"), {"Link": link})
+    return _closed("findAgents", "List or search agents.", {"200": page}, ("400", "503"), parameters=parameters)
+
+
+def _register() -> Json:
+    body = {"required": True, "content": _json({"anyOf": [_ref("Card"), _ref("Order")]})}
+    location: Json = {"description": "Where the agent is.", "schema": {"type": "string"}}
+    answers = {
+        "200": _answer("It takes the place of the former card.", _ref("Registered")),
+        "201": _answer("The agent is new.", _ref("Registered"), {"Location": location}),
+    }
+    said = "Register an agent, by its card or by the URL of its card."
+    return _closed("registerAgent", said, answers, ("400", "413", "429", "502", "503"), requestBody=body)
+
+
+def _show() -> Json:
+    view = _query("view", {"enum": ["card", "record"], "default": "card"}, "The card alone, or all that is known.")
+    etag: Json = {"description": "Of the card alone.", "schema": {"type": "string"}}
+    known: Json = {"in": "header", "name": "If-None-Match", "schema": {"type": "string"}}
+    answers = {
+        "200": _answer("The card as it came, or the record.", {"anyOf": [_CARD, _ref("Record")]}, {"ETag": etag}),
+        "304": {"description": "The card is the one that is known."},
+    }
+    return _closed("showAgent", "One agent.", answers, ("400", "404", "503"), parameters=[view, known])
+
+
+def _unregister() -> Json:
+    answers: Json = {"204": {"description": "It is forgotten."}}
+    return _closed("unregisterAgent", "Remove an agent.", answers, ("400", "404", "503"))
+
+
+def _report() -> Json:
+    seen = _object({"mailbox": _ref("Address"), "last_seen": _SECONDS})
+    body = {"content": _json({"type": "object", "description": "The status, whatever it says."})}
+    answers = {"200": _answer("It was seen.", seen)}
+    said = "A sign of life, with a status."
+    return _closed("reportAgent", said, answers, ("400", "404", "413", "503"), requestBody=body)
+
+
+def _readiness() -> Json:
+    report = _object({"ready": {"type": "boolean"}, "checks": {"type": "object"}})
+    return {"200": _answer("It can.", report), "503": _answer("It cannot; what is wrong.", report)}
+
+
+def _mailbox() -> Json:
+    schema: Json = {"type": "string", "minLength": 1}
+    return {"in": "path", "name": "mailbox", "required": True, "schema": schema, "description": "The agent's address."}
+
+
+def _query(name: str, schema: Json, description: str) -> Json:
+    return {"in": "query", "name": name, "schema": schema, "description": description}
+
+
+def _closed(operation: str, summary: str, answers: Json, errors: tuple[str, ...], **more: Any) -> Json:
+    """Return an operation that wants a token."""
+    refused = {status: _answer("See docs/errors.md.", _ref("Error")) for status in ("401", *errors)}
+    return {"operationId": operation, "summary": summary, **more, "responses": {**answers, **refused}}
+
+
+def _open(summary: str, answers: Json) -> Json:
+    return {"summary": summary, "security": [], "responses": answers}
+
+
+def _answer(description: str, schema: Json, headers: Json | None = None) -> Json:
+    return {"description": description, "content": _json(schema), **({"headers": headers} if headers else {})}
+
+
+def _text(description: str) -> Json:
+    return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def _json(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+def _object(properties: Json, required: list[str] | None = None) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
