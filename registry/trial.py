@@ -1,40 +1,129 @@
 """A registry for a trial: a catalog in memory, asked as the service would be, and gone afterwards."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
+from mediator.agents.records import Agent, Liveness
+from mediator.broker import Broker
+from mediator.errors import UnavailableError
+from mediator.mailboxes.bounds import Bounds
+from mediator.store.memory import MemoryStore
 from registry.cases import Catalog
+from registry.directory import Directory
+from registry.door import MODELS
+from registry.evaluation import DEPTH
+from registry.following import Following
+from registry.index import Question, Wanted
+from registry.meanings import Meanings
+from registry.meters import Meters
+from registry.requests import Discover
+from registry.searching import Searching
+from registry.splitting import parts
 
-DEPTH = 10
-"""Answers of each request."""
+TENANT = "trial"
+IN_FLIGHT = 64
+LOOK_SECONDS = 0.1
+ENCODE_SECONDS = 30.0
+"""How long a request may wait for its vectors: a trial is not in a hurry."""
+_ALL = 1 << 40
+"""Bytes an answer may have."""
+
+Told = Callable[[str, int], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Trial:
-    """A catalog that can be asked; answers are keys of cards, best first."""
+    """A catalog that can be asked; answers are keys of cards, best first, at most ``DEPTH`` of them."""
+
+    _broker: Broker
+    _directory: Directory
+    _following: Following
+    _meanings: Meanings | None
+    _keys: dict[str, str]
+    """By mailbox."""
 
     async def by_text(self, query: str) -> list[str]:
         """Ask as DISCOVER does with ``text``."""
-        raise NotImplementedError
+        found = await self._directory.discover(TENANT, Discover(text=query, limit=DEPTH), _ALL)
+        return self._named(found.agents)
 
     async def by_meaning(self, query: str) -> list[str]:
-        """Ask as DISCOVER does with ``semantic``."""
-        raise NotImplementedError
+        """Ask as DISCOVER does with ``semantic``; :class:`UnavailableError` where keywords would answer alone."""
+        found = await self._directory.discover(TENANT, Discover(semantic=query, limit=DEPTH), _ALL)
+        if found.note:
+            raise UnavailableError(found.note)
+        return self._named(found.agents)
 
     async def by_vectors(self, query: str) -> list[str]:
-        """Ask by vectors alone, which no door offers: it shows what the model itself adds."""
-        raise NotImplementedError
+        """Ask by vectors alone, which no door offers: it shows what the model itself is good for."""
+        assert self._meanings is not None
+        pieces = [query, *parts(query)]
+        vectors = await self._meanings.readings.query(pieces, ENCODE_SECONDS)
+        if vectors is None:
+            raise UnavailableError(self._meanings.readings.problem or "the model did not answer")
+        index = await self._following.index(TENANT)
+        ranked = index.by_meaning(Question([[] for _ in pieces], vectors), Wanted(), self._broker.clock())
+        numbers = ranked.numbers[:DEPTH].tolist()
+        agents = await self._broker.read(lambda tx, _now: tx.agents.pick(numbers))
+        return self._named([agents[no] for no in numbers])
+
+    def _named(self, agents: list[Agent]) -> list[str]:
+        return [self._keys[agent.address] for agent in agents]
 
 
 @asynccontextmanager
-async def trial(
-    catalog: Catalog, model: str | None, data_dir: Path, told: Callable[[str, int], None]
-) -> AsyncIterator[Trial]:
+async def trial(catalog: Catalog, model: str | None, data_dir: Path, told: Told) -> AsyncIterator[Trial]:
     """Register a catalog and wait until it can be asked.
 
-    ``model`` is one of sentence-transformers, None for keywords alone; ``data_dir`` is where the service keeps what it
-    made of a model. ``told`` hears how many cards are ``registered`` and ``embedded``. Raises
-    :class:`mediator.errors.UnavailableError` when the model cannot be had.
+    ``model`` is one of sentence-transformers, None for keywords alone; what is made of it is kept in ``data_dir``, as
+    the service does. ``told`` hears how many cards are ``registered`` and ``embedded``. Raises
+    :class:`UnavailableError` when the model cannot be had.
     """
-    del catalog, model, data_dir, told
-    yield Trial()
+    async with AsyncExitStack() as stack:
+        broker = Broker(MemoryStore(), Bounds())
+        stack.push_async_callback(broker.close)
+        following = Following(broker, Liveness())
+        meanings = None if model is None else Meanings(broker, following, model, data_dir / MODELS, shared=False)
+        searching = Searching(broker, Liveness(), following, meanings)
+        stack.callback(searching.close)
+        stack.push_async_callback(following.stop)
+        if meanings is None:
+            await following.start("")
+        else:
+            stack.push_async_callback(meanings.stop)
+            await meanings.start()
+            await meanings.encoder.wait_ready()
+        directory = Directory(broker, Liveness(), 0, following, searching, meanings, Meters(CollectorRegistry()))
+        keys = await _register(directory, catalog, told)
+        if meanings is not None:
+            await _embedded(following, meanings, len(keys), told)
+        yield Trial(broker, directory, following, meanings, keys)
+
+
+async def _register(directory: Directory, catalog: Catalog, told: Told) -> dict[str, str]:
+    """Return the key of each card by its mailbox."""
+    keys: dict[str, str] = {}
+    waiting = iter(catalog.cards)
+
+    async def worker() -> None:
+        for card in waiting:
+            address = (await directory.register(TENANT, card)).agent.address
+            keys[address] = catalog.keys[address]
+            told("registered", len(keys))
+
+    await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+    return keys
+
+
+async def _embedded(following: Following, meanings: Meanings, count: int, told: Told) -> None:
+    while following.embedded < count:
+        # Says so when the model is lost on the way.
+        await meanings.encoder.wait_ready()
+        told("embedded", following.embedded)
+        await asyncio.sleep(LOOK_SECONDS)
+    told("embedded", count)
