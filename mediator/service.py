@@ -95,7 +95,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.push_async_callback(scheduler.stop)
         await control.start()
         stack.push_async_callback(control.stop)
-        directory = await _open_registry(settings, broker, metrics, control, health, stack)
+        directory = await _open_registry(settings, broker, connection, metrics, control, health, stack)
         door = await _open_door(settings, connection, broker, metrics, directory, stack)
         for name, check in {
             "store": broker.check,
@@ -215,6 +215,7 @@ def _broker(settings: Settings, store: Store, connection: Connection, journal: J
 async def _open_registry(
     settings: Settings,
     broker: Broker,
+    connection: Connection,
     metrics: Metrics,
     control: ControlServer,
     health: Health,
@@ -233,9 +234,14 @@ async def _open_registry(
             metrics.registry,
             control,
             health,
-            shared=settings.database_url is not None,
+            _announcer(settings, connection, "mq9found"),
         )
     )
+
+
+def _announcer(settings: Settings, connection: Connection, subject: str) -> Announcements | None:
+    """Return what reaches the instances that share the database, if any may."""
+    return None if settings.database_url is None else Announcements(connection, subject)
 
 
 async def _serve_registry(
@@ -314,7 +320,7 @@ async def _open_didcomm(
         outbound_networks=chosen.outbound_networks,
         push_webhook=chosen.push_webhook,
     )
-    announcer = Announcements(connection, "mq9live") if settings.database_url is not None else None
+    announcer = _announcer(settings, connection, "mq9live")
     await stack.enter_async_context(didcomm_door(options, broker, metrics.registry, control, app, announcer))
 
 

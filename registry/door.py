@@ -16,6 +16,7 @@ from registry.meanings import Meanings
 from registry.meters import Meters
 from registry.operating import RegistryOperating
 from registry.searching import Searching
+from registry.sharing import Announcer
 
 MODELS = "models"
 """The folder of files made from models, in the data folder."""
@@ -29,19 +30,21 @@ async def registry_door(
     metrics: CollectorRegistry,
     control: ControlServer,
     health: Health,
-    *,
-    shared: bool,
+    announcer: Announcer | None,
 ) -> AsyncIterator[Directory]:
-    """Run the registry inside this block; ``shared``: other instances work on the same database.
+    """Run the registry inside this block; ``announcer`` reaches the instances that share the database.
 
     Nothing here waits for a model or for the index: both come while the service answers already.
     """
     async with AsyncExitStack() as stack:
         following = Following(broker, chosen.liveness)
         meanings = (
-            Meanings(broker, following, chosen.model, data_dir / MODELS, shared=shared) if chosen.semantic else None
+            Meanings(broker, following, chosen.model, data_dir / MODELS, shared=announcer is not None)
+            if chosen.semantic
+            else None
         )
-        searching = Searching(broker, chosen.liveness, following, meanings)
+        searching = Searching(broker, chosen.liveness, following, meanings, announcer)
+        await searching.open()
         stack.callback(searching.close)
         stack.push_async_callback(following.stop)
         if meanings is None:

@@ -1,7 +1,6 @@
 """All that search holds in memory of one tenant's agents: keywords, vectors, tags, skills, and signs of life."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from mediator.agents.records import Liveness, State
 from registry import ranking
 from registry.digest import Digest
 from registry.keywords import Keywords
+from registry.labels import Labels
 from registry.vectors import Vectors
 
 CANDIDATES = 200
@@ -59,15 +59,16 @@ class Index:
         self._lock = threading.Lock()
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self._digests: list[Digest | None] = []
+        self._end = 0
+        """Slots above it were never used."""
         self._numbers = np.zeros(0, np.int64)
         """By slot; 0 where there is none."""
         self._stale_at = np.zeros(0, np.int64)
         self._gone_at = np.zeros(0, np.int64)
         self._keywords = Keywords()
         self._vectors: Vectors | None = None
-        self._tags: defaultdict[str, set[int]] = defaultdict(set)
-        self._skills: defaultdict[str, set[int]] = defaultdict(set)
+        self._tags = Labels()
+        self._skills = Labels()
 
     def __len__(self) -> int:
         """Return how many agents there are."""
@@ -89,14 +90,9 @@ class Index:
                 if slot is None:
                     slot = self._new_slot(no)
                 else:
-                    self._forget_words(slot)
-                    if self._vectors is not None:
-                        self._vectors.remove(slot)
-                self._digests[slot] = digest
-                for tag in digest.tags:
-                    self._tags[tag].add(slot)
-                for skill in digest.skills:
-                    self._skills[skill].add(slot)
+                    self._forget(slot)
+                self._tags.put(slot, digest.tags)
+                self._skills.put(slot, digest.skills)
                 terms.append((slot, digest.terms))
             self._keywords.load(terms)
 
@@ -126,11 +122,8 @@ class Index:
             slot = self._slots.pop(no, None)
             if slot is None:
                 return
-            self._forget_words(slot)
+            self._forget(slot)
             self._keywords.remove(slot)
-            if self._vectors is not None:
-                self._vectors.remove(slot)
-            self._digests[slot] = None
             self._numbers[slot] = 0
             self._free.append(slot)
 
@@ -138,8 +131,8 @@ class Index:
         if self._free:
             slot = self._free.pop()
         else:
-            slot = len(self._digests)
-            self._digests.append(None)
+            slot = self._end
+            self._end += 1
             if slot >= len(self._numbers):
                 more = max(64, slot)
                 self._numbers, self._stale_at, self._gone_at = (
@@ -151,15 +144,12 @@ class Index:
         self._stale_at[slot] = self._gone_at[slot] = _NEVER
         return slot
 
-    def _forget_words(self, slot: int) -> None:
-        digest = self._digests[slot]
-        if digest is None:
-            return
-        for table, words in ((self._tags, digest.tags), (self._skills, digest.skills)):
-            for word in words:
-                table[word].discard(slot)
-                if not table[word]:
-                    del table[word]
+    def _forget(self, slot: int) -> None:
+        """Forget what a card said but for its words, which are replaced."""
+        self._tags.remove(slot)
+        self._skills.remove(slot)
+        if self._vectors is not None:
+            self._vectors.remove(slot)
 
     # Searching.
 
@@ -206,11 +196,8 @@ class Index:
     def _allowed(self, wanted: Wanted, now: int) -> NDArray[np.bool_]:
         """Return by slot who may be found."""
         allowed = self._numbers > 0
-        for table, words in ((self._tags, wanted.tags), (self._skills, wanted.skills)):
-            for word in words:
-                having = np.zeros_like(allowed)
-                having[list(table.get(word, ()))] = True
-                allowed &= having
+        self._tags.mark(wanted.tags, allowed)
+        self._skills.mark(wanted.skills, allowed)
         if State.GONE not in wanted.states:
             allowed &= self._gone_at > now
         if State.STALE not in wanted.states:

@@ -18,6 +18,7 @@ from registry.following import Following
 from registry.index import FOUND, Index, Question, Wanted
 from registry.meanings import Meanings
 from registry.requests import Discover, Found
+from registry.sharing import Announcer, Sharing
 from registry.snapshots import Result, Snapshot, Snapshots
 from registry.splitting import parts
 from registry.words import words
@@ -44,14 +45,27 @@ class _Page(NamedTuple):
 class Searching:
     """Searches the indexes. Made and used on the event loop; the searches themselves run on threads."""
 
-    def __init__(self, broker: Broker, liveness: Liveness, following: Following, meanings: Meanings | None) -> None:
-        """Without ``meanings`` requests are answered by keywords."""
+    def __init__(
+        self,
+        broker: Broker,
+        liveness: Liveness,
+        following: Following,
+        meanings: Meanings | None,
+        announcer: Announcer | None = None,
+    ) -> None:
+        """Without ``meanings`` requests are answered by keywords; ``announcer`` reaches instances beside this one."""
         self._broker = broker
         self._liveness = liveness
         self._following = following
         self._meanings = meanings
         self._snapshots = Snapshots()
+        self._sharing = None if announcer is None else Sharing(announcer, self._snapshots)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
+
+    async def open(self) -> None:
+        """Begin to hear of the results of other instances."""
+        if self._sharing is not None:
+            await self._sharing.open()
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -65,12 +79,15 @@ class Searching:
             snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
         page = await self._page(snapshot.result, start, query.limit, budget)
         result = snapshot.result
+        more = page.end < len(result.numbers)
+        if more and query.cursor is None and self._sharing is not None:
+            await self._sharing.tell(snapshot)
         return Found(
             agents=page.agents,
             scores=page.scores,
             states=page.states,
             total=result.total,
-            next=f"{snapshot.id}.{page.end}" if page.end < len(result.numbers) else None,
+            next=f"{snapshot.id}.{page.end}" if more else None,
             mode=result.mode,
             note=result.note,
         )

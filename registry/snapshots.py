@@ -55,7 +55,11 @@ class Snapshots:
 
     def keep(self, tenant: str, key: bytes, result: Result) -> Snapshot:
         """Keep a result; who asks the same for a further page without a cursor is given this one from now on."""
-        snapshot = Snapshot(secrets.token_hex(ID_BYTES), tenant, key, result, self._clock())
+        return self.add(secrets.token_hex(ID_BYTES), tenant, key, result)
+
+    def add(self, id: str, tenant: str, key: bytes, result: Result) -> Snapshot:
+        """Keep a result under an id, as :meth:`keep` does."""
+        snapshot = Snapshot(id, tenant, key, result, self._clock())
         self._trim(snapshot.size)
         self._kept[snapshot.id] = snapshot
         self._asked[tenant, key] = snapshot.id
