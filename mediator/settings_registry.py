@@ -48,8 +48,8 @@ class Registry(BaseModel):
         default=Liveness().keep // DAY,
         ge=0,
         le=3650,
-        description="Days after which the clean-up removes an agent that is gone. Protects the catalog from what "
-        "nobody serves any more; until then a report brings an agent back.",
+        description="Days after which the clean-up removes an agent that is gone; 0 never removes one. Protects the "
+        "catalog from what nobody serves any more; until then a report brings an agent back.",
     )
     max_agents: Whole = Field(
         default=1_000_000,
@@ -65,5 +65,6 @@ class Registry(BaseModel):
 
     @property
     def liveness(self) -> Liveness:
-        """What the domain needs of this; spans become milliseconds."""
-        return Liveness(self.default_ttl * 1000, self.grace_seconds * 1000, self.keep_days * DAY)
+        """What the domain needs of this; spans become milliseconds. Who cannot report is not collected."""
+        keep_days = self.keep_days if self.enabled else 0
+        return Liveness(self.default_ttl * 1000, self.grace_seconds * 1000, keep_days * DAY)

@@ -18,11 +18,11 @@ SILENT = "gone for long: no sign of life"
 def collect(
     tx: Tables, liveness: Liveness, after: SeenPlace, now: int, limit: int
 ) -> tuple[Collected, SeenPlace | None]:
-    """Remove agents that have been gone for ``liveness.keep`` milliseconds.
+    """Remove agents that have been gone for ``liveness.keep`` milliseconds; 0: none.
 
     Returns where the next slice goes on, None when all that were silent for so long were looked at.
     """
-    silent = tx.agents.unseen(_since(liveness, now), after, limit)
+    silent = _silent(tx, liveness, after, now, limit)
     over = [one for one in silent if _over_at(liveness, one) <= now]
     for one in over:
         tx.agents.remove(one.no, now)
@@ -37,7 +37,7 @@ def forget(tx: Tables, now: int, limit: int) -> int:
 
 def plan(tx: Tables, liveness: Liveness, now: int, examples: int) -> list[Finding]:
     """Say which agents :func:`collect` would remove, with so many examples; nothing when there are none."""
-    silent = tx.agents.unseen(_since(liveness, now), FIRST, MAX_PLANNED)
+    silent = _silent(tx, liveness, FIRST, now, MAX_PLANNED)
     over = [one for one in silent if _over_at(liveness, one) <= now]
     if not over:
         return []
@@ -45,9 +45,9 @@ def plan(tx: Tables, liveness: Liveness, now: int, examples: int) -> list[Findin
     return [Finding("agents", SILENT, len(over), shown, len(silent) >= MAX_PLANNED)]
 
 
-def _since(liveness: Liveness, now: int) -> int:
-    """When those that may be over were last seen, at the latest."""
-    return now - liveness.grace - liveness.keep
+def _silent(tx: Tables, liveness: Liveness, after: SeenPlace, now: int, limit: int) -> list[Silent]:
+    """Return agents that may have been gone for long; those whose signs of life come seldom may have not."""
+    return tx.agents.unseen(now - liveness.grace - liveness.keep, after, limit) if liveness.keep else []
 
 
 def _over_at(liveness: Liveness, silent: Silent) -> int:

@@ -25,7 +25,7 @@ class Liveness:
     grace: int = 5 * 60 * 1000
     """How long an agent whose ttl is over is stale, at least; it is stale for its ttl once more if that is longer."""
     keep: int = 7 * DAY
-    """How long one that is gone is kept until it is collected."""
+    """How long one that is gone is kept until it is collected; 0: for ever."""
 
     def gone_at(self, ttl: int, seen_at: int) -> int | None:
         """Return when an agent counts as gone, None for never; ``ttl`` is the agent's own, with the default in it."""

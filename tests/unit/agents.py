@@ -1,0 +1,99 @@
+"""The registry for tests: its verbs over any store, beside those of the mailboxes, each one transaction."""
+
+from typing import Any
+
+from mediator.agents import collecting, registering
+from mediator.agents.ports import ChangePlace, SeenPlace
+from mediator.agents.records import Agent, Change, Embedded, Liveness, Registration, State
+from mediator.mailboxes.bounds import Bounds
+from mediator.store.base import Store
+from tests.unit.broker import START, TENANT, Broker
+
+SPACE = "model/3/1"
+FIRST = ChangePlace(0, 0)
+ALL = 1 << 30
+
+
+def card(address: str, text: str = "") -> bytes:
+    """Return a card, another one for each text; no reader of JSON would write it so."""
+    return f'{{"mailbox" :\t"mq9://host/{address}",  "description": "{text}"}}'.encode()
+
+
+def registration(
+    address: str, name: str = "", text: str = "", *, tenant: str = TENANT, ttl: int | None = None, **more: Any
+) -> Registration:
+    return Registration(
+        tenant,
+        address,
+        name,
+        more.pop("card", card(address, text)),
+        more.pop("terms", b"terms of " + text.encode()),
+        ttl,
+        **more,
+    )
+
+
+class Agency(Broker):
+    """The broker of the tests, and what the registry adds to it."""
+
+    def __init__(
+        self,
+        store: Store,
+        liveness: Liveness | None = None,
+        limit: int = 0,
+        bounds: Bounds | None = None,
+        now: int = START,
+    ) -> None:
+        super().__init__(store, bounds, now)
+        self.liveness = liveness or Liveness()
+        self.limit = limit
+
+    def put(self, new: Registration) -> tuple[Agent, bool]:
+        return self.run(lambda tx: registering.register(tx, self.liveness, self.limit, new, self.now))
+
+    def register(self, address: str, name: str = "", text: str = "", **more: Any) -> Agent:
+        return self.put(registration(address, name, text, **more))[0]
+
+    def unregister(self, address: str | None = None, name: str | None = None, tenant: str = TENANT) -> Agent:
+        return self.run(lambda tx: registering.unregister(tx, tenant, address, name, self.now))
+
+    def report(
+        self, address: str | None = None, name: str | None = None, status: bytes = b"{}", tenant: str = TENANT
+    ) -> Agent:
+        return self.run(lambda tx: registering.report(tx, tenant, address, name, status, self.now))
+
+    def find(self, address: str, tenant: str = TENANT) -> Agent | None:
+        with self.store.reading() as tx:
+            return tx.agents.find(tenant, address)
+
+    def state(self, address: str) -> State:
+        agent = self.find(address)
+        assert agent is not None
+        return self.liveness.state(agent.ttl, agent.seen_at, self.now)
+
+    def embed(self, *agents: Agent, space: str = SPACE, vectors: bytes = b"\0\x3c") -> int:
+        embedded = [Embedded(agent.no, agent.card_revision, vectors) for agent in agents]
+        return self.run(lambda tx: tx.vectors.put(space, embedded))
+
+    def changes(self, after: ChangePlace = FIRST, limit: int = ALL, space: str = SPACE) -> list[Change]:
+        with self.store.reading() as tx:
+            return tx.agents.changes(after, space, limit)
+
+    def revision(self) -> int:
+        with self.store.reading() as tx:
+            return tx.agents.revision()
+
+    def collect_agents(self, limit: int = 1000) -> int:
+        """Run slices of the clean-up of agents to their end, and return how many it removed."""
+        after: SeenPlace | None = collecting.FIRST
+        removed = 0
+        while after is not None:
+            place = after
+            collected, after = self.run(
+                lambda tx: collecting.collect(tx, self.liveness, place, self.now, limit)  # noqa: B023
+            )
+            removed += collected.agents
+        return removed
+
+    def forget_removed(self, limit: int = 1000) -> int:
+        return self.run(lambda tx: collecting.forget(tx, self.now, limit))
