@@ -40,7 +40,7 @@ def _run(name: str, seconds: int) -> None:
     """Fuzz one target; ends the process, with a status other than 0 when something was found."""
     import atheris
 
-    with atheris.instrument_imports(include=["mediator", "pickup", "tests.fuzz"]):
+    with atheris.instrument_imports(include=["mediator", "pickup", "registry", "tests.fuzz"]):
         from tests.fuzz.targets import TARGETS
 
     target, seeds = TARGETS[name]

@@ -16,6 +16,7 @@ from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writa
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
 from mediator.operators.spans import parse_span, show_span
+from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
 
 BUDGET = 1 << 20
@@ -208,6 +209,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
     "address": (address, (b"task", b"a.b.c", b"public", b"a" * 128, b"a..b", b"a-b", b"\xff")),
     "message_id": (message_id, (b"0", b"1", b"01", b"9223372036854775807", b"9223372036854775808", b"-1")),
     "span": (span, (b"90s", b"1h30m", b"1.5d", b"250ms", b"12", b"999999999999.999w")),
+    **CARDS,
     **DIDCOMM,
     "stream": (stream, (b"a\x0bb\x0c\0_R_.x\0NATS/1.0\0payload\0other\0rest", b"\xff\0\0\0\0")),
 }
