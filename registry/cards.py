@@ -178,7 +178,8 @@ def _examples(reader: Reader) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     items = reader.items(value, "examples", MAX_EXAMPLES)
-    return tuple(reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in items)
+    read = (reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in items)
+    return tuple(text for text in read if text)
 
 
 def _payload(reader: Reader) -> tuple[dict[str, Any], str]:

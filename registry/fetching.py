@@ -22,17 +22,18 @@ async def fetch_card(guard: Guard, url: str, seconds: float) -> bytes:
     there; the text tells of the first place that was tried.
     """
     clock = asyncio.get_running_loop().time
-    until = clock() + seconds
+    left, until = seconds, clock() + seconds
     failures: list[str] = []
     for place in _places(url):
         try:
-            data = await guard.get(place, MAX_CARD, until - clock())
+            data = await guard.get(place, MAX_CARD, left)
             parse_card(data)
         except AddressRefusedError as error:
             raise AddressRefusedError(f"url: {error}") from error
         except (UnreachableError, BadRequestError) as error:
             failures.append(str(error))
-            if clock() >= until:
+            left = until - clock()
+            if left <= 0:
                 break
         else:
             return data
