@@ -187,6 +187,21 @@ def parse_words(value: Any, field: str, most: int, longest: int) -> tuple[str, .
     return words
 
 
+def is_deep(value: Mapping[str, Any], levels: int) -> bool:
+    """Whether a JSON object has more than so many levels of objects and lists inside each other, itself one."""
+    level: list[Any] = [value]
+    for _ in range(levels):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
 def has_controls(text: str) -> bool:
     """Whether a text has control characters, or halves of characters that no UTF-8 has."""
     if text.isascii():

@@ -7,9 +7,10 @@ from multidict import MultiMapping
 
 from mediator.agents.records import State
 from mediator.errors import BadRequestError
-from mediator.fields import Fields, parse_body
+from mediator.fields import Fields, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.addresses import find_mailbox
+from registry.cards import MAX_DEPTH, MAX_NAME
 from registry.requests import MAX_PAGE, PAGE, Discover, Who
 
 MAX_QUERY = 8192
@@ -17,8 +18,6 @@ MAX_QUERY = 8192
 MAX_STATUS = 16 * 1024
 """Bytes of a report."""
 MAX_PAGES = 1_000_000
-MAX_NAME = 1024
-MAX_SKILL = 1024
 MAX_CURSOR = 256
 
 _ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state")
@@ -30,7 +29,25 @@ _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
 
 def who(data: bytes) -> Who:
     """Read which agent is meant (G2); an SDK may send the whole card, of which the mailbox counts."""
+    return _who(parse_body(data))
+
+
+def report(data: bytes) -> Who:
+    """Read whom a report is about (G2); the body as a whole is what the agent says of itself."""
+    return _who(status(data))
+
+
+def status(data: bytes) -> Fields:
+    """Read what an agent says of itself: it is shown to others as it came, so it is bounded as cards are."""
+    if len(data) > MAX_STATUS:
+        raise BadRequestError("body", f"expected a report of at most {MAX_STATUS} bytes, got {len(data)}")
     fields = parse_body(data)
+    if is_deep(fields.values, MAX_DEPTH):
+        raise BadRequestError("body", f"expected at most {MAX_DEPTH} levels of objects and lists")
+    return fields
+
+
+def _who(fields: Fields) -> Who:
     address = find_mailbox(fields.values)
     if address is not None:
         return Who(address=address)
@@ -38,18 +55,6 @@ def who(data: bytes) -> Who:
     if name is None:
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
     return Who(name=name)
-
-
-def report(data: bytes) -> Who:
-    """Read whom a report is about; the body as a whole is the status, so it is bounded."""
-    check_status(data)
-    return who(data)
-
-
-def check_status(data: bytes) -> None:
-    """Raise :class:`BadRequestError` for a report above :data:`MAX_STATUS`."""
-    if len(data) > MAX_STATUS:
-        raise BadRequestError("body", f"expected a report of at most {MAX_STATUS} bytes, got {len(data)}")
 
 
 def discover(fields: Fields) -> Discover:
@@ -83,7 +88,7 @@ def _discover(fields: Fields, wanted: Fields, names: tuple[str, str, str]) -> Di
         limit=PAGE if limit is None else limit,
         page=1 if page is None else page,
         tags=wanted.words(tag, MAX_TAGS, MAX_TAG) or (),
-        skills=wanted.words(skill, MAX_TAGS, MAX_SKILL) or (),
+        skills=wanted.words(skill, MAX_TAGS, MAX_NAME) or (),
         states=frozenset(map(State, states)) if states else None,
         min_score=fields.fraction("min_score"),
         cursor=fields.text("cursor", MAX_CURSOR),

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from mediator.errors import BadRequestError
-from mediator.fields import Fields, parse_body, printable
+from mediator.fields import Fields, printable
 from mediator.http.guard import Guard
 from mediator.http.tenants import HttpTenants
 from registry import reading, writing
@@ -110,8 +110,7 @@ class Rest:
     async def _report(self, request: web.Request) -> web.Response:
         tenant, address = self._tenant(request), _address(request)
         data = await _body(request)
-        reading.check_status(data)
-        fields = parse_body(data)
+        fields = reading.status(data)
         if find_mailbox(fields.values) not in (None, address):
             raise BadRequestError("mailbox", f"expected {address} as in the path")
         agent = await self._directory.report(tenant, Who(address=address), data if fields.values else b"{}")
