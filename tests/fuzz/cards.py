@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.address import writable_address
 from registry import cards
+from registry.addresses import mailbox_address
 from registry.fetching import with_mailbox
 from registry.lenient import MAX_WARNINGS
 
@@ -20,7 +20,8 @@ def card(data: bytes) -> None:
     except BadRequestError as error:
         _check_refusal(error)
         return
-    assert writable_address(read.address) == read.address
+    assert mailbox_address(read.address) == read.address
+    assert mailbox_address(f"mq9://broker/{read.address}") == read.address
     assert read.ttl is None or 0 <= read.ttl <= cards.MAX_TTL * 1000
     assert len(read.skills) <= cards.MAX_SKILLS
     assert len(read.warnings) <= MAX_WARNINGS

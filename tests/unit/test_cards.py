@@ -34,6 +34,9 @@ def extended(*mailboxes: Any) -> dict[str, Any]:
         ("MQ9://broker/a1", "a1"),
         ("mq9://broker/some/where/a", "a"),
         ("a" * 128, "a" * 128),
+        # No mailbox here is called so, but one elsewhere may be.
+        ("bread-baker.no-1", "bread-baker.no-1"),
+        ("mq9://broker/bread-baker", "bread-baker"),
     ],
 )
 def test_both_spellings_of_a_mailbox_are_one_address(text: str, address: str) -> None:
@@ -52,6 +55,12 @@ def test_both_spellings_of_a_mailbox_are_one_address(text: str, address: str) ->
         "Bread",
         "bread baker",
         "a" * 129,
+        "a-" * 64 + "a",
+        "-bread",
+        "bread-",
+        "bread--baker",
+        "bread.-baker",
+        "Bread-Baker",
         "mq9://broker/",
         "mq9://broker",
         "mq9://",
