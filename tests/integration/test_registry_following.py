@@ -1,0 +1,107 @@
+"""The index follows the store: after registrations, over restarts, and beside other instances."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mediator.agents.records import Embedded
+from mediator.store.base import Store
+from mediator.store.memory import MemoryStore
+from mediator.store.postgres import PostgresStore
+from mediator.store.sqlite import SqliteStore
+from registry.following import CHUNK
+from registry.packing import pack_rows
+from registry.requests import Who
+from tests.integration.directory import Instance, instance
+from tests.postgres import Server, postgres
+
+__all__ = ["postgres"]
+
+SPACE = "test@1/2/1"
+
+
+class Data:
+    """A database that is opened, and opened again as after a restart."""
+
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open = open_store
+        self.store = open_store()
+
+    def reopen(self) -> Store:
+        if not isinstance(self.store, MemoryStore):
+            self.store.close()
+            self.store = self._open()
+        return self.store
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Data]:
+    with ExitStack() as stack:
+        if request.param == "postgres":
+            server: Server = request.getfixturevalue("postgres")
+            url = stack.enter_context(server.database())
+            made = Data(lambda: PostgresStore(url))
+        elif request.param == "sqlite":
+            made = Data(lambda: SqliteStore(tmp_path / "mail.db"))
+        else:
+            made = Data(MemoryStore)
+        stack.callback(made.close)
+        yield made
+
+
+@pytest.mark.rule("G1", "G2", "G3")
+async def test_who_registered_is_found_at_once_and_who_left_is_not(data: Data):
+    async with instance(data.store) as one:
+        assert await one.found(text="invoice") == []
+        await one.register("payments", "Pays an invoice")
+        assert await one.found(text="invoice") == ["payments"]
+        await one.register("payments", "Waters plants")
+        assert await one.found(text="invoice") == []
+        assert await one.found(text="plants") == ["payments"]
+        await one.directory.unregister("default", Who(name="payments"))
+        assert await one.found(text="plants") == []
+        assert await one.found() == []
+
+
+async def test_a_restart_reads_all_that_was_there(data: Data):
+    count = CHUNK + 20
+    async with instance(data.store) as one:
+        numbers = await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(count)))
+        agents = await one.broker.read(lambda tx, _now: tx.agents.pick(numbers[:3]))
+        rows = pack_rows(np.array([[1.0, 0.0]], np.float32))
+        vectors = [Embedded(agent.no, agent.card_revision, rows) for agent in agents.values()]
+        await one.broker.write(lambda tx, _now: tx.vectors.put(SPACE, vectors))
+        await one.directory.unregister("default", Who(address="agent.a7"))
+    async with instance(data.reopen(), SPACE) as two:
+        index = await two.following.index("default")
+        assert len(index) == count - 1
+        assert index.embedded == 3
+        assert await two.found(text="word8") == ["a8"]
+        assert await two.found(text="word7") == []
+
+
+@pytest.mark.postgres
+async def test_another_instance_follows(postgres: Server):
+    with postgres.database() as url, closing(PostgresStore(url)) as first, closing(PostgresStore(url)) as second:
+        async with instance(first) as one, instance(second) as two:
+            await asyncio.gather(*(one.register(f"one{n}", "from one") for n in range(20)))
+            await asyncio.gather(*(two.register(f"two{n}", "from two") for n in range(20)))
+            await caught_up(one, two)
+            for each in (one, two):
+                assert len(await each.found(text="one two", limit=100)) == 40
+            await one.directory.unregister("default", Who(address="agent.two3"))
+            await caught_up(two)
+            assert "two3" not in await two.found(limit=100)
+
+
+async def caught_up(*instances: Instance) -> None:
+    revision = await instances[0].broker.read(lambda tx, _now: tx.agents.revision())
+    for each in instances:
+        await each.following.reach(revision)

@@ -1,0 +1,106 @@
+"""Pages of DISCOVER: without repeats or holes while agents come and go (G3, N7)."""
+
+import pytest
+
+from mediator.agents.records import State
+from mediator.errors import BadRequestError, NoSuchAgentError
+from mediator.store.memory import MemoryStore
+from registry.requests import Who
+from tests.integration.directory import Instance, instance
+
+pytestmark = pytest.mark.rule("G3")
+
+
+@pytest.fixture
+async def registry():
+    async with instance(MemoryStore()) as made:
+        for n in range(50):
+            await made.register(f"a{n}", "paints " * (1 + n % 5) + f"houses number{n}")
+        yield made
+
+
+async def test_all_are_listed_in_pages_of_twenty_in_order_of_registration(registry: Instance):
+    pages = [await registry.discover(page=page) for page in (1, 2, 3, 4)]
+    assert [len(page.agents) for page in pages] == [20, 20, 10, 0]
+    assert [agent.name for page in pages for agent in page.agents] == [f"a{n}" for n in range(50)]
+    assert {page.total for page in pages} == {50}
+    assert [page.next is None for page in pages] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("asked", [{}, {"text": "paints houses"}, {"semantic": "paints houses"}])
+@pytest.mark.parametrize("by_cursor", [True, False])
+async def test_pages_fit_together_while_agents_come_and_go(registry: Instance, asked: dict[str, str], by_cursor: bool):
+    before = [agent.name for agent in (await registry.discover(limit=100, **asked)).agents]
+    seen: list[str] = []
+    page, number = await registry.discover(limit=7, **asked), 1
+    gone = set()
+    while True:
+        seen += [agent.name for agent in page.agents]
+        if page.next is None:
+            break
+        await registry.register(f"new{number}", "paints paints paints houses houses")
+        leaving = next(name for name in reversed(before) if name not in seen and name not in gone)
+        await registry.directory.unregister("default", Who(name=leaving))
+        gone.add(leaving)
+        number += 1
+        if by_cursor:
+            page = await registry.discover(limit=7, cursor=page.next)
+        else:
+            page = await registry.discover(limit=7, page=number, **asked)
+    assert len(seen) == len(set(seen))
+    assert not [name for name in seen if name.startswith("new")]
+    assert [name for name in before if name not in gone] == [name for name in seen if name not in gone]
+
+
+async def test_a_cursor_is_known_to_its_tenant_alone_and_says_so_when_it_leads_nowhere(registry: Instance):
+    page = await registry.discover(text="paints")
+    for tenant, cursor in (
+        ("other", page.next),
+        ("default", "nonsense"),
+        ("default", f"{page.next}.5"),
+        ("default", ""),
+    ):
+        with pytest.raises(BadRequestError, match="cursor: not known"):
+            await registry.discover(tenant, cursor=cursor)
+
+
+@pytest.mark.rule("N7")
+async def test_a_page_stops_at_its_bytes_with_one_agent_at_least_and_the_next_goes_on(registry: Instance):
+    names: list[str] = []
+    page = await registry.discover(budget=1000, limit=100)
+    while True:
+        assert len(page.agents) >= 1
+        assert sum(len(agent.card) for agent in page.agents) <= 1000
+        names += [agent.name for agent in page.agents]
+        if page.next is None:
+            break
+        page = await registry.discover(budget=1000, limit=100, cursor=page.next)
+    assert names == [f"a{n}" for n in range(50)]
+    assert len((await registry.discover(budget=1)).agents) == 1
+
+
+@pytest.mark.rule("A6")
+async def test_tenants_see_their_own_agents_alone(registry: Instance):
+    await registry.directory.register("other", b'{"mailbox": "agent.a1", "name": "theirs", "description": "paints"}')
+    assert [agent.name for agent in (await registry.discover("other")).agents] == ["theirs"]
+    assert [agent.name for agent in (await registry.discover("other", text="paints")).agents] == ["theirs"]
+    assert "theirs" not in await registry.found(limit=1000)
+    assert "theirs" not in await registry.found(text="paints", limit=1000)
+    await registry.directory.unregister("other", Who(address="agent.a1"))
+    assert (await registry.directory.get("default", "agent.a1"))[0].name == "a1"
+    with pytest.raises(NoSuchAgentError):
+        await registry.directory.get("other", "agent.a1")
+
+
+async def test_agents_that_are_gone_are_found_by_who_asks_for_them(registry: Instance):
+    await registry.register("brief", "glimpses", ttl=0)
+    assert (await registry.discover(text="glimpses")).states == [State.ALIVE]
+    assert await registry.found(text="glimpses", states=frozenset({State.GONE})) == []
+    assert await registry.found(states=frozenset({State.GONE})) == []
+
+
+async def test_meaning_that_is_turned_off_is_said(registry: Instance):
+    page = await registry.discover(semantic="number7")
+    assert page.mode == "semantic"
+    assert page.note == "answered by keywords: search by meaning is turned off"
+    assert page.agents[0].name == "a7"

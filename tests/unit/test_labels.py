@@ -1,0 +1,37 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.labels import Labels
+
+SLOTS = st.integers(0, 7)
+WORDS = st.lists(st.sampled_from(["news", "sport", "wetter", "天气", "a b"]), max_size=3, unique=True)
+
+
+def having(labels: Labels, *words: str) -> set[int]:
+    among = np.ones(8, np.bool_)
+    labels.mark(words, among)
+    return set(np.flatnonzero(among).tolist())
+
+
+@given(st.lists(st.one_of(st.tuples(SLOTS, WORDS), st.tuples(SLOTS, st.none())), max_size=60), WORDS)
+def test_marks_are_those_of_a_dictionary(steps: list[tuple[int, list[str] | None]], asked: list[str]):
+    labels, kept = Labels(), dict[int, list[str]]()
+    for slot, words in steps:
+        labels.remove(slot)
+        kept.pop(slot, None)
+        if words is not None:
+            labels.put(slot, words)
+            kept[slot] = words
+    expected = {slot for slot in range(8) if set(asked) <= set(kept.get(slot, ()))}
+    assert having(labels, *asked) == expected
+
+
+def test_room_is_made_by_what_was_removed():
+    labels = Labels()
+    for turn in range(300):
+        labels.remove(turn % 3)
+        labels.put(turn % 3, [f"label {turn}", "same"])
+    assert having(labels, "same") == {0, 1, 2}
+    assert having(labels, "label 299") == {2}
+    assert having(labels, "label 3") == set()
