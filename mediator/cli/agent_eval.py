@@ -88,32 +88,30 @@ def evaluate(
     former = None if against is None else _load(against)
     modes = list(dict.fromkeys(mode or Mode))
     settings = load(config, data_dir=data_dir)
-    model = model or settings.registry.model
-    runs = asyncio.run(_runs(catalog, cases, modes, model, settings.data_dir))
+    needed = None if modes == [Mode.TEXT] else model or settings.registry.model
+    runs = asyncio.run(_runs(catalog, cases, modes, needed, settings.data_dir))
     if save is not None:
         _save(save, runs)
-    _show(cases, runs, former, {"model": model, "cards": len(catalog.cards), "requests": len(cases)}, as_json=as_json)
+    _show(cases, runs, former, {"model": needed, "cards": len(catalog.cards), "requests": len(cases)}, as_json=as_json)
 
 
 async def _runs(
-    catalog: "Catalog", cases: Sequence["Case"], modes: Sequence[Mode], model: str, data_dir: Path
+    catalog: "Catalog", cases: Sequence["Case"], modes: Sequence[Mode], model: str | None, data_dir: Path
 ) -> dict[str, Run]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     from registry.trial import trial
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=show.console(stderr=True)) as progress:
-        bars = {
-            step: progress.add_task(step, total=len(catalog.cards), start=False) for step in ("registered", "embedded")
-        }
+        bars: dict[str, TaskID] = {}
 
         def told(step: str, done: int) -> None:
-            progress.start_task(bars[step])
+            if step not in bars:
+                bars[step] = progress.add_task(step, total=len(catalog.cards))
             progress.update(bars[step], completed=done)
 
-        needed = None if modes == [Mode.TEXT] else model
-        async with trial(catalog, needed, data_dir, told) as asked:
+        async with trial(catalog, model, data_dir, told) as asked:
             ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
             runs: dict[str, Run] = {}
             for mode in modes:
@@ -185,13 +183,14 @@ def _show(
     if as_json:
         show.as_json({**about, "modes": _plain(figures), "differences": _plain(differences)})
         return
-    show.say(f"{about['cards']} cards, {about['requests']} requests, model {about['model']}")
+    show.say(f"{about['cards']} cards, {about['requests']} requests, {about['model'] or 'no model'}")
     columns = [f"{measure}#" for measure in MEASURES]
     show.table(["mode", *columns], ([mode, *map(_shown, found.values())] for mode, found in figures.items()))
     if differences:
         show.table(["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items()))
-    show.hint("In brackets: where 95 % of the means lie when as many requests are drawn again. A difference is one")
-    show.hint("where its brackets leave out 0.")
+    show.hint("In brackets: where 95 % of the means lie when as many requests are drawn again.")
+    if differences:
+        show.hint("A difference is one where its brackets leave out 0.")
 
 
 def _named(found: Iterable["Interval"]) -> Figures:

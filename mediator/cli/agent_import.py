@@ -177,3 +177,5 @@ def _summary(result: _Result, *, as_json: bool) -> None:
         show.hint(problem)
     if result.failed > len(result.problems):
         show.hint(f"… and {result.failed - len(result.problems)} more")
+    if any(": mailbox: " in problem for problem in result.problems):
+        show.hint("Cards that name no mailbox are given one by --mailbox-prefix.")

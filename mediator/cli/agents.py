@@ -159,7 +159,7 @@ def discover(
         else:
             show.say("no agent was found")
         if answer.fields.get("note"):
-            show.hint(f"By keywords: {answer.fields['note']}")
+            show.hint(answer.fields["note"])
         _more(len(rows), answer)
 
     talk(Login.of(server, user, password), _asking(body, limit, shown, as_json=as_json), as_json=as_json)

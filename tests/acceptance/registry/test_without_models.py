@@ -1,0 +1,56 @@
+"""A service on a machine without the libraries for models: sentences are answered by keywords, and it says so."""
+
+from pathlib import Path
+
+import nats
+import orjson
+import pytest
+
+from registry.cases import read_catalog
+from registry.importing import pieces
+from tests.acceptance.registry.asking import PREFIX
+from tests.acceptance.registry.sets import CARDS, OWN
+from tests.acceptance.service import Services, until
+
+BARRED = ("sentence_transformers", "torch", "onnxruntime", "onnx", "tokenizers", "transformers", "usearch")
+BARRIER = f"""
+import sys
+
+class Barrier:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BARRED!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Barrier())
+"""
+
+
+@pytest.mark.rule("G3")
+async def test_without_the_libraries_keywords_answer_and_say_so(services: Services, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BARRIER)
+    service = services.new()
+    service.environment = {"PYTHONPATH": str(tmp_path / "site")}
+    service.start()
+    await service.ready()
+    client = await nats.connect(service.nats_url)
+
+    async def ask(verb: str, body: bytes) -> dict[str, object]:
+        reply: dict[str, object] = orjson.loads((await client.request(PREFIX + verb, body, 5)).data)
+        assert reply["error"] == ""
+        return reply
+
+    async def said() -> object:
+        """Until the service has found out, it says that the model is being loaded."""
+        reply = await ask("DISCOVER", orjson.dumps({"semantic": "when is the next high water?"}))
+        assert reply["mode"] == "semantic"
+        assert [agent["name"] for agent in reply["agents"]][0] == "Tide Table"  # type: ignore[attr-defined]
+        return "agent-mediator[search]" in str(reply["note"])
+
+    try:
+        for card in read_catalog(pieces([str(OWN / CARDS)])).cards:
+            await ask("REGISTER", card)
+        await until(said, 10, "the note names what is to be installed")
+    finally:
+        await client.close()
+    assert service.complaints() == []
