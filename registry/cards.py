@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.fields import printable
+from mediator.fields import is_deep, printable
 from registry import a2a
 from registry.a2a import Kind
 from registry.addresses import card_mailbox
@@ -76,7 +76,7 @@ def parse_card(data: bytes) -> dict[str, Any]:
         raise BadRequestError("card", f"expected JSON, {error}") from error
     if not isinstance(card, dict):
         raise BadRequestError("card", "expected a JSON object")
-    if _is_deep(card):
+    if is_deep(card, MAX_DEPTH):
         raise BadRequestError("card", f"expected at most {MAX_DEPTH} levels of objects and lists")
     return card
 
@@ -201,17 +201,3 @@ def _ttl(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != value // 1:
         raise BadRequestError("ttl", f"expected whole seconds, got {printable(orjson.dumps(value).decode())}")
     return int(min(value, MAX_TTL)) * 1000
-
-
-def _is_deep(card: dict[str, Any]) -> bool:
-    level: list[Any] = [card]
-    for _ in range(MAX_DEPTH):
-        level = [
-            value
-            for inside in level
-            for value in (inside.values() if isinstance(inside, dict) else inside)
-            if isinstance(value, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
