@@ -1,0 +1,75 @@
+"""Two instances on one PostgreSQL are one registry: who registers at one is found at both; pages go on at either."""
+
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.acceptance.client import Client
+from tests.acceptance.service import Service, Services, until
+from tests.postgres import Server
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
+
+COUNT = 30
+Pair = tuple[Service, Service]
+
+
+@pytest.fixture
+async def pair(services: Services, postgres: Server) -> AsyncIterator[Pair]:
+    with postgres.database() as url:
+        shared = {"database_url": url, "nats_url": await services.nats_server()}
+        both = services.new("a", **shared), services.new("b", **shared)
+        for service in both:
+            service.environment["MEDIATOR_DIDCOMM__ENABLED"] = "false"
+            service.environment["MEDIATOR_REGISTRY__SEMANTIC"] = "false"
+            service.start()
+        for service in both:
+            await service.ready()
+        yield both
+        for service in both:
+            service.terminate()
+        for service in both:
+            await service.ended()
+
+
+async def found(service: Service, **asked: object) -> dict[str, object]:
+    """Ask one instance, by its own port."""
+    status, answer = await service.get(f"/agents?{urlencode(asked)}")
+    assert status == 200, answer
+    return dict(json.loads(answer))
+
+
+@pytest.mark.rule("G1", "G2", "G3")
+async def test_whoever_registers_is_found_at_both_and_pages_go_on_at_either(pair: Pair):
+    client = await Client.connect(pair[0].nats_url, tries=3)
+    try:
+        for number in range(COUNT):
+            card = {"mailbox": f"agent.a{number}", "name": f"a{number}", "description": "paints houses"}
+            assert (await client.ask("AGENT.REGISTER", card)).error == ""
+
+        async def all_found() -> bool:
+            return [(await found(each, text="paint"))["total"] for each in pair] == [COUNT, COUNT]
+
+        await until(all_found, 10, "both instances have found all")
+        for first, second in (pair, pair[::-1]):
+            names: list[str] = []
+            page = await found(first, text="paint", limit=8)
+            at = [second, first]
+            while True:
+                names += [agent["name"] for agent in page["agents"]]  # type: ignore[attr-defined]
+                if "next" not in page:
+                    break
+                at.reverse()
+                page = await found(at[0], cursor=page["next"], limit=8)
+            assert sorted(names) == sorted(f"a{number}" for number in range(COUNT))
+        assert (await client.ask("AGENT.UNREGISTER", {"mailbox": "agent.a3"})).error == ""
+
+        async def gone_at_both() -> bool:
+            return [(await found(each, text="paint"))["total"] for each in pair] == [COUNT - 1, COUNT - 1]
+
+        await until(gone_at_both, 10, "both instances have forgotten it")
+    finally:
+        await client.close()
+    assert [service.complaints() for service in pair] == [[], []]
