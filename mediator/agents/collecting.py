@@ -12,7 +12,7 @@ REMEMBERED = DAY
 """Milliseconds for which those who follow the registry are told that an agent was removed."""
 MAX_PLANNED = 2_000
 """Agents that a dry run looks at."""
-SILENT = "gone for long: no sign of life"
+SILENT = "gave no sign of life for long"
 
 
 def collect(

@@ -10,6 +10,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from mediator.agents import registering
+from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.housekeeping import cleanup
@@ -24,11 +26,13 @@ from mediator.mediation import connecting, granting
 from mediator.mediation.records import Generation, NewConnection, Rules
 from mediator.settings import Cleanup, Settings
 from mediator.settings_didcomm import Didcomm
+from mediator.settings_registry import Registry
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
 from tests.integration.house import BOX, HOUR, MINUTE, TENANT, Clock, house, rows, until
 from tests.postgres import Server, postgres
+from tests.unit.agents import registration
 
 __all__ = ["postgres"]
 
@@ -133,6 +137,32 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
         assert rows(tmp_path, "connection") == 1
         assert await once(settings(tmp_path)) == ["removed 1 connections, 1 mailboxes"]
     assert rows(tmp_path, "connection") == rows(tmp_path, "caller") == rows(tmp_path, "mailbox") == 0
+
+
+@pytest.mark.rule("G3")
+@pytest.mark.parametrize("served", [False, True])
+async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
+    store = SqliteStore(database_path(tmp_path))
+    broker = Broker(store, Bounds(), clock=Clock(-Liveness().keep - HOUR))
+    for number in range(3):
+        new = registration(f"a{number}", ttl=MINUTE)
+        await broker.write(lambda tx, now, new=new: registering.register(tx, Liveness(), 0, new, now))
+    await broker.close()
+    store.close()
+    async with AsyncExitStack() as stack:
+        if served:
+            await stack.enter_async_context(house(tmp_path, enabled=False))
+        else:
+            # Who cannot report is not collected.
+            assert await once(Settings(data_dir=tmp_path, registry=Registry(enabled=False))) == ["nothing to remove"]
+        first, *examples = await once(settings(tmp_path), dry_run=True)
+        assert first == "3 agents: gave no sign of life for long"
+        assert len(examples) == 3
+        assert all("time over" in line for line in examples)
+        assert rows(tmp_path, "agent") == 3
+        assert await once(settings(tmp_path)) == ["removed 3 agents"]
+    assert rows(tmp_path, "agent", "agent_card") == 0
+    assert rows(tmp_path, "agent_removed") == 3
 
 
 async def test_a_dry_run_with_nothing_to_do(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mediator.agents.ports import Reread, SeenPlace
+from mediator.agents.records import Embedded
 from mediator.errors import SchemaError
 from mediator.mailboxes.ports import Filter
 from mediator.mediation.records import Generation, Invitation, NewConnection, Route
@@ -16,6 +18,7 @@ from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.conformance.samples import ALL, T0, TENANT, furnish, get, ids, picture
 from tests.postgres import postgres
+from tests.unit.agents import FIRST, SPACE, registration
 
 __all__ = ["postgres"]
 
@@ -54,8 +57,8 @@ def test_migrations_are_numbered_without_a_gap():
     assert [int(name.split("_")[0]) for name in NAMES] == list(range(1, len(NAMES) + 1))
 
 
-@pytest.mark.rule("A8", "D3")
-def test_a_database_of_the_first_version_gets_mediation_and_loses_nothing(open_store, version):
+@pytest.mark.rule("A8", "D3", "G1")
+def test_a_database_of_the_first_version_gets_all_that_came_since_and_loses_nothing(open_store, version):
     version(1)
     with contextlib.closing(open_store()) as store:
         with store.transaction() as tx:
@@ -71,7 +74,9 @@ def test_a_database_of_the_first_version_gets_mediation_and_loses_nothing(open_s
         tx.routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
         [retired] = tx.mailboxes.retired(ALL)
         tx.mailboxes.drop(retired)
+        agent = tx.agents.add(registration("a"), 0, T0)
     with contextlib.closing(open_store()) as store, store.reading() as tx:
+        assert tx.agents.find(TENANT, "a") == agent
         assert tx.connections.called(TENANT, "did:x:1") == connection
         assert tx.routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
 
@@ -125,5 +130,44 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
         assert len(searches) > 25
         for sql in searches:
-            plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
-            assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in plan), (sql, plan)
+            assert_goes_by_index(store, sql)
+
+
+@pytest.mark.rule("G1", "G2", "G3")
+def test_the_registry_never_reads_a_whole_table(tmp_path):
+    store = SqliteStore(tmp_path / "a.db")
+    said: list[str] = []
+    with contextlib.closing(store):
+        with store.transaction() as tx:
+            store._writer.connection.set_trace_callback(said.append)
+            agent = tx.agents.add(registration("a", "n"), 1, T0)
+            tx.agents.find(TENANT, "a")
+            tx.agents.named(TENANT, "n", ALL)
+            tx.agents.replace(agent, registration("a", "n"), 1, T0)
+            tx.agents.replace(agent, registration("a", "n", "new"), 1, T0)
+            tx.agents.seen(agent, b"", T0)
+            tx.agents.count(TENANT)
+            tx.agents.pick([agent.no])
+            tx.agents.terms([agent.no])
+            tx.agents.set_terms([Reread(agent.no, 1, b"")])
+            tx.agents.revision()
+            tx.agents.changes(FIRST, SPACE, ALL)
+            tx.agents.unseen(T0, SeenPlace(-1, 0), ALL)
+            tx.vectors.put(SPACE, [Embedded(agent.no, 1, b"")])
+            tx.vectors.read(SPACE, [agent.no])
+            tx.vectors.missing(SPACE, 0, ALL, T0)
+            tx.vectors.count(SPACE)
+            tx.vectors.spaces()
+            tx.vectors.drop(SPACE, ALL)
+            tx.agents.remove(agent.no, T0)
+            tx.agents.forget_removed(T0, ALL)
+            store._writer.connection.set_trace_callback(None)
+        searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
+        assert len(searches) > 25
+        for sql in searches:
+            assert_goes_by_index(store, sql)
+
+
+def assert_goes_by_index(store: SqliteStore, sql: str) -> None:
+    plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in plan), (sql, plan)
