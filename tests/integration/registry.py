@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import io
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import nats
 from nats.aio.client import Client
+from yarl import URL
 
 from mediator.service import Running, running
 from mediator.settings import Settings
@@ -85,8 +87,10 @@ class Town:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if data is not None:
             sent.setdefault("Content-Type", "application/json")
-        async with self.http.request(method, path, data=data, headers=sent, allow_redirects=False) as answer:
-            return Answer(answer.status, dict(answer.headers), await answer.read())
+        # The client would write large bytes with a warning, and a path in a form of its own.
+        body, url = data and io.BytesIO(data), URL(path, encoded=True)
+        async with self.http.request(method, url, data=body, headers=sent, allow_redirects=False) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
 
 
 @contextlib.asynccontextmanager
