@@ -78,6 +78,8 @@ class Following:
         self._moved = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._looked_at = 0.0
+        self._answered = 0
+        """The last revision of which somebody was told that it is there."""
         self._problem: str | None = None
 
     @property
@@ -126,6 +128,7 @@ class Following:
     async def reach(self, revision: int) -> None:
         """Wait until the indexes have what a transaction did; not for long, and not for the first reading."""
         self._bell.set()
+        self._answered = max(self._answered, revision)
         place = ChangePlace(revision, _LAST)
         if not self._loaded.is_set() or self._view.place >= place:
             return
@@ -167,6 +170,9 @@ class Following:
     async def _read_all(self, space: str) -> _View:
         view = _View(space)
         await self._catch_up(view)
+        # What was committed while it was reading may have been answered since, and is looked for in it.
+        while view.place < ChangePlace(self._answered, _LAST):
+            await self._catch_up(view)
         return view
 
     async def _catch_up(self, view: _View) -> None:

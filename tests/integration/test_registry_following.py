@@ -70,6 +70,14 @@ async def test_who_registered_is_found_at_once_and_who_left_is_not(data: Data):
         assert await one.found() == []
 
 
+@pytest.mark.rule("G1")
+async def test_who_registered_while_all_was_being_read_is_found_as_soon_as_that_is_done():
+    for _ in range(20):
+        async with instance(MemoryStore()) as one:
+            await one.register("payments", "Pays an invoice")
+            assert await one.found(text="invoice") == ["payments"]
+
+
 async def test_a_restart_reads_all_that_was_there(data: Data):
     count = CHUNK + 20
     async with instance(data.store) as one:
