@@ -1,0 +1,77 @@
+"""A model as an ONNX file that was exported before: loaded in a second, without torch, a third of the memory.
+
+Its folder holds ``model.onnx``, ``tokenizer.json`` and ``about.json`` with the checksums of both.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+KIND: Final = "onnx"
+MODEL: Final = "model.onnx"
+TOKENIZER: Final = "tokenizer.json"
+ABOUT: Final = "about.json"
+
+_RECIPE: Final = 1  # raise it when the export makes other files of the same model
+
+
+def folder_of(cache_dir: Path, fingerprint: str) -> Path:
+    """Return where the files of a model are."""
+    return cache_dir / f"{fingerprint}-{_RECIPE}"
+
+
+def describe(folder: Path, max_tokens: int) -> None:
+    """Write the checksums of the files in ``folder``, and how long texts may be."""
+    about = {"max_tokens": max_tokens, "sha256": {name: _digest(folder / name) for name in (MODEL, TOKENIZER)}}
+    (folder / ABOUT).write_text(json.dumps(about))
+
+
+class Fast:
+    """A loaded model; the longest texts are cut where sentence-transformers cuts them."""
+
+    kind = KIND
+
+    def __init__(self, folder: Path) -> None:
+        """Check and load it. Raises FileNotFoundError when it was not exported, ValueError when it is damaged."""
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        about = json.loads((folder / ABOUT).read_bytes())
+        try:
+            max_tokens, digests = int(about["max_tokens"]), about["sha256"]
+            if any(_digest(folder / name) != digests[name] for name in (MODEL, TOKENIZER)):
+                raise ValueError("a file is not what was exported")
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"{ABOUT} is damaged") from error
+        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer.enable_truncation(max_tokens)
+        self._tokenizer.no_padding()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        # The arena keeps what the longest batch took: 120 MB more, and no faster here.
+        options.enable_cpu_mem_arena = False
+        options.log_severity_level = 3
+        self._session: Any = onnxruntime.InferenceSession(
+            str(folder / MODEL), options, providers=["CPUExecutionProvider"]
+        )
+
+    def encode(self, texts: list[str]) -> NDArray[np.float32]:
+        """Give normalised vectors, (texts, dims); at least one text is wanted.
+
+        One by one: on one thread that is as fast as in batches, and in int8, where what is computed together shares
+        its scales, a text has the same vector whatever it came with.
+        """
+        vectors = []
+        for encoding in self._tokenizer.encode_batch_fast(texts):
+            ids = np.array([encoding.ids], np.int64)
+            vectors.append(self._session.run(None, {"ids": ids, "mask": np.ones_like(ids)})[0][0])
+        return np.stack(vectors)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

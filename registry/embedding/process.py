@@ -1,0 +1,208 @@
+"""Children of the encoder as the event loop sees them: the worker that encodes, and the one that exports."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+import mediator.leash
+from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
+
+_LEASH: Final = Path(mediator.leash.__file__)
+_LOADS_WITHIN: Final = 900.0  # seconds; 1 to 8 are usual, a download takes longer
+_ANSWERS_WITHIN: Final = 60.0  # seconds; .1 is usual
+_EXPORTS_WITHIN: Final = 1800.0  # seconds; 10 are usual, on a busy machine it gets the rest
+_MAX_LINE: Final = 1000  # bytes of one log line
+_ENVIRONMENT: Final = {
+    # A service for others: one thread leaves the other processors to the rest, and is as fast for single texts.
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
+
+log = structlog.get_logger("encoder")
+
+
+class Worker:
+    """A process with a loaded model; made by :func:`start_worker`."""
+
+    def __init__(self, process: Process, listening: asyncio.Task[None], about: Frame) -> None:
+        """``about`` is what the process said of itself; ValueError or LookupError when that is not what it should."""
+        self._process = process
+        self._listening = listening
+        self._lock = asyncio.Lock()
+        self.runs = str(about.header["runs"])
+        """``onnx`` or ``reference``."""
+        self.dims = int(about.header["width"])
+        self.folder = Path(about.header["folder"])
+        """Where the model was found."""
+        self.fingerprint = str(about.header["fingerprint"])
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    async def encode(self, texts: list[str]) -> NDArray[np.float32]:
+        """Give normalised vectors, (texts, dims); one call at a time, others wait.
+
+        Raises ValueError when the model refuses, ChildProcessError when the worker dies or is stuck; that is its end.
+        """
+        async with self._lock:
+            try:
+                async with asyncio.timeout(_ANSWERS_WITHIN):
+                    assert self._process.stdin is not None
+                    self._process.stdin.write(pack({"texts": texts}))
+                    await self._process.stdin.drain()
+                    answer = await _receive(self._process)
+                if "failed" not in answer.header and answer.rows.shape != (len(texts), self.dims):
+                    raise ValueError(f"{answer.rows.shape} vectors for {len(texts)} texts")
+            except BaseException as error:
+                # The next answer would be that to this request.
+                _kill(self._process)
+                if isinstance(error, TimeoutError):
+                    raise ChildProcessError("the encoder does not answer") from error
+                if isinstance(error, OSError | EOFError):
+                    raise ChildProcessError("the encoder ended") from error
+                if isinstance(error, ValueError):
+                    raise ChildProcessError(f"the encoder answers in disorder: {error}") from error
+                raise
+        if why := answer.header.get("failed"):
+            raise ValueError(f"the model refuses: {why}")
+        return answer.rows
+
+    async def gone(self) -> str:
+        """Wait until the process has ended; return how."""
+        code = await self._process.wait()
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    async def retire(self) -> None:
+        """End the process when it has answered what it was asked."""
+        async with self._lock:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the process now; it has nothing to save."""
+        await _end(self._process, self._listening)
+
+
+async def start_worker(folder: Path | None, fingerprint: str, model: str, cache_dir: Path) -> Worker:
+    """Start a worker and wait until it has loaded the model.
+
+    Raises ChildProcessError with a sentence when it cannot.
+    """
+    local = folder is not None
+    process, listening, last = await _spawn(
+        "worker", str(folder or ""), fingerprint, model, str(cache_dir), local=local
+    )
+    try:
+        try:
+            async with asyncio.timeout(_LOADS_WITHIN):
+                about = await _receive(process)
+            if "failed" in about.header:
+                raise ChildProcessError(f"the model {model} cannot be loaded: {about.header['failed']}")
+            return Worker(process, listening, about)
+        except (TimeoutError, EOFError, ConnectionError, ValueError, LookupError, TypeError) as error:
+            _kill(process)
+            await asyncio.wait({listening})
+            said = last[-1] if last else type(error).__name__
+            raise ChildProcessError(
+                f"the model {model} cannot be loaded, the worker did not come up: {said}"
+            ) from error
+    except BaseException:
+        await _end(process, listening)
+        raise
+
+
+async def export(folder: Path, target: Path) -> str | None:
+    """Have the model in ``folder`` exported to ``target``; return why that failed, None when it is there."""
+    try:
+        process, listening, last = await _spawn("export", str(folder), str(target), local=True)
+    except ChildProcessError as error:
+        return str(error)
+    try:
+        async with asyncio.timeout(_EXPORTS_WITHIN):
+            code = await process.wait()
+            await asyncio.wait({listening})
+    except TimeoutError:
+        return f"not done after {_EXPORTS_WITHIN:g} s"
+    finally:
+        await _end(process, listening)
+    if code == 0:
+        return None
+    return last[-1] if last else f"exit code {code}"
+
+
+async def _spawn(module: str, *arguments: str, local: bool) -> tuple[Process, asyncio.Task[None], deque[str]]:
+    environment = os.environ | _ENVIRONMENT
+    if local:
+        environment["HF_HUB_OFFLINE"] = "1"
+    else:
+        environment.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", _LEASH, str(os.getpid())),
+            *(sys.executable, "-P", "-m", f"registry.embedding.{module}", *arguments),
+            stdin=PIPE if module == "worker" else DEVNULL,
+            stdout=PIPE if module == "worker" else DEVNULL,
+            stderr=PIPE,
+            env=environment,
+            # A Ctrl-C in the terminal is for the service, which may still have requests to answer.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ChildProcessError(f"the encoder cannot be started: {error}") from error
+    last: deque[str] = deque(maxlen=1)
+    assert process.stderr is not None
+    listening = asyncio.create_task(_listen(process.stderr, module, last), name=f"encoder-{module} log")
+    return process, listening, last
+
+
+async def _receive(process: Process) -> Frame:
+    assert process.stdout is not None
+    found = lengths(await process.stdout.readexactly(PREFIX.size))
+    head = await process.stdout.readexactly(found.header)
+    return unpack(head, await process.stdout.readexactly(found.rows))
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+async def _end(process: Process, listening: asyncio.Task[None]) -> None:
+    """Make sure that the child is gone and its log read to the end."""
+    _kill(process)
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.wait()
+    await asyncio.wait({listening})
+
+
+async def _listen(stream: asyncio.StreamReader, module: str, last: deque[str]) -> None:
+    """Pass on what libraries say, until the child ends, whatever the logger does: a full pipe would stop the child."""
+    rest = b""
+    while chunk := await stream.read(65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rest = rest[:_MAX_LINE]
+        for line in lines:
+            _note(line, module, last)
+    _note(rest, module, last)
+
+
+def _note(line: bytes, module: str, last: deque[str]) -> None:
+    if text := line[:_MAX_LINE].decode(errors="replace").strip():
+        last.append(text)
+        with contextlib.suppress(Exception):
+            log.debug("a child of the encoder says", child=module, text=text)
