@@ -9,7 +9,7 @@ DIDCOMM := --no-deps didcomm==0.3.2
 ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
 
-.PHONY: serve test check bench fuzz peers clean
+.PHONY: serve test check bench eval fuzz peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,9 @@ check: $(VENV)/.dev  ## lint, format and types
 
 bench: $(VENV)/.dev  ## run the benchmarks and print the table of ratios: make bench ARGS="send fetch"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+eval: $(VENV)/.dev  ## measure how well agents are found, on the sets in EVAL_DIR: make eval ARGS="--floor mean=.8"
+	$(BIN)/python -m tests.acceptance.registry.evaluate $(ARGS)
 
 fuzz: $(VENV)/.fuzz  ## fuzz the parsers for a minute each: make fuzz ARGS="--seconds 600"
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -88,6 +88,9 @@ def evaluate(
     former = None if against is None else _load(against)
     modes = list(dict.fromkeys(mode or Mode))
     settings = load(config, data_dir=data_dir)
+    from mediator import logs
+
+    logs.setup("warning", settings.log_format)
     needed = None if modes == [Mode.TEXT] else model or settings.registry.model
     runs = asyncio.run(_runs(catalog, cases, modes, needed, settings.data_dir))
     if save is not None:

@@ -1,6 +1,7 @@
 """A service on a machine without the libraries for models: sentences are answered by keywords, and it says so."""
 
 from pathlib import Path
+from typing import Any
 
 import nats
 import orjson
@@ -35,16 +36,16 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
     await service.ready()
     client = await nats.connect(service.nats_url)
 
-    async def ask(verb: str, body: bytes) -> dict[str, object]:
-        reply: dict[str, object] = orjson.loads((await client.request(PREFIX + verb, body, 5)).data)
+    async def ask(verb: str, body: bytes) -> dict[str, Any]:
+        reply: dict[str, Any] = orjson.loads((await client.request(PREFIX + verb, body, 5)).data)
         assert reply["error"] == ""
         return reply
 
-    async def said() -> object:
+    async def said() -> bool:
         """Until the service has found out, it says that the model is being loaded."""
         reply = await ask("DISCOVER", orjson.dumps({"semantic": "when is the next high water?"}))
         assert reply["mode"] == "semantic"
-        assert [agent["name"] for agent in reply["agents"]][0] == "Tide Table"  # type: ignore[attr-defined]
+        assert reply["agents"][0]["name"] == "Tide Table"
         return "agent-mediator[search]" in str(reply["note"])
 
     try:

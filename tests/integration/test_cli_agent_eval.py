@@ -1,0 +1,72 @@
+"""The command `agent eval`, and what the other commands for agents say when no service answers."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_cli import Result, alone, environment, program
+
+__all__ = ["alone"]
+
+OWN = Path(__file__).parents[1] / "data"
+
+
+def evaluate(folder: Path, *options: object) -> Result:
+    """Run the command in a process of its own, since it sets up logging."""
+    command = program("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", *options)
+    ended = subprocess.run(
+        command, cwd=folder, env=environment(COLUMNS="400"), capture_output=True, text=True, check=False
+    )
+    return Result(ended.returncode, ended.stdout, ended.stderr)
+
+
+def test_a_catalog_is_judged_without_a_service(tmp_path):
+    result = evaluate(tmp_path, "--mode", "text", "--json", "--save", "run.jsonl")
+    assert result.code == 0
+    found = result.json
+    assert (found["cards"], found["requests"], found["model"]) == (20, 20, None)
+    figures = found["modes"]["text"]
+    assert figures["nDCG@10"]["low"] <= figures["nDCG@10"]["mean"] <= figures["nDCG@10"]["high"]
+    assert figures["hit@1"]["mean"] > 0.4
+    run = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert len(run) == 20
+    assert {line["mode"] for line in run} == {"text"}
+
+    again = evaluate(tmp_path, "--mode", "text", "--against", "run.jsonl")
+    assert again.code == 0
+    assert "text - text saved   +0.000 [+0.000, +0.000]" in again.out
+    few = evaluate(tmp_path, "--mode", "text", "--limit-queries", "5").out
+    assert few.startswith("20 cards, 5 requests, no model\n")
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        ('{"qid": "1", "query": "x", "relevant": ["nobody"]}', "requests.jsonl:1: relevant: no card of the catalog"),
+        ("", "requests.jsonl: expected one request at least"),
+        (None, "requests.jsonl: No such file"),
+    ],
+)
+def test_requests_that_cannot_be_judged_are_refused(alone, tmp_path, requests, said):
+    if requests is not None:
+        (tmp_path / "requests.jsonl").write_text(requests)
+    result = alone("agent", "eval", OWN / "catalog.jsonl", tmp_path / "requests.jsonl", "--mode", "text")
+    assert (result.code, result.out) == (1, "")
+    assert said in result.err
+
+
+def test_a_run_that_is_none_is_refused_before_anything_is_measured(alone, tmp_path):
+    (tmp_path / "run.jsonl").write_text('{"qid": "1"}\n')
+    command = ("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", "--against", tmp_path / "run.jsonl")
+    result = alone(*command)
+    assert (result.code, result.out) == (1, "")
+    assert "run.jsonl:1: expected" in result.err
+
+
+@pytest.mark.parametrize("command", [("import", OWN / "catalog.jsonl"), ("list",), ("discover", "anybody there?")])
+def test_without_a_service_nothing_is_begun(alone, command):
+    result = alone("agent", *command, "--server", "nats://127.0.0.1:9")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("mediator: cannot connect to nats://127.0.0.1:9")

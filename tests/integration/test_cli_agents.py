@@ -1,0 +1,287 @@
+"""The commands for agents against a running `mediator serve`: what they do, what they print, and their exit codes."""
+
+import contextlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.cards import MAX_CARD
+from tests.integration.test_cli import Mediator, Result, alone, mediator, service
+
+__all__ = ["alone", "mediator", "service"]
+
+OWN = Path(__file__).parents[1] / "data"
+BAKER = '{ "name":"Bread Baker", "mailbox": "mq9://here/shop.baker","description":"Bakes rye bread.\\nAnd rolls.",'
+BAKER += '"tags":["food"], "skills":[{"id":"bake","name":"bake bread"}], "price": 1.50 }'
+"""No parser writes it back like this."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_left(mediator: Mediator) -> Iterator[None]:
+    """Each test begins with an empty registry."""
+    yield
+    for agent in listed(mediator):
+        assert mediator("agent", "unregister", agent["mailbox"]).code == 0
+
+
+def listed(mediator: Mediator) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = mediator("agent", "list", "--limit", "1000", "--json").json["agents"]
+    return found
+
+
+def rows(result: Result) -> list[list[str]]:
+    """The cells of a table, without its head."""
+    lines = result.out.rpartition("─")[2].splitlines()
+    return [re.split(r"\s{3,}", line.strip()) for line in lines if line.strip()]
+
+
+def register(mediator: Mediator, **card: Any) -> None:
+    result = mediator("agent", "register", "-", stdin=json.dumps(card).encode())
+    assert (result.code, result.out) == (0, f"registered {card['mailbox']}\n")
+
+
+# Registering.
+
+
+@pytest.mark.rule("G1")
+def test_a_card_is_registered_from_a_file_byte_for_byte(mediator, tmp_path):
+    (tmp_path / "card.json").write_text(BAKER)
+    result = mediator("agent", "register", tmp_path / "card.json")
+    assert (result.code, result.out) == (0, "registered shop.baker\n")
+    assert BAKER in mediator("agent", "list", "--json").out
+
+
+def test_a_card_is_registered_from_standard_input_with_a_mailbox_and_a_ttl(mediator):
+    result = mediator("agent", "register", "-", "--mailbox", "a.b", "--ttl", "2m", stdin=b'{"name": "Ann", "x": 1.5}')
+    assert (result.code, result.out) == (0, "registered a.b\n")
+    assert listed(mediator) == [{"mailbox": "a.b", "name": "Ann", "x": 1.5, "ttl": 120}]
+
+
+def test_warnings_about_a_card_are_told_beside(mediator):
+    card = {"mailbox": "a.b", "name": "Ann", "protocolVersion": "0.3.0", "skills": [7]}
+    result = mediator("agent", "register", "-", stdin=json.dumps(card).encode())
+    assert (result.code, result.out) == (0, "registered a.b\n")
+    assert "warning: skills" in result.err
+    reply = mediator("agent", "register", "-", "--json", stdin=json.dumps(card).encode()).json
+    assert reply["warnings"] == [line.removeprefix("warning: ") for line in result.err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (("-",), b"[]", "mediator: card: expected a JSON object"),
+        (("-",), b'{"name": "Ann"}', "mediator: mailbox: expected"),
+        (("-", "--ttl", "60s"), b"7", "mediator: card: expected a JSON object"),
+        (("-", "--mailbox", "c.d"), b'{"mailbox": "a.b"}', "mediator: mailbox: "),
+        (("absent.json",), b"", "mediator: cannot read absent.json: No such file or directory"),
+    ],
+)
+def test_what_is_no_card_is_refused_and_nothing_is_registered(mediator, arguments, stdin, said):
+    result = mediator("agent", "register", *arguments, stdin=stdin)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(said)
+    assert listed(mediator) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("register",), "expected FILE, or - for standard input, or --url"),
+        (("register", "-", "--url", "http://x"), "expected FILE, or - for standard input, or --url"),
+        (("register", "-", "--ttl", "soon"), "expected a span such as"),
+        (("discover", " "), "expected a sentence"),
+        (("discover", "x", "--state", "asleep"), "asleep"),
+        (("discover", "x", "--min-score", "2"), "--min-score"),
+        (("report", "a.b", "[]"), "expected a JSON object"),
+        (("report", "a.b", "{}", "--status", "busy"), "give JSON or --status"),
+        (("unregister",), "expected ADDRESS or --name"),
+        (("unregister", "a.b", "--name", "Ann"), "expected ADDRESS or --name"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(mediator, arguments, said):
+    result = mediator("agent", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in " ".join(result.err.replace("│", " ").split())
+
+
+@contextlib.contextmanager
+def website(pages: dict[str, bytes]) -> Iterator[str]:
+    """Serve pages on this machine, and nothing else."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.get(self.path)
+            self.send_response(404 if page is None else 200)
+            self.end_headers()
+            self.wfile.write(page or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_card_is_fetched_from_its_well_known_place_and_given_a_mailbox(mediator):
+    with website({"/.well-known/agent-card.json": b'{"name": "Ann"}'}) as url:
+        result = mediator("agent", "register", "--url", url, "--mailbox", "a.b")
+        assert (result.code, result.out) == (0, "registered a.b\n")
+        assert [agent["name"] for agent in listed(mediator)] == ["Ann"]
+        result = mediator("agent", "register", "--url", f"{url}/absent.json")
+        assert (result.code, result.out) == (1, "")
+        assert "404" in result.err
+
+
+# Finding.
+
+
+@pytest.mark.rule("G3")
+def test_agents_are_listed_in_order_with_what_one_wants_to_know(mediator):
+    register(mediator, mailbox="a.one", name="One", description="First line.\nSecond line.", tags=["x"])
+    register(mediator, mailbox="a.two", name="Two", tags=["x", "y"], skills=[{"id": "count"}])
+    result = mediator("agent", "list")
+    assert [row[:3] for row in rows(result)] == [["One", "a.one", "alive"], ["Two", "a.two", "alive"]]
+    assert rows(result)[0][4] == "First line."
+    assert "Second line." not in result.out
+    assert [row[0] for row in rows(mediator("agent", "list", "--tag", "X", "--tag", "y"))] == ["Two"]
+    assert [row[0] for row in rows(mediator("agent", "list", "--skill", "count"))] == ["Two"]
+    assert mediator("agent", "list", "--state", "gone").out == "no agents\n"
+    assert mediator("agent", "list", "--limit", "1").err == (
+        "2 agents in all, the first 1 are shown; --limit shows more.\n"
+    )
+
+
+@pytest.mark.rule("G3")
+@pytest.mark.parametrize("how", [(), ("--text",)])
+def test_the_agent_that_a_sentence_asks_for_is_the_first(mediator, how):
+    mediator("agent", "import", OWN / "catalog.jsonl")
+    result = mediator("agent", "discover", "warn me of floods before the river's water level rises", *how)
+    assert result.code == 0
+    first, *others = rows(result)
+    assert first[0] == "1"
+    assert first[2:5] == ["River Gauge", "own.river-gauge", "alive"]
+    assert all(float(row[1]) <= float(first[1]) for row in others)
+    wanted = mediator("agent", "discover", "warn me of floods", *how, "--tag", "sea", "--json").json
+    assert {agent["id"] for agent in wanted["agents"]} <= {"tide-table"}
+
+
+def test_more_than_the_limit_is_told(mediator):
+    mediator("agent", "import", OWN / "catalog.jsonl")
+    words = " ".join(["water", "plans", "scores", "recipes"])
+    whole = rows(mediator("agent", "discover", words, "--text"))
+    assert len(whole) > 3
+    result = mediator("agent", "discover", words, "--text", "--limit", "2")
+    assert [row[3] for row in rows(result)] == [row[3] for row in whole[:2]]
+    assert result.err == f"{len(whole)} agents in all, the first 2 are shown; --limit shows more.\n"
+    best = whole[0][1]
+    assert len(rows(mediator("agent", "discover", words, "--text", "--min-score", best))) == 1
+
+
+def test_nobody_is_found(mediator):
+    register(mediator, mailbox="a.one", name="One")
+    assert mediator("agent", "discover", "zeppelin", "--text").out == "no agent was found\n"
+    assert mediator("agent", "list", "--tag", "zeppelin").out == "no agents\n"
+
+
+def test_a_card_cannot_take_over_the_terminal(mediator):
+    register(mediator, mailbox="a.one", name="\u001b[31mred", description="[bold]x[/bold] \u202e")
+    shown = mediator("agent", "list").out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "[bold]x[/bold]" in shown
+
+
+# Signs of life, and the end.
+
+
+@pytest.mark.rule("G2")
+def test_a_report_is_kept(mediator):
+    register(mediator, mailbox="a.one", name="One")
+
+    def status() -> Any:
+        return mediator("agent", "list", "--json").json["states"][0]["status"]
+
+    assert mediator("agent", "report", "a.one").out == "a.one was seen\n"
+    assert mediator("agent", "report", "mq9://here/a.one", "--status", "busy").out == "a.one was seen\n"
+    assert status() == {"mailbox": "mq9://here/a.one", "status": "busy"}
+    assert mediator("agent", "report", "a.one", '{"load": 0.5}').code == 0
+    assert status() == {"mailbox": "a.one", "load": 0.5}
+    result = mediator("agent", "report", "a.two")
+    assert (result.code, result.err) == (1, "mediator: agent a.two is not registered\n")
+
+
+@pytest.mark.rule("G2")
+def test_an_agent_is_unregistered_by_its_mailbox_or_its_name(mediator):
+    for address in ("a.one", "a.two", "a.three"):
+        register(mediator, mailbox=address, name="Three" if address == "a.three" else "Twin")
+    assert mediator("agent", "unregister", "--name", "Three").out == "unregistered a.three\n"
+    result = mediator("agent", "unregister", "--name", "Twin")
+    assert (result.code, result.err) == (1, "mediator: name: 2 agents match; give mailbox\n")
+    assert mediator("agent", "unregister", "a.one").out == "unregistered a.one\n"
+    assert mediator("agent", "unregister", "a.one", "--json").json["error"] == "agent a.one is not registered"
+    assert [agent["mailbox"] for agent in listed(mediator)] == ["a.two"]
+
+
+# Importing.
+
+
+def test_whatever_way_cards_are_kept_they_are_imported(mediator, tmp_path):
+    folder = tmp_path / "cards"
+    folder.mkdir()
+    (folder / "one.json").write_text(BAKER)
+    (folder / "more.json").write_text('[{"mailbox": "a.1"},\n {"mailbox": "a.2"}]')
+    (folder / "lines.jsonl").write_text("".join(f'{{"mailbox": "l.{line}"}}\n' for line in range(200)))
+    with website({"/card.json": b'{"mailbox": "w.1"}', "/other.json": b'{"mailbox": "w.2"}'}) as url:
+        (tmp_path / "urls.txt").write_text(f"{url}/card.json\n")
+        result = mediator("agent", "import", folder, tmp_path / "urls.txt", f"{url}/other.json")
+    assert (result.code, result.out) == (0, "registered 205 cards\n")
+    assert len(listed(mediator)) == 205
+    assert BAKER in mediator("agent", "list", "--limit", "1000", "--json").out
+
+
+def test_bad_cards_are_told_and_the_others_are_registered(mediator, tmp_path):
+    lines = ['{"mailbox": "a.1"}', "{", '{"name": "Ann"}', '{"mailbox": "A"}', '{"mailbox": "a.2", "ttl": "soon"}']
+    lines += [json.dumps({"mailbox": "a.3", "x": "x" * MAX_CARD}), '{"mailbox": "a.4", "name": 7}']
+    (tmp_path / "cards.jsonl").write_text("\n".join(lines))
+    result = mediator("agent", "import", tmp_path / "cards.jsonl", tmp_path / "absent.json")
+    assert result.code == 1
+    assert result.out.splitlines()[0] == "registered 2 cards"
+    assert result.out.splitlines()[-1] == "refused 6"
+    for place in ("cards.jsonl:2: ", "cards.jsonl:3: mailbox", "cards.jsonl:4: mailbox", "cards.jsonl:5: ttl"):
+        assert f"{tmp_path}/{place}" in result.err
+    assert f"{tmp_path}/cards.jsonl:6: expected at most {MAX_CARD} bytes" in result.err
+    assert f"{tmp_path}/absent.json: cannot be read" in result.err
+    assert "--mailbox-prefix" in result.err
+    assert {agent["mailbox"] for agent in listed(mediator)} == {"a.1", "a.4"}
+
+
+def test_only_the_first_problems_are_told(mediator, tmp_path):
+    (tmp_path / "cards.jsonl").write_text("[]\n" * 25)
+    result = mediator("agent", "import", tmp_path / "cards.jsonl", "--json")
+    assert result.code == 1
+    counts = result.json
+    assert (counts["registered"], counts["refused"], len(counts["problems"])) == (0, 25, 10)
+    assert "… and 15 more" in mediator("agent", "import", tmp_path / "cards.jsonl").err
+
+
+def test_importing_again_under_a_prefix_replaces(mediator, tmp_path):
+    path = tmp_path / "cards.jsonl"
+    path.write_text(
+        '{"id": "Tide-Table", "name": "Tides"}\n{"name": "Twin"}\n{"name": "Twin"}\n{"mailbox": "own.one"}\n'
+    )
+    expected = ["shop.tide.table", "shop.twin", "shop.twin.2", "own.one"]
+    for _ in range(2):
+        assert mediator("agent", "import", path, "--mailbox-prefix", "shop.").code == 0
+        assert [agent["mailbox"] for agent in listed(mediator)] == expected
