@@ -55,7 +55,7 @@ async def registry_door(
         meters = Meters(metrics)
         meters.agents.set_function(lambda: following.agents)
         meters.lacking.set_function(lambda: following.agents - following.embedded)
-        meters.encoder.set_function(lambda: float(meanings is not None and meanings.readings.ready))
+        meters.encoder.set_function(lambda: float(meanings is not None and meanings.encoder.ready))
         health.add("registry", following.check)
         RegistryOperating(following, meanings).register(control)
         yield Directory(broker, chosen.liveness, chosen.max_agents, following, searching, meanings, meters)

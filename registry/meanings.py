@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError
@@ -35,17 +37,19 @@ class Meanings:
         self._former: Encoder | None = None
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def readings(self) -> Encoder:
-        """Who reads requests, so that they can be compared with the vectors in the index."""
-        return self._former or self.encoder
-
     async def start(self) -> None:
         """Begin: the model is loaded, cards are read, and the index follows, all behind this call."""
-        await self.encoder.start()
-        space = "" if self.encoder.space is None else await self._best(self.encoder.space)
-        await self._following.start(space)
-        self._task = asyncio.create_task(self._settle(), name="registry-model")
+        self._task = asyncio.create_task(self._run(), name="registry-model")
+
+    async def read(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
+        """Return the vectors of a request, (texts, dims), to compare with those in the index; or why there are none."""
+        encoder = self._former or self.encoder
+        if encoder.problem is not None:
+            return None, encoder.problem
+        if encoder.space != self._following.space:
+            return None, "the cards are being read by another model"
+        vectors = await encoder.query(texts, seconds)
+        return vectors, "" if vectors is not None else "the model did not answer in time"
 
     async def stop(self) -> None:
         """End the models."""
@@ -64,12 +68,17 @@ class Meanings:
 
     async def _best(self, wanted: str) -> str:
         """Return the space that most agents have vectors in, the wanted one where it is as good."""
-        counts = await self._broker.read(
-            lambda tx, _now: {space: tx.vectors.count(space) for space in tx.vectors.spaces()}
-        )
+        try:
+            counts = await self._broker.read(
+                lambda tx, _now: {space: tx.vectors.count(space) for space in tx.vectors.spaces()}
+            )
+        except MediatorError:
+            return wanted
         return max([wanted, *sorted(counts)], key=lambda space: counts.get(space, 0))
 
-    async def _settle(self) -> None:
+    async def _run(self) -> None:
+        await self.encoder.start()
+        await self._following.start("" if self.encoder.space is None else await self._best(self.encoder.space))
         await self._ready()
         wanted = self.encoder.space
         assert wanted is not None
@@ -78,7 +87,7 @@ class Meanings:
         if former != wanted:
             if former:
                 log.info("cards are read anew by another model", former=former, model=wanted)
-                self._former = Encoder(former.rpartition("@")[0], self._cache_dir, TEMPLATE)
+                self._former = _encoder_of(former, self._cache_dir)
                 await self._former.start()
             await self.embedder.idle()
             await self._following.use(wanted)
@@ -105,6 +114,12 @@ class Meanings:
         for space in await self._broker.read(_spaces):
             while space != kept and await self._broker.chore(partial(_drop, space)) > 0:
                 pass
+
+
+def _encoder_of(space: str, cache_dir: Path) -> Encoder:
+    """Return who reads requests for vectors that are there; if its model has changed since, its space is another."""
+    model, _, rest = space.rpartition("@")
+    return Encoder(model, cache_dir, rest.rpartition("/")[2])
 
 
 def _spaces(tx: Transaction, _now: int) -> Sequence[str]:

@@ -126,17 +126,12 @@ class Searching:
     async def _question(self, index: Index, request: str) -> tuple[Question, str]:
         """Read a request; with why its meaning is not looked at, where it is not."""
         pieces = [request, *parts(request)]
-        vectors, note = None, ""
         if self._meanings is None:
-            note = "search by meaning is turned off"
-        elif (problem := self._meanings.readings.problem) is not None:
-            note = problem
+            vectors, note = None, "search by meaning is turned off"
         elif len(index) and not index.embedded:
-            note = "the cards have no vectors yet"
+            vectors, note = None, self._meanings.encoder.problem or "the cards have no vectors yet"
         else:
-            vectors = await self._meanings.readings.query(pieces, ENCODE_SECONDS)
-            if vectors is None:
-                note = "the model did not answer in time"
+            vectors, note = await self._meanings.read(pieces, ENCODE_SECONDS)
         if note:
             note = f"answered by keywords: {note}"
         return Question([words(piece) for piece in pieces], vectors), note

@@ -63,9 +63,9 @@ class Trial:
         """Ask by vectors alone, which no door offers: it shows what the model itself is good for."""
         assert self._meanings is not None
         pieces = [query, *parts(query)]
-        vectors = await self._meanings.readings.query(pieces, ENCODE_SECONDS)
+        vectors, problem = await self._meanings.read(pieces, ENCODE_SECONDS)
         if vectors is None:
-            raise UnavailableError(self._meanings.readings.problem or "the model did not answer")
+            raise UnavailableError(problem)
         index = await self._following.index(TENANT)
         ranked = index.by_meaning(Question([[] for _ in pieces], vectors), Wanted(), self._broker.clock())
         numbers = ranked.numbers[:DEPTH].tolist()
