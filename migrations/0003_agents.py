@@ -9,6 +9,7 @@ def up(migrator, db):
     given = "BIGINT PRIMARY KEY" if postgres else "INTEGER PRIMARY KEY"
     blob = "BYTEA" if postgres else "BLOB"
     text = 'TEXT COLLATE "C"' if postgres else "TEXT"
+    clustered = "" if postgres else "WITHOUT ROWID"
     # Cards lie apart: a sign of life writes the row of its agent anew. Names are bytes and found by a hash: they may be
     # as long as a card, and hold what PostgreSQL takes in no text.
     statements = f"""
@@ -33,6 +34,8 @@ def up(migrator, db):
     CREATE INDEX agent_name ON agent (tenant, name_hash, no);
     CREATE INDEX agent_revision ON agent (revision, no);
     CREATE INDEX agent_seen ON agent (seen_at, no) WHERE ttl > 0;
+
+    CREATE TABLE agent_count (tenant {text} PRIMARY KEY, agents BIGINT NOT NULL) {clustered};
 
     CREATE TABLE agent_card (
         agent_no {given},
@@ -65,5 +68,5 @@ def up(migrator, db):
 
 
 def down(migrator, db):
-    for table in ("agent_vectors", "agent_removed", "agent_card", "agent", "registry_clock"):
+    for table in ("agent_vectors", "agent_removed", "agent_card", "agent_count", "agent", "registry_clock"):
         db.execute_sql(f"DROP TABLE {table}")

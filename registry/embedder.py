@@ -114,8 +114,7 @@ class Embedder:
                 cards = await self._broker.read(partial(_picked, fresh))
             else:
                 assert after is not None
-                cards = await self._broker.read(partial(_missing, space, after, self._others))
-                after = cards[-1].no if cards else None
+                cards, after = await self._broker.read(partial(_missing, space, after, self._others))
             if cards:
                 return await asyncio.to_thread(_written_out, cards), after
         return None, None
@@ -133,7 +132,7 @@ def _picked(numbers: Sequence[int], tx: Transaction, _now: int) -> list[Unembedd
     return [Unembedded(agent.no, agent.card_revision, agent.card) for agent in tx.agents.pick(numbers).values()]
 
 
-def _missing(space: str, after: int, others: int, tx: Transaction, now: int) -> list[Unembedded]:
+def _missing(space: str, after: int, others: int, tx: Transaction, now: int) -> tuple[list[Unembedded], int | None]:
     return tx.vectors.missing(space, after, BATCH, now - others)
 
 

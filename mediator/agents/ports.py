@@ -74,7 +74,7 @@ class Agents(Protocol):
         """Forget an agent with its vectors, if it is there; followers are told until :meth:`forget_removed`."""
 
     def count(self, tenant: str) -> int:
-        """Return about how many there are, without counting each time; the transaction's own are in it."""
+        """Return how many there are, at once however many these are."""
 
     def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
         """Return the agents that are there."""
@@ -110,14 +110,15 @@ class Vectors(Protocol):
     def read(self, space: str, numbers: Sequence[int]) -> dict[int, Embedded]:
         """Return vectors, those that are there; they may be of a former card."""
 
-    def missing(self, space: str, after: int, limit: int, updated_before: int) -> list[Unembedded]:
+    def missing(self, space: str, after: int, limit: int, updated_before: int) -> tuple[list[Unembedded], int | None]:
         """Return agents above a number without vectors of their present card, in order of their numbers.
 
-        Only those last registered before a moment: the others are at work elsewhere.
+        Only those last registered before a moment: the others are at work elsewhere. Also returns the number to go on
+        after, None when there is no more: so many agents are looked at in one go, whether one of them is found or not.
         """
 
     def count(self, space: str) -> int:
-        """Return how many agents have vectors of their present card."""
+        """Return how many agents have vectors, some of them maybe of a former card."""
 
     def spaces(self) -> list[str]:
         """Return the spaces there are vectors in."""

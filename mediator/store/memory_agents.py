@@ -159,20 +159,20 @@ class Vectors(Undoable):
     def read(self, space: str, numbers: Sequence[int]) -> dict[int, Embedded]:
         return {no: self._data.vectors[space, no] for no in numbers if (space, no) in self._data.vectors}
 
-    def missing(self, space: str, after: int, limit: int, updated_before: int) -> list[Unembedded]:
-        waiting = (
+    def missing(self, space: str, after: int, limit: int, updated_before: int) -> tuple[list[Unembedded], int | None]:
+        waiting = [
             Unembedded(no, agent.card_revision, agent.card)
             for no, agent in sorted(self._data.agents.items())
             if no > after and agent.updated_at < updated_before and not self._has(space, no)
-        )
-        return list(itertools.islice(waiting, limit))
+        ]
+        return waiting[:limit], waiting[limit - 1].no if len(waiting) > limit else None
 
     def _has(self, space: str, no: int) -> bool:
         vectors = self._data.vectors.get((space, no))
         return vectors is not None and self._current(vectors)
 
     def count(self, space: str) -> int:
-        return sum(1 for (of, no) in self._data.vectors if of == space and self._has(space, no))
+        return sum(1 for of, _ in self._data.vectors if of == space)
 
     def spaces(self) -> list[str]:
         return sorted({space for space, _ in self._data.vectors})

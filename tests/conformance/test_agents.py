@@ -7,6 +7,7 @@ import pytest
 
 from mediator.agents.ports import ChangePlace, Reread, SeenPlace, Silent, Unembedded
 from mediator.agents.records import Agent, Change, Embedded
+from mediator.store.sql import vectors
 from tests.conformance.samples import ALL, T0, TENANT
 from tests.unit.agents import FIRST, SPACE, card, registration
 
@@ -33,8 +34,8 @@ def add(tx, address="a", name="", text="", *, ttl=0, now=T0, **more) -> Agent:
     return tx.agents.add(registration(address, name, text, **more), ttl, now)
 
 
-def embed(tx, *agents, space=SPACE, vectors=b"v") -> int:
-    return tx.vectors.put(space, [Embedded(agent.no, agent.card_revision, vectors) for agent in agents])
+def embed(tx, *agents, space=SPACE, made=b"v") -> int:
+    return tx.vectors.put(space, [Embedded(agent.no, agent.card_revision, made) for agent in agents])
 
 
 def change(agent, embedded=0) -> Change:
@@ -241,7 +242,7 @@ def test_what_was_taken_back_is_not_there(store):
     with undone(store) as tx:
         add(tx, "b")
         tx.agents.replace(agent, registration("a", "two", "other"), 5, T0 + 1)
-        embed(tx, replace(agent, card_revision=2), vectors=b"w")
+        embed(tx, replace(agent, card_revision=2), made=b"w")
         tx.agents.remove(agent.no, T0)
         assert tx.agents.revision() == 2
     with store.reading() as tx:
@@ -341,7 +342,7 @@ def test_vectors_are_kept_by_space_for_cards_as_they_are(store):
     with store.transaction() as tx:
         changed = tx.agents.replace(b, registration("b", text="new"), 0, T0)
     with store.transaction() as tx:
-        assert embed(tx, a, b, replace(a, no=99), vectors=BYTES) == 1
+        assert embed(tx, a, b, replace(a, no=99), made=BYTES) == 1
         assert embed(tx, a, changed, space="other") == 2
     with store.reading() as tx:
         assert tx.vectors.read(SPACE, [a.no, b.no]) == {a.no: Embedded(a.no, 1, BYTES)}
@@ -362,13 +363,13 @@ def test_vectors_of_a_former_card_are_told_from_those_of_the_present_one(store):
         agent = tx.agents.replace(agent, registration("a", text="new"), 0, T0)
         assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: Embedded(agent.no, 1, b"v")}
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(agent, 1)]
-        assert tx.vectors.count(SPACE) == 0
+        assert tx.vectors.count(SPACE) == 1
         missing = [Unembedded(agent.no, 2, card("a", "new"))]
-        assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == missing
+        assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == (missing, None)
     with store.transaction() as tx:
-        assert embed(tx, agent, vectors=b"new") == 1
+        assert embed(tx, agent, made=b"new") == 1
         assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: Embedded(agent.no, 2, b"new")}
-        assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == []
+        assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == ([], None)
 
 
 def test_what_lacks_vectors_is_found_behind_a_number_and_before_a_moment(store):
@@ -378,14 +379,31 @@ def test_what_lacks_vectors_is_found_behind_a_number_and_before_a_moment(store):
         embed(tx, agents[2], space="other")
 
         def missing(after=0, limit=ALL, before=T0 + 5):
-            return [one.no - agents[0].no for one in tx.vectors.missing(SPACE, after, limit, before)]
+            return [one.no - agents[0].no for one in tx.vectors.missing(SPACE, after, limit, before)[0]]
 
         assert missing() == [0, 2, 3, 4]
         assert missing(limit=2) == [0, 2]
+        assert tx.vectors.missing(SPACE, 0, 2, T0 + 5)[1] == agents[2].no
         assert missing(after=agents[2].no) == [3, 4]
         assert missing(before=T0 + 3) == [0, 2]
         tx.agents.replace(agents[0], registration("a0"), 0, T0 + 9)
         assert missing() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("looked_at", [1, 2, 5, 100])
+def test_what_lacks_vectors_is_found_look_by_look(store, monkeypatch, looked_at):
+    monkeypatch.setattr(vectors, "LOOKED_AT", looked_at)
+    with store.transaction() as tx:
+        agents = [add(tx, f"a{number}") for number in range(20)]
+        embed(tx, *agents[7:12])
+        for agent in agents[3:6]:
+            tx.agents.remove(agent.no, T0)
+    found, after = [], 0
+    with store.reading() as tx:
+        while after is not None:
+            some, after = tx.vectors.missing(SPACE, after, 2, T0 + 1)
+            found += [one.no - agents[0].no for one in some]
+    assert found == [0, 1, 2, 6, *range(12, 20)]
 
 
 def test_vectors_go_with_their_agent_and_with_their_space(store):

@@ -165,9 +165,13 @@ def test_the_registry_never_reads_a_whole_table(tmp_path):
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
         assert len(searches) > 25
         for sql in searches:
-            assert_goes_by_index(store, sql)
+            # What has a LIMIT of its own may be sorted.
+            sorts = "USE TEMP B-TREE FOR ORDER BY" if " AS there" in sql else ""
+            assert_goes_by_index(store, sql, "SCAN there", "SCAN removed", "SCAN first", sorts)
 
 
-def assert_goes_by_index(store: SqliteStore, sql: str) -> None:
+def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
+    """Fail when a whole table is read or sorted; ``limited`` are steps that cannot."""
     plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
-    assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in plan), (sql, plan)
+    steps = [step for step in plan if step not in limited]
+    assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), (sql, plan)

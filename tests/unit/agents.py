@@ -3,7 +3,7 @@
 from typing import Any
 
 from mediator.agents import collecting, registering
-from mediator.agents.ports import ChangePlace, SeenPlace
+from mediator.agents.ports import ChangePlace, SeenPlace, Unembedded
 from mediator.agents.records import Agent, Change, Embedded, Liveness, Registration, State
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store
@@ -78,6 +78,16 @@ class Agency(Broker):
     def changes(self, after: ChangePlace = FIRST, limit: int = ALL, space: str = SPACE) -> list[Change]:
         with self.store.reading() as tx:
             return tx.agents.changes(after, space, limit)
+
+    def missing(self, space: str = SPACE, limit: int = ALL) -> list[Unembedded]:
+        """Look for agents without vectors until there are no more."""
+        found: list[Unembedded] = []
+        after: int | None = 0
+        with self.store.reading() as tx:
+            while after is not None:
+                some, after = tx.vectors.missing(space, after, limit, self.now + 1)
+                found += some
+        return found
 
     def revision(self) -> int:
         with self.store.reading() as tx:

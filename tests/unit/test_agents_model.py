@@ -310,8 +310,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                         for no, agent in sorted(self.agents.items())
                         if no not in kept or kept[no].card_revision != agent.card_revision
                     ]
-                    assert tx.vectors.missing(space, 0, ALL, self.now + 1) == lacking
-                    assert tx.vectors.count(space) == len(self.agents) - len(lacking)
+                    assert self.agency.missing(space, limit=2) == lacking
+                    assert tx.vectors.count(space) == len(kept)
 
         def teardown(self) -> None:
             for one in self.followers:

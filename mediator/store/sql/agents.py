@@ -13,7 +13,6 @@ from mediator.agents.ports import ChangePlace, Reread, SeenPlace, Silent
 from mediator.agents.records import Agent, Change, Registration
 from mediator.store.rows import Row
 from mediator.store.sql.dialect import chunks
-from mediator.store.sql.known import Counts
 from mediator.store.sql.session import Session, Table
 
 
@@ -51,10 +50,9 @@ class Clock(Table):
 class Agents(Table):
     """See :class:`mediator.agents.ports.Agents`."""
 
-    def __init__(self, session: Session, clock: Clock, counts: Counts) -> None:
+    def __init__(self, session: Session, clock: Clock) -> None:
         super().__init__(session)
         self._clock = clock
-        self._counts = counts
 
     def find(self, tenant: str, address: str) -> Agent | None:
         self._clock.lock()
@@ -77,7 +75,7 @@ class Agents(Table):
         self._session.dialect.execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
         )
-        self._counts.agents[new.tenant].add(1)
+        self._add(new.tenant, 1)
         return Agent(no, new.tenant, new.address, new.name, new.card, ttl, 1, now, now, now, None, revision, revision)
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
@@ -120,11 +118,18 @@ class Agents(Table):
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
             (no, self._clock.take(), gone[0], now),
         )
-        self._counts.agents[gone[0]].add(-1)
+        self._add(gone[0], -1)
+
+    def _add(self, tenant: str, by: int) -> None:
+        self._session.dialect.execute(
+            "INSERT INTO agent_count (tenant, agents) VALUES (?, ?)"
+            " ON CONFLICT (tenant) DO UPDATE SET agents = agent_count.agents + excluded.agents",
+            (tenant, by),
+        )
 
     def count(self, tenant: str) -> int:
-        sql = "SELECT count(*) FROM agent WHERE tenant = ?"
-        return self._counts.agents[tenant].read(lambda: int(self._session.one(sql, (tenant,))[0]))
+        row = self._session.first("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
+        return 0 if row is None else int(row[0])
 
     def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
         return {row[0]: _agent(row) for row in self._of(_AGENT, numbers)}
@@ -152,14 +157,7 @@ class Agents(Table):
 
     def changes(self, after: ChangePlace, space: str, limit: int) -> list[Change]:
         # One statement, for one view of both: between two an agent could move from where was looked to where was not.
-        rows = self._session.dialect.execute(
-            "SELECT agent.revision, no, tenant, agent.card_revision, ttl, seen_at,"
-            " coalesce(agent_vectors.card_revision, 0), 0 FROM agent"
-            " LEFT JOIN agent_vectors ON space = ? AND agent_no = no WHERE (agent.revision, no) > (?, ?)"
-            " UNION ALL SELECT revision, no, tenant, 0, 0, removed_at, 0, 1 FROM agent_removed"
-            " WHERE (revision, no) > (?, ?) ORDER BY 1, 2 LIMIT ?",
-            (space, *after, *after, limit),
-        )
+        rows = self._session.dialect.execute(_CHANGES, (space, *after, limit, *after, limit, limit))
         return [_change(row) for row in rows]
 
     def unseen(self, since: int, after: SeenPlace, limit: int) -> list[Silent]:
@@ -174,17 +172,30 @@ class Agents(Table):
         return [Silent(*row) for row in found]
 
     def forget_removed(self, before: int, limit: int) -> int:
-        sql = (
-            "DELETE FROM agent_removed WHERE no IN"
-            " (SELECT no FROM agent_removed WHERE removed_at < ? ORDER BY removed_at, no LIMIT ?) RETURNING no"
-        )
-        return len(self._session.dialect.execute(sql, (before, limit)))
+        sql = "SELECT no FROM agent_removed WHERE removed_at < ? ORDER BY removed_at, no LIMIT ?"
+        old = [no for (no,) in self._session.dialect.execute(sql, (before, limit))]
+        forgotten = 0
+        for some in chunks(old):
+            condition, parameters = self._session.dialect.any_of("no", some)
+            sql = f"DELETE FROM agent_removed WHERE {condition} RETURNING no"
+            forgotten += len(self._session.dialect.execute(sql, parameters))
+        return forgotten
 
 
 _REVISION = "SELECT revision FROM registry_clock WHERE no = 1"
 _AGENT = (
     "SELECT no, tenant, address, name, card, ttl, edition, registered_at, updated_at, seen_at, status, revision,"
     " card_revision FROM agent JOIN agent_card ON agent_no = no"
+)
+
+# Limited on both sides, or PostgreSQL would read and sort all that is behind the place.
+_CHANGES = (
+    "SELECT * FROM (SELECT agent.revision, no, tenant, agent.card_revision, ttl, seen_at,"
+    " coalesce(agent_vectors.card_revision, 0), 0 FROM agent"
+    " LEFT JOIN agent_vectors ON space = ? AND agent_no = no WHERE (agent.revision, no) > (?, ?)"
+    " ORDER BY agent.revision, no LIMIT ?) AS there"
+    " UNION ALL SELECT * FROM (SELECT revision, no, tenant, 0, 0, removed_at, 0, 1 FROM agent_removed"
+    " WHERE (revision, no) > (?, ?) ORDER BY revision, no LIMIT ?) AS removed ORDER BY 1, 2 LIMIT ?"
 )
 
 

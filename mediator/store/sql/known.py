@@ -2,8 +2,8 @@
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable
+from itertools import islice
 
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.store.rows import KeptMailbox
@@ -118,18 +118,13 @@ class Counts:
         """Copies that wait in the outbox."""
         self.connections: defaultdict[str, Counted] = defaultdict(Counted)
         """By tenant."""
-        self.agents: defaultdict[str, Counted] = defaultdict(Counted)
-        """By tenant."""
 
     def keep(self) -> None:
         """Note that the transaction was committed."""
-        for counted in self._all():
+        for counted in (self.outbox, *self.connections.values()):
             counted.keep()
 
     def take_back(self) -> None:
         """Note that the transaction did not happen; where that is not certain, the next count tells."""
-        for counted in self._all():
+        for counted in (self.outbox, *self.connections.values()):
             counted.take_back()
-
-    def _all(self) -> Iterator[Counted]:
-        return chain((self.outbox,), self.connections.values(), self.agents.values())

@@ -33,7 +33,7 @@ class SqlTransaction:
         self.invitations = Invitations(session)
         self.identities = Identities(session)
         clock = Clock(session)
-        self.agents = Agents(session, clock, counts)
+        self.agents = Agents(session, clock)
         self.vectors = Vectors(session, clock)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()

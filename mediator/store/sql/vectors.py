@@ -8,6 +8,9 @@ from mediator.store.sql.agents import Clock
 from mediator.store.sql.dialect import chunks
 from mediator.store.sql.session import Session, Table
 
+LOOKED_AT = 20_000
+"""Numbers that one look for missing vectors goes through: a reader is ended after a few seconds."""
+
 
 class Vectors(Table):
     """See :class:`mediator.agents.ports.Vectors`."""
@@ -46,22 +49,23 @@ class Vectors(Table):
             found.update((row[0], Embedded(*row)) for row in rows)
         return found
 
-    def missing(self, space: str, after: int, limit: int, updated_before: int) -> list[Unembedded]:
+    def missing(self, space: str, after: int, limit: int, updated_before: int) -> tuple[list[Unembedded], int | None]:
+        last = after + LOOKED_AT
         rows = self._session.dialect.execute(
             "SELECT no, card_revision, card FROM agent JOIN agent_card ON agent_card.agent_no = no"
-            " WHERE no > ? AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM agent_vectors"
+            " WHERE no > ? AND no <= ? AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM agent_vectors"
             " WHERE space = ? AND agent_vectors.agent_no = no AND agent_vectors.card_revision = agent.card_revision)"
             " ORDER BY no LIMIT ?",
-            (after, updated_before, space, limit),
+            (after, last, updated_before, space, limit),
         )
-        return [Unembedded(*row) for row in rows]
+        found = [Unembedded(*row) for row in rows]
+        if len(found) == limit:
+            return found, found[-1].no
+        more = self._session.first("SELECT no FROM agent WHERE no > ? ORDER BY no LIMIT 1", (last,))
+        return found, None if more is None else more[0] - 1
 
     def count(self, space: str) -> int:
-        sql = (
-            "SELECT count(*) FROM agent_vectors JOIN agent ON no = agent_no"
-            " AND agent.card_revision = agent_vectors.card_revision WHERE space = ?"
-        )
-        return int(self._session.one(sql, (space,))[0])
+        return int(self._session.one("SELECT count(*) FROM agent_vectors WHERE space = ?", (space,))[0])
 
     def spaces(self) -> list[str]:
         # One step a space: DISTINCT would go through all rows.
@@ -73,8 +77,9 @@ class Vectors(Table):
 
     def drop(self, space: str, limit: int) -> int:
         removed = self._session.dialect.execute(
-            "DELETE FROM agent_vectors WHERE space = ? AND agent_no IN"
-            " (SELECT agent_no FROM agent_vectors WHERE space = ? ORDER BY agent_no LIMIT ?) RETURNING agent_no",
+            "DELETE FROM agent_vectors WHERE space = ? AND agent_no <= (SELECT max(agent_no) FROM"
+            " (SELECT agent_no FROM agent_vectors WHERE space = ? ORDER BY agent_no LIMIT ?) AS first)"
+            " RETURNING agent_no",
             (space, space, limit),
         )
         return len(removed)
