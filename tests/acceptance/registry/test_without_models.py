@@ -16,13 +16,14 @@ from tests.acceptance.service import Services, until
 BARRED = ("sentence_transformers", "torch", "onnxruntime", "onnx", "tokenizers", "transformers", "usearch")
 BARRIER = f"""
 import sys
+from importlib.machinery import PathFinder
 
-class Barrier:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {BARRED!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Barrier(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {BARRED!r} else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Barrier())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Barrier
 """
 
 
