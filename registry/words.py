@@ -33,7 +33,8 @@ def words(text: str) -> list[str]:
     else. An identifier is the words it is made of, and a short one is itself besides. Scripts without spaces are cut
     into pairs of characters.
     """
-    found = list(_words(text))
+    # An accent that stands alone is none when it is folded.
+    found = [word for word in _words(text) if word]
     telling = [word for word in found if word not in _FUNCTION_WORDS]
     return [_stem(word) for word in telling or found]
 
@@ -77,24 +78,23 @@ class Terms:
 
 
 def _fields(card: Card) -> Iterator[tuple[str, int]]:
-    """Yield the texts of a card with their weights, in halves of a word in its description."""
+    """Yield the texts of a card, those that say most first, and what a word there counts."""
     yield card.name, 4
     yield card.description, 2
     for tag in card.tags:
-        yield tag, 2
+        yield tag, 1
     for skill in card.skills:
         yield skill.name or skill.id, 4
     for skill in card.skills:
         yield skill.description, 1
         for tag in skill.tags:
-            yield tag, 2
+            yield tag, 1
         for example in skill.examples:
             yield example, 1
 
 
 _MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in {"Mn", "Mc"})
-_LETTER = rf"(?:[^\W_]|[{_MARKS}])"
-_RUN = re.compile(rf"{_LETTER}+(?:[_-]+{_LETTER}+)*")
+_RUN = re.compile(rf"\w[\w{_MARKS}-]*")
 """A word, or several that make one identifier."""
 _SEAM = re.compile(r"[_-]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SHORTENED = re.compile(r"['’](?:s|t|d|m|re|ve|ll)\b", re.IGNORECASE)
@@ -108,7 +108,7 @@ MAX_JOINED = 3
 def _words(text: str) -> Iterator[str]:
     plain = unicodedata.normalize("NFKC", text[:MAX_TEXT])[:MAX_TEXT]
     for run in _RUN.findall(_SHORTENED.sub("", plain)):
-        parts = _SEAM.split(run)
+        parts = [part for part in _SEAM.split(run) if part]
         if 1 < len(parts) <= MAX_JOINED:
             yield _folded("".join(parts))
         for part in parts:
