@@ -17,9 +17,10 @@ MAX_CARD_TEXTS: Final = 16_384
 BATCH_TEXTS: Final = 8
 """Texts of cards that a query may have to wait for."""
 BATCH_CHARACTERS: Final = 4000
-"""The same, in characters: about four long texts."""
+"""The same, in characters: three long texts."""
+LONG: Final = 1200
+"""Characters; what is longer is cut by the model and takes no more time."""
 
-_LONG: Final = 1200  # characters; what is longer is cut by the model and takes no longer
 _IN_A_ROW: Final = 32  # queries, before cards get a turn
 
 
@@ -104,7 +105,7 @@ def batches(texts: list[str]) -> Iterator[list[int]]:
     group: list[int] = []
     size = 0
     for at in sorted(range(len(texts)), key=lambda at: len(texts[at])):
-        length = min(len(texts[at]), _LONG)
+        length = min(len(texts[at]), LONG)
         if group and (len(group) == BATCH_TEXTS or size + length > BATCH_CHARACTERS):
             yield group
             group, size = [], 0
