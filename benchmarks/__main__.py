@@ -22,7 +22,7 @@ from mediator.nats.server import find_binary
 
 CLAIMS = (
     "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale",
+    "didcomm_scale", "encoding",
 )  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}
 
