@@ -8,8 +8,8 @@ from tests.acceptance.registry.sets import sets, sliced
 from tests.acceptance.service import Services
 
 CARDS = 40
-ABOVE_CHANCE = 0.4
-"""Of ten answers among forty cards, drawn by chance, a quarter of the right ones would be there; and .04 in front."""
+FAR_ABOVE_CHANCE = {"nDCG@10": 0.4, "Recall@10": 0.5}
+"""Ten answers drawn by chance among forty cards would come to about .1 and .25."""
 
 
 @pytest.mark.timeout(300)
@@ -27,8 +27,6 @@ async def test_requests_find_their_agents_and_cards_come_back_byte_for_byte(serv
                 assert answers.ranked.keys() == {case.qid for case in registry.set.cases}
                 means = rate_all(registry.set.cases, answers.ranked).mean(axis=0)
                 found = dict(zip(MEASURES, means.tolist(), strict=True))
-                where = f"{registry.set.name}, {mode}: {found}"
-                assert found["Recall@10"] > 2 * ABOVE_CHANCE or mode == "text", where
-                assert found["Recall@10"] > ABOVE_CHANCE, where
-                assert found["nDCG@10"] > ABOVE_CHANCE, where
+                for measure, least in FAR_ABOVE_CHANCE.items():
+                    assert found[measure] > least, f"{registry.set.name}, {mode}: {found}"
     assert service.complaints() == []
