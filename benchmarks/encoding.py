@@ -15,11 +15,11 @@ from registry.embedding.process import Worker, start_worker
 CARD_WORDS = 60  # about 80 tokens
 QUERY_WORDS = 12
 BATCH = 8
-WORDS = (
+VOCABULARY = (
     "books tables trains hotels harbour tide invoice contract clause letters weather umbrella route lorry bridge ferry "
     "forecast sales outliers dashboard translate summarise minutes meeting recipe oven dough garden frost seed pump "
     "meter reading insurance claim photo repair bicycle museum ticket choir rehearsal calendar reminder"
-).split()
+)
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -110,9 +110,9 @@ async def _overtaking(encoder: Encoder, seconds: float) -> tuple[list[float], li
 
 
 def _texts(seed: int, words: int) -> Iterator[str]:
-    chosen = random.Random(seed)
+    chosen, vocabulary = random.Random(seed), VOCABULARY.split()
     while True:
-        yield " ".join(chosen.choices(WORDS, k=chosen.randint(words // 2, words * 3 // 2)))
+        yield " ".join(chosen.choices(vocabulary, k=chosen.randint(words // 2, words * 3 // 2)))
 
 
 def _memory(worker: Worker) -> int:
