@@ -108,6 +108,9 @@ MAX_JOINED = 3
 def _words(text: str) -> Iterator[str]:
     plain = unicodedata.normalize("NFKC", text[:MAX_TEXT])[:MAX_TEXT]
     for run in _RUN.findall(_SHORTENED.sub("", plain)):
+        if run.isascii() and run.isalnum() and run.islower():
+            yield run[:MAX_LENGTH]
+            continue
         parts = [part for part in _SEAM.split(run) if part]
         if 1 < len(parts) <= MAX_JOINED:
             yield _folded("".join(parts))
