@@ -6,6 +6,7 @@ change agents at once.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,6 +54,18 @@ class Agents(Table):
     def __init__(self, session: Session, clock: Clock) -> None:
         super().__init__(session)
         self._clock = clock
+        self._added: Counter[str] = Counter()
+        """By tenant, below 0: removed; written once, since PostgreSQL keeps a version of a row for each write."""
+
+    def finish(self) -> None:
+        """Write how many there are now, right before the commit."""
+        changed = [(tenant, by) for tenant, by in sorted(self._added.items()) if by]
+        if changed:
+            self._session.dialect.many(
+                "INSERT INTO agent_count (tenant, agents) VALUES (?, ?)"
+                " ON CONFLICT (tenant) DO UPDATE SET agents = agent_count.agents + excluded.agents",
+                changed,
+            )
 
     def find(self, tenant: str, address: str) -> Agent | None:
         self._clock.lock()
@@ -75,7 +88,7 @@ class Agents(Table):
         self._session.dialect.execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
         )
-        self._add(new.tenant, 1)
+        self._added[new.tenant] += 1
         return Agent(no, new.tenant, new.address, new.name, new.card, ttl, 1, now, now, now, None, revision, revision)
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
@@ -118,18 +131,11 @@ class Agents(Table):
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
             (no, self._clock.take(), gone[0], now),
         )
-        self._add(gone[0], -1)
-
-    def _add(self, tenant: str, by: int) -> None:
-        self._session.dialect.execute(
-            "INSERT INTO agent_count (tenant, agents) VALUES (?, ?)"
-            " ON CONFLICT (tenant) DO UPDATE SET agents = agent_count.agents + excluded.agents",
-            (tenant, by),
-        )
+        self._added[gone[0]] -= 1
 
     def count(self, tenant: str) -> int:
         row = self._session.first("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
-        return 0 if row is None else int(row[0])
+        return self._added[tenant] + (0 if row is None else int(row[0]))
 
     def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
         return {row[0]: _agent(row) for row in self._of(_AGENT, numbers)}

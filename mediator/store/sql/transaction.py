@@ -50,4 +50,5 @@ class SqlTransaction:
     def finish(self) -> None:
         """Write what is still held back, right before the commit."""
         self.session.finish()
+        self.agents.finish()
         self.tail.finish()
