@@ -22,7 +22,7 @@ from mediator.nats.server import find_binary
 
 CLAIMS = (
     "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale", "encoding",
+    "didcomm_scale", "encoding", "keywords", "discover",
 )  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}
 
@@ -37,6 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.claims) - set(CLAIMS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(CLAIMS)}")
+    # Ours and peer compute on one thread each; numpy looks here when a claim first imports it.
+    os.environ["OMP_NUM_THREADS"] = "1"
     claims = [claim for claim in CLAIMS if claim in options.claims or not options.claims]
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),

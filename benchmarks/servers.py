@@ -15,6 +15,8 @@ from pathlib import Path
 from mediator.nats.server import find_binary
 
 READY_SECONDS = 60.0
+ENCODER = b"registry.embedding"
+"""In the command lines of processes that hold a model."""
 
 
 class Server:
@@ -77,14 +79,21 @@ class Service(Server):
     @property
     def children_mb(self) -> float:
         """Memory of the managed nats-server, in MB."""
-        tasks = Path(f"/proc/{self.pid}/task")
-        children = {child for task in tasks.iterdir() for child in (task / "children").read_text().split()}
-        return sum(resident_mb(int(child)) for child in children)
+        return sum(resident_mb(child) for child in self._children() if ENCODER not in _command(child))
+
+    @property
+    def encoder_mb(self) -> float:
+        """Memory of the process that holds the model, in MB; 0 without one."""
+        return sum(resident_mb(child) for child in self._children() if ENCODER in _command(child))
 
     def kill(self) -> None:
         """End it as a crash does."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def _children(self) -> set[int]:
+        tasks = Path(f"/proc/{self.pid}/task")
+        return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
 
     def counter(self, series: str) -> float:
         """Return a sum over /metrics of what begins with ``series``."""
@@ -138,6 +147,10 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of one process with all its threads, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def resident_mb(pid: int) -> float:
