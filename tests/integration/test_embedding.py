@@ -69,6 +69,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         (damaged / name).write_bytes(b"whole")
     fast.describe(damaged, 256)
     (damaged / fast.MODEL).write_bytes(b"broken")
+    (cache_dir / ".making-left-by-one-that-was-killed").mkdir()
     script = (
         "import sys, json; from sentence_transformers import SentenceTransformer;"
         " model = SentenceTransformer(sys.argv[1], device='cpu');"
