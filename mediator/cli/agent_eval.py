@@ -90,7 +90,8 @@ def evaluate(
     settings = load(config, data_dir=data_dir)
     from mediator import logs
 
-    logs.setup("warning", settings.log_format)
+    # What goes wrong is said by the command itself.
+    logs.setup("error", settings.log_format)
     needed = None if modes == [Mode.TEXT] else model or settings.registry.model
     runs = asyncio.run(_runs(catalog, cases, modes, needed, settings.data_dir))
     if save is not None:
