@@ -4,12 +4,15 @@ from typing import Any
 
 from mediator.agents.records import State
 from mediator.mailboxes.address import MAX_ADDRESS
-from registry.reading import MAX_CURSOR, MAX_PAGES, MAX_QUERY
+from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
+from registry.cards import MAX_CARD, MAX_DEPTH
+from registry.reading import MAX_CURSOR, MAX_PAGES, MAX_QUERY, MAX_STATUS
 from registry.requests import MAX_PAGE, PAGE
 
 Json = dict[str, Any]
 
 _ADDRESS = "[a-z0-9]+(\\.[a-z0-9]+)*"
+_TTL = "Seconds within which a sign of life is due; 0: never, absent: as the operator configured."
 _SECONDS: Json = {"type": "integer", "description": "Unix seconds."}
 _CARD: Json = {"type": "object", "description": "A card as it was registered, byte for byte."}
 
@@ -44,14 +47,24 @@ def document() -> Json:
                 }
             },
             "schemas": {
-                "Address": {"type": "string", "maxLength": MAX_ADDRESS, "pattern": f"^{_ADDRESS}$"},
-                "Card": {
-                    "type": "object",
-                    "properties": {"mailbox": {"type": "string", "pattern": f"^(mq9://[^/]*/)?{_ADDRESS}$"}},
-                    "description": "An AgentCard, or any object with a mailbox: an address, bare or behind mq9://…/. "
-                    "A card of A2A may have it in the params of an extension instead.",
+                "Address": {
+                    "type": "string",
+                    "maxLength": MAX_ADDRESS,
+                    "pattern": f"^{_ADDRESS}$",
+                    "not": {"const": "public"},
                 },
-                "Order": _object({"url": {"type": "string", "format": "uri"}, "mailbox": _ref("Address")}, ["url"]),
+                "Mailbox": {
+                    "type": "string",
+                    "pattern": f"^(mq9://[^/]*/)?(?=.{{1,{MAX_ADDRESS}}}$)(?!public$){_ADDRESS}$",
+                    "description": "An address, bare or behind mq9://…/; what stands between is not looked at.",
+                },
+                "Card": {
+                    "anyOf": [_object({"mailbox": _ref("Mailbox")}), _extended()],
+                    "properties": {"ttl": {"type": ["integer", "null"], "minimum": 0, "description": _TTL}},
+                    "description": "An AgentCard, or any object with a mailbox, "
+                    f"of at most {MAX_CARD} bytes and {MAX_DEPTH} levels.",
+                },
+                "Order": _object({"url": {"type": "string", "format": "uri"}, "mailbox": _ref("Mailbox")}, ["url"]),
                 "History": _object(
                     {
                         "mailbox": _ref("Address"),
@@ -90,7 +103,8 @@ def document() -> Json:
 
 
 def _find() -> Json:
-    words: Json = {"type": "array", "items": {"type": "string"}}
+    word: Json = {"type": "string", "maxLength": MAX_TAG, "pattern": "^[^,\\x00-\\x1f\\x7f-\\x9f]*$"}
+    words: Json = {"type": "array", "maxItems": MAX_TAGS, "items": word}
     parameters = [
         _query("text", {"type": "string"}, f"Search by words, of which the first {MAX_QUERY} characters count."),
         _query("semantic", {"type": "string"}, "Search by meaning; wins over text."),
@@ -138,10 +152,18 @@ def _unregister() -> Json:
 
 def _report() -> Json:
     seen = _object({"mailbox": _ref("Address"), "last_seen": _SECONDS})
-    body = {"content": _json({"type": "object", "description": "The status, whatever it says."})}
+    status = {"type": ["object", "null"], "description": f"The status, whatever it says in {MAX_STATUS} bytes."}
+    body = {"required": True, "content": _json({"anyOf": [status, {"const": ""}]})}
     answers = {"200": _answer("It was seen.", seen)}
     said = "A sign of life, with a status."
     return _closed("reportAgent", said, answers, ("400", "404", "413", "503"), requestBody=body)
+
+
+def _extended() -> Json:
+    """Return the schema of cards of A2A, which have no field for a mailbox but extensions."""
+    extension = _object({"params": _object({"mailbox": _ref("Mailbox")})})
+    extensions: Json = {"type": "array", "contains": extension}
+    return _object({"capabilities": _object({"extensions": extensions})})
 
 
 def _readiness() -> Json:
@@ -150,8 +172,7 @@ def _readiness() -> Json:
 
 
 def _mailbox() -> Json:
-    schema: Json = {"type": "string", "minLength": 1}
-    return {"in": "path", "name": "mailbox", "required": True, "schema": schema, "description": "The agent's address."}
+    return {"in": "path", "name": "mailbox", "required": True, "schema": _ref("Address")}
 
 
 def _query(name: str, schema: Json, description: str) -> Json:

@@ -24,7 +24,7 @@ _ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_score
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LISTS = ("tag", "skill", "state")
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
-_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
+_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
 
 
 def who(data: bytes) -> Who:

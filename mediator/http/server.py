@@ -10,7 +10,8 @@ from aiohttp import hdrs, web
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 
-MAX_LINE = 4096
+MAX_LINE = 16 * 1024
+"""Bytes: a search of the registry stands in the line, and letters that are not ASCII take nine or more there."""
 MAX_HEADER = 8192
 MAX_HEADERS = 64
 IDLE_SECONDS = 75.0

@@ -159,6 +159,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
         with_state=True,
     )
     assert query("limit=999999999999999999&page=999999999999999999") == Discover(limit=MAX_PAGE, page=MAX_PAGES)
+    assert query("min_score=5e-1").min_score == query("min_score=0.5").min_score
     assert query("with_scores=False&with_state=0&min_score=1") == Discover(min_score=1.0)
 
 
@@ -175,7 +176,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
         ("page=٣", "page: expected a whole number, got "),
         ("min_score=nan", 'min_score: expected a number from 0 to 1, got "nan"'),
         ("min_score=-1", "min_score: expected a number from 0 to 1, got -1"),
-        ("min_score=1e400", "min_score: expected a number from 0 to 1, got "),
+        ("min_score=1e4000", "min_score: expected a number from 0 to 1, got "),
         ("with_scores=yes", 'with_scores: expected true or false, got "yes"'),
         ("state=dead", 'state: expected alive or stale or gone, got "dead"'),
         ("tag=" + ",".join(map(str, range(65))), "tag: expected at most 64, got 65"),
