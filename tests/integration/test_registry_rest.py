@@ -372,7 +372,13 @@ async def test_the_service_does_what_openapi_says_of_it(tmp_path: Path) -> None:
     file.write_text(json.dumps(described))
     async with town(tmp_path / "data", tenants=TENANTS) as service:
         command = [Path(sys.executable).with_name("schemathesis"), "run", file, "--url", service.http._base_url]
-        bounds = ["--phases=coverage,fuzzing", "--max-examples=10", "--seed=7", "--generation-database=none", "--include-path-regex=^/agents"]
+        bounds = [
+            "--phases=coverage,fuzzing",
+            "--max-examples=10",
+            "--seed=7",
+            "--generation-database=none",
+            "--include-path-regex=^/agents",
+        ]
         process = await asyncio.create_subprocess_exec(
             *map(str, command),
             *bounds,
