@@ -11,7 +11,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PROTOCOL = TESTS.parent / "docs" / "protocol.md"
 
-IN_FORCE = "ANMSFKQD"
+IN_FORCE = "ANMSFKQGD"
 # N10 is about subscriptions; the subjects that can be subscribed to come with a later door.
 LATER = {"N10"}
 
