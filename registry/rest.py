@@ -21,8 +21,8 @@ from registry.openapi import document
 from registry.requests import Discover, Who
 
 PATH = "/agents"
-BUDGET = 4 * 1024 * 1024
-"""Bytes of cards and reports on one page."""
+BUDGET = 1024 * 1024
+"""Bytes of cards and reports on one page: a caller who reads slowly holds them that long."""
 FETCH_SECONDS = 8.0
 """For a card that is registered by its URL; an HTTP request as a whole has little more."""
 MAX_URL = 2048

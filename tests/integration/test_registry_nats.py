@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from registry.reading import MAX_STATUS
 from tests.integration.registry import TENANTS, Town, card, town
 
 AGENT = "AGENT."
+PAGE = Path(__file__).parents[2] / "docs" / "registry.md"
+EXAMPLE = re.compile(r"nats request --raw '\$mq9\.AI\.(\S+)' '(.*)'\n(\{.*\})")
 EMPTY: dict[str, dict[str, Any]] = {"REGISTER": {}, "UNREGISTER": {}, "REPORT": {}, "DISCOVER": {"agents": []}}
 """What each verb's reply holds besides ``error`` when it failed (N1), written down apart from the service."""
 PAY = {"description": "Pays invoices", "skills": [{"id": "pay", "name": "Pay", "description": "", "tags": ["Money"]}]}
@@ -317,3 +320,11 @@ async def test_with_the_registry_turned_off_its_subjects_are_unknown(tmp_path: P
         assert (await service.call("GET", "/agents")).status == 404
         assert (await service.call("GET", "/openapi.json")).status == 404
         assert (await service.call("GET", "/livez")).status == 200
+
+
+async def test_the_examples_on_the_page_are_answered_as_it_says(tmp_path: Path) -> None:
+    examples = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
+    assert {subject for subject, _, _ in examples} == {AGENT + verb for verb in EMPTY}
+    async with town(tmp_path) as service:
+        for subject, body, reply in examples:
+            assert (await service.ask_raw(subject, body.encode())).decode() == reply

@@ -152,6 +152,21 @@ def _texts(query: dict[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value) if isinstance(value, bool) else str(value) for name, value in query.items()}
 
 
+@pytest.mark.rule("G3")
+async def test_a_page_of_large_cards_ends_early_and_goes_on_behind(tmp_path: Path) -> None:
+    async with town(tmp_path) as service:
+        for no in range(20):
+            made = await service.call("POST", AGENTS, card(f"a{no}", filler="x" * 200_000))
+            assert made.status == 201
+        path, got = "/agents?limit=100", []
+        while path:
+            answer = await service.call("GET", path)
+            assert len(answer.data) < 1_100_000
+            got += [agent["mailbox"] for agent in answer.json["agents"]]
+            path = answer.headers.get("Link", "").partition(">")[0][1:]
+        assert got == [f"a{no}" for no in range(20)]
+
+
 @pytest.mark.rule("G1", "G2", "G3", "N3")
 async def test_bad_input_is_named_and_changes_nothing(tmp_path: Path) -> None:
     async with town(tmp_path) as service:
