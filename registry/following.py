@@ -152,8 +152,8 @@ class Following:
                     if self.agents:
                         log.info("index read", agents=self.agents, seconds=round(time.monotonic() - started, 2))
                 self._bell.clear()
-                await self._catch_up(self._view)
                 self._looked_at = time.monotonic()
+                await self._catch_up(self._view)
                 self._say(None)
             except MediatorError as error:
                 self._say(str(error))
@@ -178,6 +178,10 @@ class Following:
     async def _catch_up(self, view: _View) -> None:
         while True:
             revision = await self._broker.glance(lambda tx, _now: tx.agents.revision())
+            if view.place.revision > revision:
+                # A database that was set back, by a backup or a standby that lagged: what is known of it may be wrong.
+                self._looked_at, self._answered = -TOO_LATE_SECONDS, revision
+                return
             if view.place >= ChangePlace(revision, _LAST):
                 return
             news = await self._broker.read(lambda tx, _now: self._look(tx, view))

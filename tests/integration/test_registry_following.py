@@ -1,6 +1,7 @@
 """The index follows the store: after registrations, over restarts, and beside other instances."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from mediator.store.sqlite import SqliteStore
 from registry.following import CHUNK
 from registry.packing import pack_rows
 from registry.requests import Who
+from tests.acceptance.service import until
 from tests.integration.directory import Instance, instance
 from tests.postgres import Server, postgres
 
@@ -93,6 +95,25 @@ async def test_a_restart_reads_all_that_was_there(data: Data):
         assert index.embedded == 3
         assert await two.found(text="word8") == ["a8"]
         assert await two.found(text="word7") == []
+
+
+async def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path):
+    with closing(SqliteStore(tmp_path / "mail.db")) as store:
+        async with instance(store) as one:
+            await one.register("kept")
+            revision = await one.broker.read(lambda tx, _now: tx.agents.revision())
+            lost = await one.register("lost")
+            with closing(sqlite3.connect(tmp_path / "mail.db")) as other, other:
+                for table, column in (("agent", "no"), ("agent_card", "agent_no")):
+                    other.execute(f"DELETE FROM {table} WHERE {column} = ?", (lost,))
+                other.execute("UPDATE registry_clock SET revision = ?", (revision,))
+
+            async def as_it_was() -> bool:
+                return (await one.discover()).total == 1
+
+            await until(as_it_was, 20, "the index is read anew")
+            await one.register("next", "after that")
+            assert await one.found(text="after") == ["next"]
 
 
 @pytest.mark.postgres
