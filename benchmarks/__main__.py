@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.metadata
+import logging
 import os
 import platform
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
+import structlog
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,7 +24,7 @@ from mediator.nats.server import find_binary
 
 CLAIMS = (
     "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale", "encoding", "keywords", "discover",
+    "didcomm_scale", "encoding", "keywords", "discover", "registering",
 )  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}
 
@@ -39,6 +41,8 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(CLAIMS)}")
     # Ours and peer compute on one thread each; numpy looks here when a claim first imports it.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # What the registry's parts log when they are used here would tear the progress bar.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     claims = [claim for claim in CLAIMS if claim in options.claims or not options.claims]
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),

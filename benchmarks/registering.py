@@ -1,0 +1,104 @@
+"""How fast cards are registered and given vectors, beside the encoder alone on the same texts."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import nats
+import numpy as np
+import uvloop
+
+from benchmarks import catalog, model
+from benchmarks.bench import Bench, Row, at_least, number
+from benchmarks.loads import ask
+from benchmarks.servers import Service, running
+from mediator.errors import UnavailableError
+from registry.cards import read_card
+from registry.embedding.encoder import Encoder
+from registry.texts import texts
+
+CARDS = 10_000
+QUICK_CARDS = 1_000
+IN_FLIGHT = 64
+SHARE = 0.8
+TOGETHER = 500
+"""Cards whose texts the encoder is handed at once."""
+LACKING = "mediator_registry_unembedded_agents"
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One round of ours."""
+
+    answered: list[float]
+    """Milliseconds of each REGISTER."""
+    registered: float
+    """Seconds until the last answer."""
+    embedded: float
+    """Seconds until the last has its vectors."""
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    cards = list(catalog.cards(QUICK_CARDS if bench.quick else CARDS))
+    try:
+        ours, encoder = uvloop.run(_rounds(bench, cards))
+    except UnavailableError as error:
+        yield Row(f"REGISTER: not measured, {error}", "-")
+        return
+    what = f"REGISTER, {len(cards) // 1000} 000 cards, {IN_FLIGHT} in flight"
+    rates = [len(cards) / seen.embedded for seen in ours]
+    yield at_least(f"{what}: until all have vectors / the encoder alone", "cards/s", rates, encoder, SHARE)
+    answered = number(median(len(cards) / seen.registered for seen in ours), "/s")
+    spent = [ms for seen in ours for ms in seen.answered]
+    latency = ", ".join(f"p{percent} {number(float(np.percentile(spent, percent)), 'ms')}" for percent in (50, 99))
+    yield Row(f"{what}: answers, found by keywords from then on", f"{answered}, {latency}")
+
+
+async def _rounds(bench: Bench, cards: Sequence[bytes]) -> tuple[list[_Seen], list[float]]:
+    """Return ours, and how many cards a second the encoder reads."""
+    models = bench.folder / "models"
+    bench.say("REGISTER: export the model")
+    async with model.encoder(models) as encoder:
+        ours, alone = [], []
+        for turn in range(bench.rounds):
+            bench.say(f"REGISTER {len(cards)} cards, round {turn + 1} of {bench.rounds}")
+            ours.append(await _register(bench.folder / f"registering{turn}", models, cards))
+            bench.say(f"encode {len(cards)} cards, round {turn + 1} of {bench.rounds}")
+            alone.append(len(cards) / await _encode(encoder, cards))
+    return ours, alone
+
+
+async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _Seen:
+    model.give_model(models, data_dir)
+    service = Service(data_dir)
+    with running(service):
+        await model.reading(data_dir)
+        async with await nats.connect(service.url) as client:
+            waiting, spent = iter(cards), []
+
+            async def worker() -> None:
+                for card in waiting:
+                    started = time.perf_counter()
+                    await ask(client, "AGENT.REGISTER", card)
+                    spent.append((time.perf_counter() - started) * 1000)
+
+            begun = time.perf_counter()
+            await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+            registered = time.perf_counter() - begun
+            while True:
+                if await asyncio.to_thread(service.counter, LACKING) == 0:
+                    return _Seen(spent, registered, time.perf_counter() - begun)
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _encode(encoder: Encoder, cards: Sequence[bytes]) -> float:
+    """Return the seconds it takes."""
+    written = [texts(read_card(card)) for card in cards]
+    begun = time.perf_counter()
+    for start in range(0, len(written), TOGETHER):
+        await encoder.cards([text for some in written[start : start + TOGETHER] for text in some])
+    return time.perf_counter() - begun
