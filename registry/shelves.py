@@ -1,6 +1,6 @@
 """Shelves: the vectors of agents in half precision, close together in memory, and their cosines to queries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +53,11 @@ class Shelves:
         """How many vectors there are."""
         return sum(height * shelf.count for height, shelf in self._shelves.items())
 
+    @property
+    def slots(self) -> Slots:
+        """Who is there, in order."""
+        return np.flatnonzero(self._heights).astype(np.int32)
+
     def put(self, slot: int, rows: Halves) -> None:
         """Take the vectors of an agent that is not there."""
         if slot >= len(self._heights):
@@ -83,34 +88,42 @@ class Shelves:
         marked[slots] = self._heights[slots] > 0
         return np.flatnonzero(marked).astype(np.int32)
 
-    def compare(self, queries: Floats, slots: Slots | None = None) -> Similar:
-        """Compare all agents with (q, dims) queries, or those of the slots, each once, which must be there."""
-        count = self._count if slots is None else len(slots)
-        found = np.empty(count, np.int32)
-        # A row a query: along it everything is done at once.
-        card, skill = np.empty((2, len(queries), count), np.float32)
-        dots = products(queries)
+    def parts(self, slots: Slots | None = None) -> Iterator[tuple[Slots, Halves]]:
+        """Yield agents with their vectors, (n, height, dims), some at a time: all, or those of the slots, each once.
+
+        They must be there. The vectors may be the shelves' own: not to be kept.
+        """
         heights = None if slots is None else self._heights[slots]
-        at = 0
         for height, shelf in self._shelves.items():
             if slots is None:
                 places, these = None, shelf.slots[: shelf.count]
             else:
                 these = slots[heights == height]
                 places = self._places[these]
-            found[at : at + len(these)] = these
             step = max(1, _CHUNK // (height * self.dims * 2))
             for low in range(0, len(these), step):
                 high = min(low + step, len(these))
-                rows = shelf.rows[low:high] if places is None else shelf.rows[places[low:high]]
-                cosines = dots(rows.reshape(-1, self.dims)).reshape(high - low, height, -1).transpose(2, 0, 1)
-                card[:, at + low : at + high] = cosines[:, :, 0]
-                best = skill[:, at + low : at + high]
-                best[:] = cosines[:, :, min(1, height - 1)]
-                # Many times faster than `max` along an axis so short.
-                for row in range(2, height):
-                    np.maximum(best, cosines[:, :, row], out=best)
-            at += len(these)
+                yield these[low:high], shelf.rows[low:high] if places is None else shelf.rows[places[low:high]]
+
+    def compare(self, queries: Floats, slots: Slots | None = None) -> Similar:
+        """Compare all agents with (q, dims) queries, or those of the slots, each once, which must be there."""
+        count = len(self) if slots is None else len(slots)
+        found = np.empty(count, np.int32)
+        # A row a query: along it everything is done at once.
+        card, skill = np.empty((2, len(queries), count), np.float32)
+        dots = products(queries)
+        low = 0
+        for these, rows in self.parts(slots):
+            height, high = rows.shape[1], low + len(these)
+            cosines = dots(rows.reshape(-1, self.dims)).reshape(len(these), height, -1).transpose(2, 0, 1)
+            found[low:high] = these
+            card[:, low:high] = cosines[:, :, 0]
+            best = skill[:, low:high]
+            best[:] = cosines[:, :, min(1, height - 1)]
+            # Many times faster than `max` along an axis so short.
+            for row in range(2, height):
+                np.maximum(best, cosines[:, :, row], out=best)
+            low = high
         return Similar(found, card.T, skill.T)
 
 
@@ -147,13 +160,13 @@ class _Shelf:
         self.slots.resize(places)
 
 
-def products(columns: Floats) -> Callable[[Halves], Floats]:
+def products(columns: Floats | Halves) -> Callable[[Halves], Floats]:
     """Return what multiplies rows with columns, (n, dims) with (q, dims) to (n, q); both count in half precision.
 
     numkong, which usearch brings, is as fast for several columns as for one and needs no wider copy of the rows; numpy
     does the same many times slower.
     """
-    halves = columns.astype(np.float16)
+    halves = columns.astype(np.float16, copy=False)
     try:
         import numkong
     except ImportError:

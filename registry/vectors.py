@@ -1,13 +1,24 @@
 """Vectors: what is near in meaning, among the agents of one tenant."""
 
 from collections.abc import Iterable
+from itertools import islice
+from math import isqrt
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.shelves import Floats, Shelves, Similar, Slots
+from registry.clusters import PER_CENTRE, Clusters, find_centres
+from registry.shelves import Floats, Halves, Shelves, Similar, Slots
 
 __all__ = ["Similar", "Vectors"]
+
+LARGE = 200_000
+"""Vectors from which on not all are compared any more: it would take more than about 15 ms."""
+_CENTRES = 4
+"""For the square root of the number of vectors."""
+_STEP = 512
+"""Vectors that are put into clusters at a time."""
 
 
 class Vectors:
@@ -16,6 +27,11 @@ class Vectors:
     def __init__(self, dims: int) -> None:
         self.dims = dims
         self._shelves = Shelves(dims)
+        self._clusters: Clusters | None = None
+        self._clustered = 0
+        """How many vectors there were when the clusters were found."""
+        self._fresh: set[int] = set()
+        """Who is in no cluster yet, where there are clusters."""
 
     def __len__(self) -> int:
         """Return how many agents there are."""
@@ -37,6 +53,8 @@ class Vectors:
             raise ValueError(f"expected a slot from 0, got {slot}")
         self.remove(slot)
         self._shelves.put(slot, rows.astype(np.float16, copy=False))
+        if self._clusters is not None:
+            self._fresh.add(slot)
 
     def load(self, items: Iterable[tuple[int, NDArray[np.float16] | NDArray[np.float32]]]) -> None:
         """Take the vectors of many agents."""
@@ -47,6 +65,7 @@ class Vectors:
         """Forget an agent; nothing happens where it has no vectors."""
         if slot in self._shelves:
             self._shelves.remove(slot)
+            self._fresh.discard(slot)
 
     def similar(self, queries: Floats, limit: int, also: Slots) -> Similar:
         """Compare agents with queries, (q, dims) of length one, which count in half precision too.
@@ -57,11 +76,52 @@ class Vectors:
         wanted = self._shelves.there(also)
         if not limit:
             return self._shelves.compare(queries, wanted)
-        found = self._shelves.compare(queries)
+        found = self._shelves.compare(queries, self._candidates(queries, limit, wanted))
         chosen = np.zeros(len(found.slots), np.bool_)
         chosen[_nearest(found, limit)] = True
         chosen |= np.isin(found.slots, wanted)
         return Similar(found.slots[chosen], found.card[chosen], found.skill[chosen])
+
+    def _candidates(self, queries: Floats, limit: int, also: Slots) -> Slots | None:
+        """Return whom to compare with the queries; None: all."""
+        if self._clusters is None or 2 * len(self._fresh) > len(self):
+            return None
+        near = self._clusters.near(queries.astype(np.float16))
+        fresh = np.fromiter(self._fresh, np.int32, len(self._fresh))
+        candidates = self._shelves.there(np.concatenate((near, fresh, also)))
+        return candidates if limit <= len(candidates) < len(self) // 2 else None
+
+    # Staying fast when there are many.
+
+    def settle(self, lock: Lock) -> bool:
+        """Take a step towards clusters that hold all, where there are so many vectors; return whether there is more.
+
+        To be called without the caller's lock, now and then and again while there is more. It takes some milliseconds,
+        seconds when clusters are to be found, for which it does not hold the lock.
+        """
+        with lock:
+            sample = self._sample()
+        centres = None if sample is None else find_centres(sample, 1 + len(sample) // PER_CENTRE)
+        with lock:
+            if centres is not None:
+                self._clusters, self._clustered = Clusters(centres), self.rows
+                self._fresh = set(self._shelves.slots.tolist())
+            elif self._clusters is None or self.rows < LARGE // 2:
+                self._clusters, self._fresh = None, set()
+            else:
+                batch = np.fromiter(islice(self._fresh, max(1, _STEP * len(self) // self.rows)), np.int32)
+                self._clusters.put(self._shelves.parts(batch))
+                self._fresh.difference_update(batch.tolist())
+            return bool(self._fresh)
+
+    def _sample(self) -> Halves | None:
+        """Return vectors to find clusters in, where there are none or they are not what they were."""
+        rows, clusters = self.rows, self._clusters
+        if rows < LARGE or (clusters is not None and rows <= 4 * self._clustered and clusters.entries <= 2 * rows):
+            return None
+        agents = min(len(self), _CENTRES * isqrt(rows) * PER_CENTRE * len(self) // rows)
+        some = np.random.default_rng(0).choice(self._shelves.slots, agents, replace=False)
+        return np.concatenate([part.reshape(-1, self.dims) for _, part in self._shelves.parts(some)])
 
 
 def _nearest(found: Similar, limit: int) -> NDArray[np.intp]:
