@@ -11,7 +11,7 @@ import structlog
 from mediator.agents.ports import Unembedded
 from mediator.agents.records import Embedded
 from mediator.broker import Broker
-from mediator.errors import BadRequestError, MediatorError
+from mediator.errors import BadRequestError, MediatorError, UnavailableError
 from mediator.store.base import Transaction
 from registry.cards import read_card
 from registry.embedding.encoder import Encoder
@@ -22,6 +22,8 @@ BATCH = 32
 """Cards encoded and written together."""
 MAX_FRESH = 100_000
 """Registrations remembered; beyond it the store is asked what is missing."""
+MAX_REFUSED = 1000
+"""Cards remembered that the model cannot read; beyond it they are tried again."""
 REST_SECONDS = 30.0
 """How often it looks for cards that nobody told it of."""
 OTHERS_MS = 30_000
@@ -37,6 +39,15 @@ class _Batch:
     counts: list[int]
     """How many of the texts are of each card."""
 
+    def halves(self) -> "tuple[_Batch, _Batch]":
+        """Part it between two cards."""
+        middle = len(self.cards) // 2
+        there = sum(self.counts[:middle])
+        return (
+            _Batch(self.cards[:middle], self.texts[:there], self.counts[:middle]),
+            _Batch(self.cards[middle:], self.texts[there:], self.counts[middle:]),
+        )
+
 
 class Embedder:
     """Works in the background. Used on the event loop."""
@@ -48,6 +59,8 @@ class Embedder:
         self._lacking = lacking
         self._others = OTHERS_MS if shared else -1
         self._fresh: dict[int, None] = {}
+        self._refused: dict[int, int] = {}
+        """Cards that the model cannot read, as they were: the agent's number and the revision."""
         self._search = True
         """Whether the store is to be asked what is missing."""
         self._bell = asyncio.Event()
@@ -115,17 +128,36 @@ class Embedder:
             else:
                 assert after is not None
                 cards, after = await self._broker.read(partial(_missing, space, after, self._others))
+                cards = [card for card in cards if self._refused.get(card.no) != card.card_revision]
             if cards:
                 return await asyncio.to_thread(_written_out, cards), after
         return None, None
 
-    async def _embed(self, space: str, batch: _Batch) -> None:
-        vectors = await self._encoder.cards(batch.texts)
+    async def _embed(self, space: str, batch: _Batch, *, again: bool = False) -> None:
+        try:
+            vectors = await self._encoder.cards(batch.texts)
+        except UnavailableError as error:
+            # Without a model no card is to blame. With one it may be a single card, which is not to stop the others.
+            await self._encoder.wait_ready()
+            if len(batch.cards) > 1:
+                for half in batch.halves():
+                    await self._embed(space, half)
+            elif not again:
+                await self._embed(space, batch, again=True)
+            else:
+                self._refuse(batch.cards[0], str(error))
+            return
         made, start = [], 0
         for card, count in zip(batch.cards, batch.counts, strict=True):
             made.append(Embedded(card.no, card.card_revision, pack_rows(vectors[start : start + count])))
             start += count
         await self._broker.write(lambda tx, _now: tx.vectors.put(space, made))
+
+    def _refuse(self, card: Unembedded, why: str) -> None:
+        log.warning("a card is not embedded", agent=card.no, why=why)
+        if len(self._refused) >= MAX_REFUSED:
+            self._refused.clear()
+        self._refused[card.no] = card.card_revision
 
 
 def _picked(numbers: Sequence[int], tx: Transaction, _now: int) -> list[Unembedded]:

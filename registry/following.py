@@ -73,6 +73,8 @@ class Following:
         self._broker = broker
         self._liveness = liveness
         self._view = _View("")
+        self._whole = asyncio.Lock()
+        """Held while all is read, and what was read put in place of the former."""
         self._loaded = asyncio.Event()
         self._bell = asyncio.Event()
         self._moved = asyncio.Condition()
@@ -104,7 +106,8 @@ class Following:
 
     async def start(self, space: str) -> None:
         """Begin to read, with the vectors of a space."""
-        self._task = asyncio.create_task(self._follow(space), name="registry-index")
+        self._view = _View(space)
+        self._task = asyncio.create_task(self._follow(), name="registry-index")
 
     async def stop(self) -> None:
         """Follow no more."""
@@ -138,16 +141,18 @@ class Following:
 
     async def use(self, space: str) -> None:
         """Go over to the vectors of another space; until they are read the former ones are used."""
-        view = await self._read_all(space)
-        self._view = view
+        await self._loaded.wait()
+        async with self._whole:
+            self._view = await self._read_all(space)
         self._bell.set()
 
-    async def _follow(self, space: str) -> None:
+    async def _follow(self) -> None:
         while True:
             try:
                 if not self._loaded.is_set() or time.monotonic() - self._looked_at > TOO_LATE_SECONDS:
                     started = time.monotonic()
-                    self._view = await self._read_all(space if not self._loaded.is_set() else self._view.space)
+                    async with self._whole:
+                        self._view = await self._read_all(self._view.space)
                     self._loaded.set()
                     if self.agents:
                         log.info("index read", agents=self.agents, seconds=round(time.monotonic() - started, 2))
@@ -157,14 +162,17 @@ class Following:
                 self._say(None)
             except MediatorError as error:
                 self._say(str(error))
+            except Exception as error:
+                # Whoever looks after the service has to hear of it; requests go on with the index as it was.
+                self._say(f"failed: {type(error).__name__}", unexpected=True)
             async with self._moved:
                 self._moved.notify_all()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), LOOK_SECONDS)
 
-    def _say(self, problem: str | None) -> None:
-        if problem is not None and self._problem is None:
-            log.warning("the index does not follow", why=problem)
+    def _say(self, problem: str | None, *, unexpected: bool = False) -> None:
+        if problem is not None and problem != self._problem:
+            log.warning("the index does not follow", why=problem, exc_info=unexpected)
         self._problem = problem
 
     async def _read_all(self, space: str) -> _View:

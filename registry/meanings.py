@@ -1,9 +1,10 @@
 """Which model reads cards and requests; the former one serves until a newly configured one has read all cards."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -17,7 +18,12 @@ from registry.embedding.encoder import Encoder
 from registry.following import Following
 from registry.texts import TEMPLATE
 
+T = TypeVar("T")
 RETRY_SECONDS = 30.0
+STORE_SECONDS = 1.0
+"""How long a store that fails is left alone."""
+TELL_SECONDS = 10.0
+"""How often the log says how many cards a new model has read."""
 DROP = 200
 """Rows of a former model's vectors removed at once."""
 
@@ -31,6 +37,7 @@ class Meanings:
         """``cache_dir`` keeps files made from models; ``shared``: other instances work on the same database."""
         self._broker = broker
         self._following = following
+        self._model = model
         self._cache_dir = cache_dir
         self.encoder = Encoder(model, cache_dir, TEMPLATE)
         self.embedder = Embedder(broker, self.encoder, lambda: following.agents > following.embedded, shared=shared)
@@ -43,11 +50,10 @@ class Meanings:
 
     async def read(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request, (texts, dims), to compare with those in the index; or why there are none."""
-        encoder = self._former or self.encoder
-        if encoder.problem is not None:
-            return None, encoder.problem
-        if encoder.space != self._following.space:
-            return None, "the cards are being read by another model"
+        space = self._following.space
+        encoder = next((one for one in (self.encoder, self._former) if one is not None and _reads(one, space)), None)
+        if encoder is None:
+            return None, self.encoder.problem or "the cards are being read by another model"
         vectors = await encoder.query(texts, seconds)
         return vectors, "" if vectors is not None else "the model did not answer in time"
 
@@ -66,36 +72,40 @@ class Meanings:
         space = self.encoder.space
         return 0 if space is None else await self._broker.read(lambda tx, _now: tx.vectors.count(space))
 
-    async def _best(self, wanted: str) -> str:
-        """Return the space that most agents have vectors in, the wanted one where it is as good."""
-        try:
-            counts = await self._broker.read(
-                lambda tx, _now: {space: tx.vectors.count(space) for space in tx.vectors.spaces()}
-            )
-        except MediatorError:
-            return wanted
-        return max([wanted, *sorted(counts)], key=lambda space: counts.get(space, 0))
-
     async def _run(self) -> None:
         await self.encoder.start()
-        await self._following.start("" if self.encoder.space is None else await self._best(self.encoder.space))
+        present = await _surely(self._best)
+        await self._following.start(present)
+        await self._start_former(present)
         await self._ready()
         wanted = self.encoder.space
         assert wanted is not None
         await self.embedder.start()
-        former = self._following.space
-        if former != wanted:
-            if former:
-                log.info("cards are read anew by another model", former=former, model=wanted)
-                self._former = _encoder_of(former, self._cache_dir)
-                await self._former.start()
-            await self.embedder.idle()
-            await self._following.use(wanted)
-            if self._former is not None:
-                done, self._former = self._former, None
-                await done.stop()
-                log.info("all cards are read by the new model")
-        await self._drop_others(wanted)
+        if present != wanted:
+            if present:
+                log.info("cards are read anew by another model", former=present, model=wanted)
+                await self._all_read()
+            await _surely(partial(self._following.use, wanted))
+            former, self._former = self._former, None
+            if former is not None:
+                await former.stop()
+            log.info("requests are read by the new model", model=wanted)
+        await _surely(partial(self._drop_others, wanted))
+
+    async def _best(self) -> str:
+        """Return the space that most agents have vectors in, the configured model's where it is as good."""
+        counts = await self._broker.read(
+            lambda tx, _now: {space: tx.vectors.count(space) for space in tx.vectors.spaces()}
+        )
+        return max([self.encoder.space or "", *sorted(counts)], key=lambda space: counts.get(space, 0))
+
+    async def _start_former(self, space: str) -> None:
+        """Start the model that can be asked about the vectors that are there, where it is another."""
+        model, _, rest = space.rpartition("@")
+        # The same one, if it has changed since, cannot be started as it was.
+        if space and model != self._model:
+            self._former = Encoder(model, self._cache_dir, rest.rpartition("/")[2])
+            await self._former.start()
 
     async def _ready(self) -> None:
         said = None
@@ -110,16 +120,42 @@ class Meanings:
             else:
                 return
 
+    async def _all_read(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self.embedder.idle(), TELL_SECONDS)
+            except TimeoutError:
+                done = await _surely(self.embedded)
+                log.info("cards are being read anew", done=done, agents=self._following.agents)
+            else:
+                return
+
     async def _drop_others(self, kept: str) -> None:
         for space in await self._broker.read(_spaces):
             while space != kept and await self._broker.chore(partial(_drop, space)) > 0:
                 pass
 
 
-def _encoder_of(space: str, cache_dir: Path) -> Encoder:
-    """Return who reads requests for vectors that are there; if its model has changed since, its space is another."""
-    model, _, rest = space.rpartition("@")
-    return Encoder(model, cache_dir, rest.rpartition("/")[2])
+def _reads(encoder: Encoder, space: str) -> bool:
+    """Say whether requests that this model reads can be compared with the vectors of a space.
+
+    They can be where only the form of the cards' texts is another, which comes last in the name of a space.
+    """
+    own = encoder.space
+    return encoder.ready and own is not None and own.rpartition("/")[0] == space.rpartition("/")[0]
+
+
+async def _surely(work: Callable[[], Awaitable[T]]) -> T:
+    """Do what needs the store, as soon as that can be used."""
+    said = None
+    while True:
+        try:
+            return await work()
+        except MediatorError as error:
+            if str(error) != said:
+                log.warning("the models wait for the store", why=str(error))
+            said = str(error)
+            await asyncio.sleep(STORE_SECONDS)
 
 
 def _spaces(tx: Transaction, _now: int) -> Sequence[str]:

@@ -65,6 +65,11 @@ class Encoder:
         return self._problem
 
     @property
+    def failed(self) -> bool:
+        """Whether waiting is not enough: the model is absent or cannot be loaded. It is tried again all the same."""
+        return self._problem is not None and self._hopeless
+
+    @property
     def model(self) -> str:
         """What runs: ``reference`` (sentence-transformers) or ``onnx``; empty while nothing does."""
         return self._worker.runs if self._worker is not None else ""
@@ -205,15 +210,19 @@ class Encoder:
         """
         if self._place is None:
             await self._look()
-        worker = await self._launch()
         try:
-            self._use(worker)
-            if worker.runs != ONNX and not self._exported:
-                worker = await self._improve(worker)
-            return await worker.gone()
+            worker = await self._launch()
+            try:
+                self._use(worker)
+                if worker.runs != ONNX and not self._exported:
+                    worker = await self._improve(worker)
+                return await worker.gone()
+            finally:
+                self._worker = None
+                await worker.stop()
         finally:
-            self._worker = None
-            await worker.stop()
+            # It may have changed by the time the next worker loads it.
+            self._place = None
 
     async def _launch(self) -> Worker:
         folder, fingerprint = self._place if self._place is not None else (None, "")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from registry.embedding.fast import MODEL, TOKENIZER, Fast, describe
+from registry.embedding.fast import MODEL, TOKENIZER, Fast, describe, folder_of
+from registry.embedding.models import find
 from registry.embedding.reference import Reference
 
 ENOUGH: Final = 0.98
@@ -45,6 +46,9 @@ def main() -> int:
         made = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
         try:
             _export(folder, made)
+            found = find(str(folder))
+            if found is None or folder_of(target.parent, found.fingerprint) != target:
+                raise ValueError(f"the model in {folder} has changed")
             if target.exists():
                 shutil.rmtree(target)
             made.rename(target)
