@@ -34,7 +34,10 @@ class Digest:
     def unpack(cls, data: bytes) -> Self:
         """Read what :meth:`pack` wrote; :class:`ValueError` when that was another version, so that the card is read."""
         head, _, terms = data.partition(b"\n")
-        tags, skills = orjson.loads(head)
+        labels = orjson.loads(head)
+        if not isinstance(labels, list) or len(labels) != 2 or not all(isinstance(each, list) for each in labels):
+            raise ValueError("expected two lists of labels")
+        tags, skills = labels
         return cls(Terms.unpack(terms), tuple(tags), tuple(skills))
 
 
