@@ -45,7 +45,7 @@ async def _with_agents(bench: Bench, size: int) -> list[Row]:
         model.give_model(models, data_dir)
         bench.say(f"DISCOVER: start with {shown}")
         started = time.monotonic()
-        service = Service(data_dir)
+        service = Service(data_dir, semantic=True)
         with running(service):
             await model.loaded(data_dir)
             loaded = time.monotonic() - started
@@ -66,7 +66,7 @@ async def _with_agents(bench: Bench, size: int) -> list[Row]:
 async def _empty_mb(models: Path, data_dir: Path) -> float:
     """Return the memory of a service without agents that has answered a search."""
     model.give_model(models, data_dir)
-    service = Service(data_dir)
+    service = Service(data_dir, semantic=True)
     with running(service):
         await model.reading(data_dir)
         async with await nats.connect(service.url) as client:
@@ -89,14 +89,14 @@ async def _asked(bench: Bench, shown: str, client: Client, encoder: Encoder, pla
         what = f"DISCOVER semantic, {shown}, {kind}"
         seen = await _rounds(bench, what, sentences, lambda them: asking.by_meaning(client, encoder, plain, them))
         rows += [
-            *_versus(f"{what}: beyond encoding / bare FTS5 and vectors", seen, FACTOR),
-            Row(f"{what}: all of it / encoding alone", _spread(seen, "ours"), _spread(seen, "encoding")),
-            Row(f"{what}: beside it, bare FTS5", "-", _spread(seen, "words")),
-            Row(f"{what}: beside it, bare vectors", "-", _spread(seen, "vectors")),
+            *_versus(f"{what}: less encoding / FTS5 + vectors", seen, FACTOR),
+            Row(f"{what}: all / encoding alone", _spread(seen, "ours"), _spread(seen, "encoding")),
+            Row(f"{what}: beside it, FTS5", "-", _spread(seen, "words")),
+            Row(f"{what}: beside it, vectors", "-", _spread(seen, "vectors")),
         ]
     what = f"DISCOVER text, {shown}, one sentence"
     seen = await _rounds(bench, what, 1, lambda them: asking.by_text(client, plain, them))
-    return [*rows, *_versus(f"{what} / bare FTS5", seen, None)]
+    return [*rows, *_versus(f"{what} / FTS5", seen, None)]
 
 
 async def _rounds(bench: Bench, what: str, sentences: int, ask: Ask) -> list[Times]:

@@ -23,6 +23,8 @@ from registry.texts import texts
 CARDS = 10_000
 QUICK_CARDS = 1_000
 IN_FLIGHT = 64
+ROUNDS = 3
+"""Each takes minutes."""
 SHARE = 0.8
 TOGETHER = 500
 """Cards whose texts the encoder is handed at once."""
@@ -64,17 +66,17 @@ async def _rounds(bench: Bench, cards: Sequence[bytes]) -> tuple[list[_Seen], li
     bench.say("REGISTER: export the model")
     async with model.encoder(models) as encoder:
         ours, alone = [], []
-        for turn in range(bench.rounds):
-            bench.say(f"REGISTER {len(cards)} cards, round {turn + 1} of {bench.rounds}")
+        for turn in range(ROUNDS):
+            bench.say(f"REGISTER {len(cards)} cards, round {turn + 1} of {ROUNDS}")
             ours.append(await _register(bench.folder / f"registering{turn}", models, cards))
-            bench.say(f"encode {len(cards)} cards, round {turn + 1} of {bench.rounds}")
+            bench.say(f"encode {len(cards)} cards, round {turn + 1} of {ROUNDS}")
             alone.append(len(cards) / await _encode(encoder, cards))
     return ours, alone
 
 
 async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _Seen:
     model.give_model(models, data_dir)
-    service = Service(data_dir)
+    service = Service(data_dir, semantic=True)
     with running(service):
         await model.reading(data_dir)
         async with await nats.connect(service.url) as client:

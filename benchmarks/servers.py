@@ -43,10 +43,11 @@ class Server:
 class Service(Server):
     """`python -m mediator serve` with its managed nats-server."""
 
-    def __init__(self, data_dir: Path, *, nats_url: str | None = None, **settings: str) -> None:
+    def __init__(self, data_dir: Path, *, nats_url: str | None = None, semantic: bool = False, **settings: str) -> None:
         """Start, and return once it says that it is ready; ``ready_seconds`` is how long that took.
 
-        With ``nats_url`` it uses that server in place of its own. ``settings`` are environment variables.
+        With ``nats_url`` it uses that server in place of its own. Only with ``semantic`` it loads a model, which takes
+        a core for a minute. ``settings`` are environment variables.
         """
         nats, http = free_port(), free_port()
         self.http_url = f"http://127.0.0.1:{http}"
@@ -56,7 +57,8 @@ class Service(Server):
         command += ["--http", f"127.0.0.1:{http}"]
         self._log = data_dir.with_name(data_dir.name + ".log")
         with self._log.open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **settings})
+            chosen = {"MEDIATOR_REGISTRY__SEMANTIC": str(semantic).lower(), **settings}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **chosen})
         super().__init__(process, nats_url or f"nats://127.0.0.1:{nats}")
         try:
             self._wait(started + READY_SECONDS)
