@@ -17,6 +17,8 @@ LARGE = 200_000
 """Vectors from which on not all are compared any more: it would take more than about 15 ms."""
 _CENTRES = 4
 """For the square root of the number of vectors."""
+_FIT = 4
+"""Times as many vectors as clusters were found for may be put in, new ones and changed ones."""
 _STEP = 512
 """Vectors that are put into clusters at a time."""
 
@@ -84,7 +86,7 @@ class Vectors:
 
     def _candidates(self, queries: Floats, limit: int, also: Slots) -> Slots | None:
         """Return whom to compare with the queries; None: all."""
-        if self._clusters is None or 2 * len(self._fresh) > len(self):
+        if self._clusters is None:
             return None
         near = self._clusters.near(queries.astype(np.float16))
         fresh = np.fromiter(self._fresh, np.int32, len(self._fresh))
@@ -100,8 +102,9 @@ class Vectors:
         seconds when clusters are to be found, for which it does not hold the lock.
         """
         with lock:
-            sample = self._sample()
-        centres = None if sample is None else find_centres(sample, 1 + len(sample) // PER_CENTRE)
+            count = self._centres_due()
+            sample = self._sample(count * PER_CENTRE) if count else []
+        centres = find_centres(sample, count) if count else None
         with lock:
             if centres is not None:
                 self._clusters, self._clustered = Clusters(centres), self.rows
@@ -114,14 +117,17 @@ class Vectors:
                 self._fresh.difference_update(batch.tolist())
             return bool(self._fresh)
 
-    def _sample(self) -> Halves | None:
-        """Return vectors to find clusters in, where there are none or they are not what they were."""
-        rows, clusters = self.rows, self._clusters
-        if rows < LARGE or (clusters is not None and rows <= 4 * self._clustered and clusters.entries <= 2 * rows):
-            return None
-        agents = min(len(self), _CENTRES * isqrt(rows) * PER_CENTRE * len(self) // rows)
+    def _centres_due(self) -> int:
+        """Return how many centres are to be found, where there are none or they are of what there was long ago."""
+        if self.rows < LARGE or (self._clusters is not None and self._clusters.put_in <= _FIT * self._clustered):
+            return 0
+        return _CENTRES * isqrt(self.rows)
+
+    def _sample(self, rows: int) -> list[Halves]:
+        """Return the vectors of some agents, about so many."""
+        agents = min(len(self), rows * len(self) // self.rows)
         some = np.random.default_rng(0).choice(self._shelves.slots, agents, replace=False)
-        return np.concatenate([part.reshape(-1, self.dims) for _, part in self._shelves.parts(some)])
+        return [part for _, part in self._shelves.parts(some)]
 
 
 def _nearest(found: Similar, limit: int) -> NDArray[np.intp]:
