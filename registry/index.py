@@ -13,7 +13,7 @@ from registry import ranking
 from registry.digest import Digest
 from registry.keywords import Keywords
 from registry.labels import Labels
-from registry.vectors import Vectors
+from registry.vectors import Similar, Vectors
 
 CANDIDATES = 200
 """Agents near to a request that are ranked; what is further away is on no page."""
@@ -159,39 +159,37 @@ class Index:
             numbers: NDArray[np.int64] = np.sort(self._numbers[self._allowed(wanted, now)])
             return numbers
 
-    def by_words(self, words: Sequence[str], wanted: Wanted, now: int) -> tuple[Ranked, int]:
-        """Return the agents that have the words, scores relative to the best's; and how many there are in all."""
-        with self._lock:
-            slots, scores = self._keywords.scores(words)
-            if not len(slots):
-                return _NOBODY, 0
-            scores = scores / scores.max()
-            keep = self._allowed(wanted, now)[slots] & (scores >= wanted.min_score)
-            slots, scores = slots[keep], scores[keep]
-            order = np.lexsort((self._numbers[slots], -scores))[:MAX_RANKED]
-            return Ranked(self._numbers[slots[order]], scores[order]), len(slots)
+    def search(self, question: Question, wanted: Wanted, now: int) -> tuple[Ranked, int]:
+        """Return the agents that fit a request best, at most ``MAX_RANKED``, and how many were found in all.
 
-    def by_meaning(self, question: Question, wanted: Wanted, now: int) -> Ranked:
-        """Return the agents that fit a request best, by keywords and vectors."""
+        Without vectors those are found that have any of its words; with them also those that are near to it.
+        """
         with self._lock:
             allowed = self._allowed(wanted, now)
-            keywords = [_best(*self._keywords.scores(words), allowed) for words in question.words]
+            hits = [_allowed_hits(*self._keywords.scores(words), allowed) for words in question.words]
             similar = None
             if question.vectors is not None and self._vectors is not None:
-                few = np.flatnonzero(allowed).astype(np.int32)
-                if 2 * len(few) > len(self._slots):
-                    # Most are allowed: those nearest of all, with some to spare for those that are not.
-                    also = np.unique(np.concatenate([slots for slots, _ in keywords]))
-                    limit = CANDIDATES if len(few) == len(self._slots) else 2 * CANDIDATES
-                else:
-                    also, limit = few, 0
-                similar = self._vectors.similar(question.vectors, limit, also)
-                keep = allowed[similar.slots]
-                similar = type(similar)(similar.slots[keep], similar.card[keep], similar.skill[keep])
-            ranked = ranking.rank(keywords, similar)
-            slots, scores = ranked.slots[:MAX_RANKED], ranked.scores[:MAX_RANKED]
-            keep = scores >= wanted.min_score
-            return Ranked(self._numbers[slots[keep]], scores[keep])
+                hits = [_best(*each) for each in hits]
+                similar = self._similar(self._vectors, question.vectors, hits, allowed)
+            ranked = ranking.rank(hits, similar)
+            kept = int(np.count_nonzero(ranked.scores >= wanted.min_score))
+            best = slice(min(kept, MAX_RANKED))
+            found = Ranked(self._numbers[ranked.slots[best]], ranked.scores[best])
+            return found, kept if similar is None else len(found.numbers)
+
+    def _similar(
+        self, vectors: Vectors, texts: NDArray[np.float32], hits: Sequence[ranking.Hits], allowed: NDArray[np.bool_]
+    ) -> Similar:
+        """Return what the vectors say of those that are near to a text, and of those that keywords found."""
+        few = np.flatnonzero(allowed).astype(np.int32)
+        if 2 * len(few) > len(self._slots):
+            # Most are allowed: those nearest of all, with some to spare for those that are not.
+            also = np.unique(np.concatenate([slots for slots, _ in hits]))
+            similar = vectors.similar(texts, CANDIDATES if len(few) == len(self._slots) else 2 * CANDIDATES, also)
+        else:
+            similar = vectors.similar(texts, 0, few)
+        keep = allowed[similar.slots]
+        return Similar(similar.slots[keep], similar.card[keep], similar.skill[keep])
 
     def _allowed(self, wanted: Wanted, now: int) -> NDArray[np.bool_]:
         """Return by slot who may be found."""
@@ -207,16 +205,13 @@ class Index:
         return allowed
 
 
-_NOBODY = Ranked(np.empty(0, np.int64), np.empty(0, np.float32))
-
-
-def _best(
-    slots: NDArray[np.int32], scores: NDArray[np.float32], allowed: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the best candidates among those that keywords found."""
+def _allowed_hits(slots: NDArray[np.int32], scores: NDArray[np.float32], allowed: NDArray[np.bool_]) -> ranking.Hits:
     keep = allowed[slots]
-    slots, scores = slots[keep], scores[keep]
-    if len(slots) > CANDIDATES:
-        best = np.argpartition(-scores, CANDIDATES)[:CANDIDATES]
-        slots, scores = slots[best], scores[best]
-    return slots, scores
+    return slots[keep], scores[keep]
+
+
+def _best(slots: NDArray[np.int32], scores: NDArray[np.float32]) -> ranking.Hits:
+    if len(slots) <= CANDIDATES:
+        return slots, scores
+    best = np.argpartition(-scores, CANDIDATES)[:CANDIDATES]
+    return slots[best], scores[best]

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mediator.agents.records import Agent, Liveness, State
 from mediator.broker import Broker
@@ -15,7 +16,7 @@ from mediator.errors import BadRequestError
 from mediator.store.base import Transaction
 from registry.digest import folded
 from registry.following import Following
-from registry.index import FOUND, Index, Question, Wanted
+from registry.index import FOUND, Index, Question, Ranked, Wanted
 from registry.meanings import Meanings
 from registry.requests import Discover, Found
 from registry.sharing import Announcer, Sharing
@@ -113,28 +114,26 @@ class Searching:
             states=FOUND if query.states is None else query.states,
             min_score=query.min_score or 0.0,
         )
+        if query.semantic is None and query.text is None:
+            numbers = await self._run(index.all, wanted, now)
+            return Result(numbers, np.empty(0, np.float32), len(numbers), LISTED)
+        pieces = await self._run(_pieces, query.semantic or query.text)
+        mode, vectors, note = BY_TEXT, None, ""
         if query.semantic is not None:
-            question, note = await self._question(index, query.semantic)
-            ranked = await self._run(index.by_meaning, question, wanted, now)
-            return Result(ranked.numbers, ranked.scores, len(ranked.numbers), BY_MEANING, note)
-        if query.text is not None:
-            ranked, total = await self._run(index.by_words, words(query.text), wanted, now)
-            return Result(ranked.numbers, ranked.scores, total, BY_TEXT)
-        numbers = await self._run(index.all, wanted, now)
-        return Result(numbers, np.empty(0, np.float32), len(numbers), LISTED)
+            mode = BY_MEANING
+            vectors, note = await self._vectors(index, pieces)
+        ranked, total = await self._run(_found, index, pieces, vectors, wanted, now)
+        return Result(ranked.numbers, ranked.scores, total, mode, note)
 
-    async def _question(self, index: Index, request: str) -> tuple[Question, str]:
-        """Read a request; with why its meaning is not looked at, where it is not."""
-        pieces = [request, *parts(request)]
+    async def _vectors(self, index: Index, pieces: list[str]) -> tuple[NDArray[np.float32] | None, str]:
+        """Return the vectors of a request and its parts; with why there are none, where that is so."""
         if self._meanings is None:
             vectors, note = None, "search by meaning is turned off"
         elif len(index) and not index.embedded:
             vectors, note = None, self._meanings.encoder.problem or "the cards have no vectors yet"
         else:
             vectors, note = await self._meanings.read(pieces, ENCODE_SECONDS)
-        if note:
-            note = f"answered by keywords: {note}"
-        return Question([words(piece) for piece in pieces], vectors), note
+        return vectors, f"answered by keywords: {note}" if note else ""
 
     async def _page(self, result: Result, start: int, limit: int, budget: int) -> _Page:
         """Read a page; who was unregistered since is left out."""
@@ -157,7 +156,18 @@ class Searching:
         return page._replace(end=end)
 
     async def _run(self, search: Callable[..., T], *arguments: object) -> T:
+        """Search on a thread; requests are read there too, since some take many milliseconds."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
+
+
+def _pieces(request: str) -> list[str]:
+    return [request, *parts(request)]
+
+
+def _found(
+    index: Index, pieces: list[str], vectors: NDArray[np.float32] | None, wanted: Wanted, now: int
+) -> tuple[Ranked, int]:
+    return index.search(Question([words(piece) for piece in pieces], vectors), wanted, now)
 
 
 def _picked(numbers: list[int], tx: Transaction, _now: int) -> dict[int, Agent]:

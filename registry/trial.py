@@ -67,7 +67,7 @@ class Trial:
         if vectors is None:
             raise UnavailableError(problem)
         index = await self._following.index(TENANT)
-        ranked = index.by_meaning(Question([[] for _ in pieces], vectors), Wanted(), self._broker.clock())
+        ranked, _ = index.search(Question([[] for _ in pieces], vectors), Wanted(), self._broker.clock())
         numbers = ranked.numbers[:DEPTH].tolist()
         agents = await self._broker.read(lambda tx, _now: tx.agents.pick(numbers))
         return self._named([agents[no] for no in numbers])
