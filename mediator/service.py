@@ -37,6 +37,7 @@ from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
 from mediator.operators.control import ControlServer
+from mediator.operators.diagnosis import Examine
 from mediator.operators.operating import Operating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
@@ -95,7 +96,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.push_async_callback(scheduler.stop)
         await control.start()
         stack.push_async_callback(control.stop)
-        directory = await _open_registry(settings, broker, connection, metrics, control, health, stack)
+        examined: list[Examine] = []
+        directory = await _open_registry(settings, broker, connection, metrics, control, health, examined, stack)
         door = await _open_door(settings, connection, broker, metrics, directory, stack)
         for name, check in {
             "store": broker.check,
@@ -115,7 +117,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await http.start(app)
         # Once more, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
-        Operating(broker, settings, health, nats_url, http.port).register(control)
+        Operating(broker, settings, health, nats_url, http.port, examined).register(control)
         stack.push_async_callback(health.close)
         watch = asyncio.create_task(_watch(door, metrics, connection), name="nats-watch")
         stack.callback(watch.cancel)
@@ -219,9 +221,10 @@ async def _open_registry(
     metrics: Metrics,
     control: ControlServer,
     health: Health,
+    examined: list[Examine],
     stack: AsyncExitStack,
 ) -> "Directory | None":
-    """Run the registry, if it is wanted; its doors are opened later."""
+    """Run the registry, if it is wanted; its doors are opened later. ``examined`` learns what the doctor looks at."""
     if not settings.registry.enabled:
         return None
     from registry.door import registry_door
@@ -234,6 +237,7 @@ async def _open_registry(
             metrics.registry,
             control,
             health,
+            examined,
             _announcer(settings, connection, "mq9found"),
         )
     )

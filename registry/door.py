@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from mediator.broker import Broker
 from mediator.http.health import Health
 from mediator.operators.control import ControlServer
+from mediator.operators.diagnosis import Examine
 from mediator.settings_registry import Registry
 from registry.directory import Directory
 from registry.following import Following
@@ -30,9 +31,12 @@ async def registry_door(
     metrics: CollectorRegistry,
     control: ControlServer,
     health: Health,
+    examined: list[Examine],
     announcer: Announcer | None,
 ) -> AsyncIterator[Directory]:
     """Run the registry inside this block; ``announcer`` reaches the instances that share the database.
+
+    ``control``, ``health`` and ``examined`` learn what operators may ask of it.
 
     Nothing here waits for a model or for the index: both come while the service answers already.
     """
@@ -54,8 +58,11 @@ async def registry_door(
             await meanings.start()
         meters = Meters(metrics)
         meters.agents.set_function(lambda: following.agents)
-        meters.lacking.set_function(lambda: following.agents - following.embedded)
-        meters.encoder.set_function(lambda: float(meanings is not None and meanings.encoder.ready))
+        if meanings is not None:
+            models = meanings
+            meters.watch_model(lambda: models.lacking, lambda: models.encoder.ready)
         health.add("registry", following.check)
-        RegistryOperating(following, meanings).register(control)
+        operating = RegistryOperating(following, meanings)
+        operating.register(control)
+        examined.append(operating.examine)
         yield Directory(broker, chosen.liveness, chosen.max_agents, following, searching, meanings, meters)

@@ -37,12 +37,34 @@ class Meanings:
         """``cache_dir`` keeps files made from models; ``shared``: other instances work on the same database."""
         self._broker = broker
         self._following = following
-        self._model = model
+        self.model = model
         self._cache_dir = cache_dir
         self.encoder = Encoder(model, cache_dir, TEMPLATE)
         self.embedder = Embedder(broker, self.encoder, lambda: following.agents > following.embedded, shared=shared)
         self._former: Encoder | None = None
+        self._done = 0
+        """How many cards the configured model was seen to have read, while another one serves."""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why requests are answered by keywords; None when they are not."""
+        if self._reader is not None:
+            return None
+        return self.encoder.problem or "the cards are being read by another model"
+
+    @property
+    def lacking(self) -> int:
+        """How many agents the configured model has yet to read; while another one serves, as of some seconds ago."""
+        following = self._following
+        done = following.embedded if following.space == self.encoder.space else self._done
+        return max(0, following.agents - done)
+
+    @property
+    def _reader(self) -> Encoder | None:
+        """Who reads requests so that they can be compared with the vectors in the index."""
+        space = self._following.space
+        return next((one for one in (self.encoder, self._former) if one is not None and _reads(one, space)), None)
 
     async def start(self) -> None:
         """Begin: the model is loaded, cards are read, and the index follows, all behind this call."""
@@ -50,11 +72,10 @@ class Meanings:
 
     async def read(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request, (texts, dims), to compare with those in the index; or why there are none."""
-        space = self._following.space
-        encoder = next((one for one in (self.encoder, self._former) if one is not None and _reads(one, space)), None)
-        if encoder is None:
-            return None, self.encoder.problem or "the cards are being read by another model"
-        vectors = await encoder.query(texts, seconds)
+        reader = self._reader
+        if reader is None:
+            return None, self.problem or ""
+        vectors = await reader.query(texts, seconds)
         return vectors, "" if vectors is not None else "the model did not answer in time"
 
     async def stop(self) -> None:
@@ -103,7 +124,7 @@ class Meanings:
         """Start the model that can be asked about the vectors that are there, where it is another."""
         model, _, rest = space.rpartition("@")
         # The same one, if it has changed since, cannot be started as it was.
-        if space and model != self._model:
+        if space and model != self.model:
             self._former = Encoder(model, self._cache_dir, rest.rpartition("/")[2])
             await self._former.start()
 
@@ -125,8 +146,8 @@ class Meanings:
             try:
                 await asyncio.wait_for(self.embedder.idle(), TELL_SECONDS)
             except TimeoutError:
-                done = await _surely(self.embedded)
-                log.info("cards are being read anew", done=done, agents=self._following.agents)
+                self._done = await _surely(self.embedded)
+                log.info("cards are being read anew", done=self._done, agents=self._following.agents)
             else:
                 return
 

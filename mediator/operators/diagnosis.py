@@ -1,6 +1,6 @@
 """Why a mailbox is stuck, in sentences an operator can act on."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +31,10 @@ class Finding:
     level: Level
     text: str
     advice: str = ""
+
+
+Examine = Callable[[], Awaitable[Sequence[Finding]]]
+"""Looks at one part of the service."""
 
 
 def diagnose(view: View, bounds: Bounds, now: int) -> list[Finding]:

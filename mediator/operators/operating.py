@@ -5,7 +5,7 @@ import base64
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mediator.mailboxes.message import Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operators.control import ControlServer
-from mediator.operators.diagnosis import Finding, Level, diagnose
+from mediator.operators.diagnosis import Examine, Finding, Level, diagnose
 from mediator.operators.inspecting import GroupView, View, inspect
 from mediator.operators.requests import Request, number, text
 from mediator.operators.spans import show_bytes, show_moment
@@ -48,12 +48,22 @@ Answer = dict[str, Any]
 class Operating:
     """The commands. Times in their answers are Unix seconds."""
 
-    def __init__(self, broker: Broker, settings: Settings, health: Health, nats_url: str, http_port: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        health: Health,
+        nats_url: str,
+        http_port: int,
+        further: Sequence[Examine],
+    ) -> None:
+        """``further``: what the doctor looks at beside what belongs to every service."""
         self._broker = broker
         self._settings = settings
         self._health = health
         self._nats_url = nats_url
         self._http_port = http_port
+        self._further = further
         self._since = time.time()
 
     def register(self, control: ControlServer) -> None:
@@ -147,7 +157,8 @@ class Operating:
         report = await self._health.report()
         backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
         files = await asyncio.to_thread(self._files)
-        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *files])}
+        further = [finding for examine in self._further for finding in await examine()]
+        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *further, *files])}
 
     def _files(self) -> list[Finding]:
         folder = self._settings.data_dir

@@ -1,0 +1,343 @@
+"""What becomes of searches while models change, fail and die: never are vectors of one compared with another's."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from mediator.agents.records import Embedded, Liveness
+from mediator.broker import Broker
+from mediator.mailboxes.bounds import Bounds
+from mediator.operators.control import ask
+from mediator.store.base import Store
+from mediator.store.opening import database_path
+from mediator.store.sqlite import SqliteStore
+from registry import meanings
+from registry.directory import Directory
+from registry.following import Following
+from registry.meanings import Meanings
+from registry.meters import Meters
+from registry.operating import RegistryOperating
+from registry.packing import pack_rows
+from registry.requests import Found
+from registry.searching import Searching
+from tests.integration.directory import Instance, instance
+from tests.integration.house import until
+from tests.integration.registry import card, town
+from tests.models import INSTALLED, copy_model, exports, mirror, spoil, wants_models
+
+COUNT = 200
+REQUEST = "my loaf did not come out well"
+RIGHT = "bread-baker"
+WORD = "unicorn"
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Reading(Instance):
+    """A registry with a model."""
+
+    def __init__(self, broker: Broker, following: Following, directory: Directory, models: Meanings) -> None:
+        super().__init__(broker, following, directory)
+        self.models = models
+
+    async def fill(self) -> None:
+        """Register the right agent and many others, which share no word with the request."""
+        await self.register(RIGHT, "Plans doughs, rising times and oven temperatures for home bakers")
+        await asyncio.gather(
+            *(self.register(f"ledger{number}", f"Books invoice {number} into an account") for number in range(1, COUNT))
+        )
+
+    async def asked(self) -> Found:
+        return await self.discover(semantic=REQUEST, limit=3)
+
+    async def answered(self) -> bool:
+        """Ask; an answer by meaning is right, one by keywords says why it is none."""
+        found = await self.asked()
+        if found.note:
+            assert found.agents == [], "no agent has a word of it"
+        else:
+            assert found.agents[0].name == RIGHT
+        return not found.note
+
+    def all_read(self) -> bool:
+        return self.following.embedded == self.following.agents == COUNT
+
+    async def spaces(self) -> list[str]:
+        return list(await self.broker.read(lambda tx, _now: tx.vectors.spaces()))
+
+    async def said(self) -> str:
+        """What the doctor says."""
+        findings = await RegistryOperating(self.following, self.models).examine()
+        return "\n".join(f"{finding.level} {finding.text} {finding.advice}" for finding in findings)
+
+
+@asynccontextmanager
+async def reading(store: Store, model: Path | str, cache_dir: Path) -> AsyncIterator[Reading]:
+    broker = Broker(store, Bounds())
+    following = Following(broker, Liveness())
+    models = Meanings(broker, following, str(model), cache_dir, shared=False)
+    searching = Searching(broker, Liveness(), following, models)
+    directory = Directory(broker, Liveness(), 0, following, searching, models, Meters(CollectorRegistry()))
+    try:
+        await models.start()
+        yield Reading(broker, following, directory, models)
+    finally:
+        await models.stop()
+        await following.stop()
+        searching.close()
+        await broker.close()
+
+
+@contextmanager
+def stopped(pid: int | None) -> Iterator[None]:
+    """Let a process stand still."""
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exports(tmp_path_factory)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    return copy_model(tmp_path / "one")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    return mirror(copy_model(tmp_path / "two"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(SqliteStore(tmp_path / "mail.db")) as store:
+        yield store
+
+
+async def read_by(store: Store, model: Path, cache_dir: Path) -> None:
+    """Fill a registry, and have all cards read by a model."""
+    async with reading(store, model, cache_dir) as first:
+        await first.fill()
+        await until(first.all_read)
+        assert await first.answered()
+
+
+async def begun(registry: Reading) -> int:
+    """Wait until the configured model runs, and return its process before it has done much."""
+    pid = await until(lambda: registry.models.encoder.pid)
+    assert isinstance(pid, int)
+    return pid
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_the_former_model_answers_until_the_new_one_has_read_all(
+    store: Store, one: Path, two: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(meanings, "TELL_SECONDS", 0.05)
+    await read_by(store, one, cache_dir)
+    with capture_logs() as lines:
+        async with reading(store, two, cache_dir) as second:
+            with stopped(await begun(second)):
+                await until(second.answered)
+                for _ in range(20):
+                    assert await second.answered()
+                assert second.models.lacking > 0
+                assert second.following.space.startswith(f"{one}@")
+                await second.register("tide", "Tells high and low water for harbours")
+                assert (await second.found(semantic="harbours"))[0] == "tide"
+                await until(lambda: [line for line in lines if line["event"] == "cards are being read anew"])
+                assert f"note The model {two} reads all cards anew: " in (said := await second.said())
+                assert "The vectors of the former model are used until then." in said
+            while not second.following.space.startswith(f"{two}@"):
+                assert await second.answered()
+            assert await second.answered()
+            await until(lambda: second.models.lacking == 0)
+            assert (await second.found(semantic="when is the sea deep enough?"))[0] == "tide"
+            assert f"ok The model {two} reads sentences, exported to onnx." in await second.said()
+
+            async def others_dropped() -> bool:
+                return await second.spaces() == [second.following.space]
+
+            await until(others_dropped)
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_the_former_model_answers_as_long_as_the_new_one_fails(store: Store, one: Path, cache_dir: Path):
+    await read_by(store, one, cache_dir)
+    async with reading(store, "/no/such/model", cache_dir) as second:
+        await until(second.answered)
+        assert await second.following.check() is None
+        said = await second.said()
+        assert "problem The model does not work: the model's folder /no/such/model does not exist." in said
+        assert "The former model answers meanwhile." in said
+        assert second.models.lacking == COUNT
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_another_form_of_the_texts_needs_no_second_model(
+    store: Store, one: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await read_by(store, one, cache_dir)
+    monkeypatch.setattr(meanings, "TEMPLATE", "another")
+    async with reading(store, one, cache_dir) as second:
+        await begun(second)
+        while not second.following.space.endswith("/another"):
+            assert await second.answered()
+        assert second.all_read()
+        assert await second.answered()
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_keywords_answer_while_a_model_that_was_changed_in_place_reads_the_cards(
+    store: Store, one: Path, cache_dir: Path
+):
+    await read_by(store, one, cache_dir)
+    mirror(one)
+    async with reading(store, one, cache_dir) as second:
+        with stopped(await begun(second)):
+            await until(lambda: second.following.loaded)
+            found = await second.asked()
+            assert found.note == "answered by keywords: the cards are being read by another model"
+            assert found.agents == []
+            assert await second.found(semantic="oven temperatures") == [RIGHT]
+            assert "Keywords answer until then." in await second.said()
+        await until(second.answered)
+        assert second.models.lacking == 0
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_a_model_that_changes_under_a_running_service_is_not_asked(store: Store, one: Path, cache_dir: Path):
+    async with reading(store, one, cache_dir) as first:
+        await first.fill()
+        await until(first.all_read)
+        assert await first.answered()
+        pid = await begun(first)
+        mirror(one)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: first.models.encoder.failed)
+        found = await first.asked()
+        assert "the model has changed on disk" in found.note
+        assert found.agents == []
+        assert await first.found(semantic="oven temperatures") == [RIGHT]
+    async with reading(store, one, cache_dir) as second:
+        await until(second.answered)
+
+
+@wants_models
+async def test_cards_that_wait_when_the_worker_is_killed_are_read_by_the_next(store: Store, one: Path, cache_dir: Path):
+    async with reading(store, one, cache_dir) as registry:
+        pid = await begun(registry)
+        with stopped(pid):
+            await registry.fill()
+            os.kill(pid, signal.SIGKILL)
+        await until(registry.all_read)
+        assert registry.models.encoder.pid != pid
+        assert await registry.answered()
+
+
+@wants_models
+async def test_a_card_that_the_model_fails_over_does_not_stop_the_others(store: Store, one: Path, tmp_path: Path):
+    spoil(one, WORD)
+    async with reading(store, one, tmp_path / "cache") as registry:
+        await registry.register("myth", f"Knows all about the {WORD}")
+        await registry.fill()
+        await until(lambda: registry.following.embedded == COUNT)
+        assert registry.models.lacking == 1
+        assert await registry.found(text=WORD) == ["myth"]
+        assert await registry.answered()
+        assert "note 1 agent without vectors" in await registry.said()
+
+
+async def test_a_model_that_fails_leaves_the_service_ready(tmp_path: Path):
+    async with town(tmp_path, registry={"model": "/no/such/model"}) as place:
+        await place.done("AGENT.REGISTER", card("own.baker", description="bakes bread"))
+
+        async def told() -> str:
+            findings = (await ask(tmp_path, "installation"))["findings"]
+            return "\n".join(finding["text"] for finding in findings if finding["level"] == "problem")
+
+        expected = "the libraries for search" if not INSTALLED else "the model's folder /no/such/model does not exist"
+        if INSTALLED:
+            assert expected in await until(told)
+        answer = await place.done("AGENT.DISCOVER", {"semantic": "bread"})
+        assert [agent["mailbox"] for agent in answer["agents"]] == ["own.baker"]
+        assert expected in answer["note"]
+        ready = await place.call("GET", "/readyz")
+        assert (ready.status, ready.json["checks"]["registry"]) == (200, "ok")
+
+
+async def test_an_index_that_does_not_follow_makes_the_service_unready(tmp_path: Path):
+    async with town(tmp_path) as place:
+        await place.done("AGENT.REGISTER", card("own.baker"))
+
+        async def failing() -> list[str]:
+            checks = (await place.call("GET", "/readyz")).json["checks"]
+            return [name for name, said in checks.items() if said != "ok"]
+
+        async def ready() -> bool:
+            return (await place.call("GET", "/readyz")).status == 200
+
+        await until(ready)
+        with closing(sqlite3.connect(database_path(tmp_path), isolation_level=None)) as database:
+            database.execute("ALTER TABLE registry_clock RENAME TO away")
+            assert await until(failing) == ["registry"]
+            findings = (await ask(tmp_path, "installation"))["findings"]
+            assert [finding["text"] for finding in findings if finding["text"].startswith("registry: ")]
+            assert (await place.done("AGENT.DISCOVER", {"text": "baker"}))["total"] == 1
+            database.execute("ALTER TABLE away RENAME TO registry_clock")
+        await until(ready)
+
+
+async def test_what_nobody_thought_of_is_told_and_the_index_goes_on_when_it_is_over(store: Store):
+    space = "test@1/2/1"
+    async with instance(store, space) as registry:
+        no = await registry.register("baker", "bakes bread")
+
+        async def embed(vectors: bytes) -> None:
+            kept = (await registry.broker.read(lambda tx, _now: tx.agents.pick([no])))[no]
+            await registry.broker.write(
+                lambda tx, _now: tx.vectors.put(space, [Embedded(no, kept.card_revision, vectors)])
+            )
+
+        await embed(b"odd")
+        assert await until(registry.following.check) == "failed: ValueError"
+        assert await registry.found(text="bread") == ["baker"]
+        await embed(pack_rows(np.array([[1.0, 0.0]], np.float32)))
+        await until(lambda: registry.following.embedded == 1)
+        assert await registry.following.check() is None
+
+
+async def test_the_doctor_knows_that_meaning_is_turned_off(tmp_path: Path):
+    async with town(tmp_path) as place:
+        await place.done("AGENT.REGISTER", card("own.baker"))
+
+        async def texts() -> list[Any]:
+            return [finding["text"] for finding in (await ask(tmp_path, "installation"))["findings"]]
+
+        found = await texts()
+        assert "The registry holds 1 agent." in found
+        assert "Search by meaning is turned off: sentences are answered by keywords." in found
+        metrics = (await place.call("GET", "/metrics")).data.decode()
+        assert "mediator_registry_agents 1.0" in metrics
+        assert "mediator_registry_encoder_up" not in metrics
