@@ -45,8 +45,8 @@ def rank(keywords: Sequence[Hits], similar: Similar | None) -> Ranked:
     """Rank all agents that either found; ``keywords`` has an entry for the whole request, then one for each part.
 
     ``similar``, when there is one, has a column for each of them, in the same order. An agent without vectors, such as
-    one registered a moment ago, is taken to be as near as its keywords say; without any vectors keywords decide alone.
-    Equal scores are in order of slots.
+    one registered a moment ago, is taken to be as near as its keywords say. Without any vectors keywords decide alone, and
+    scores are relative to the best, which has 1. Equal scores are in order of slots.
     """
     found = [slots for slots, _ in keywords]
     if similar is not None:
@@ -55,7 +55,7 @@ def rank(keywords: Sequence[Hits], similar: Similar | None) -> Ranked:
     relative, strength = _relative(slots, keywords)
     by_words = _mixed(strength * relative**_STEEPNESS, _PARTS_OF_KEYWORDS)
     if similar is None or not len(similar.slots):
-        return _ordered(slots, by_words)
+        return _ordered(slots, by_words / max(by_words.max(initial=0), _TINY))
     cosines = np.maximum(np.float32(0.5) * (similar.card + similar.skill), 0)
     best = np.maximum(cosines.max(axis=0), _TINY)
     near = relative * best
