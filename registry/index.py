@@ -171,7 +171,7 @@ class Index:
             if question.vectors is not None and self._vectors is not None:
                 hits = [_best(*each) for each in hits]
                 similar = self._similar(self._vectors, question.vectors, hits, allowed)
-            ranked = ranking.rank(hits, similar)
+            ranked = ranking.rank(hits, similar, len(self._slots))
             kept = int(np.count_nonzero(ranked.scores >= wanted.min_score))
             best = slice(min(kept, MAX_RANKED))
             found = Ranked(self._numbers[ranked.slots[best]], ranked.scores[best])

@@ -6,6 +6,7 @@ numbers tuned on halves of four public benchmarks and kept where the other halve
 quality is flat.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ _Scores = NDArray[np.float32]
 
 _KEYWORDS = 0.8
 """What keywords weigh where vectors weigh 1."""
-_DISTINCT = 8.0
-"""The best keyword score that makes keywords half of what they could: below it the words are common, or few meet."""
+_DISTINCT = 1.5
+"""The best keyword score that makes keywords half of what they could: below it the words are common, or few meet.
+
+Times the logarithm of the number of agents, which is what a word that only one of them has scores by.
+"""
 _STEEPNESS = 1.5
 """Power of a keyword score relative to the best: having half of the words says less than half as much."""
 _EVENNESS = 0.5
@@ -41,18 +45,18 @@ class Ranked(NamedTuple):
     scores: NDArray[np.float32]
 
 
-def rank(keywords: Sequence[Hits], similar: Similar | None) -> Ranked:
-    """Rank all agents that either found; ``keywords`` has an entry for the whole request, then one for each part.
+def rank(keywords: Sequence[Hits], similar: Similar | None, agents: int) -> Ranked:
+    """Rank all that either found among so many agents; ``keywords`` has an entry for the whole request, then its parts.
 
     ``similar``, when there is one, has a column for each of them, in the same order. An agent without vectors, such as
-    one registered a moment ago, is taken to be as near as its keywords say. Without any vectors keywords decide alone, and
-    scores are relative to the best, which has 1. Equal scores are in order of slots.
+    one registered a moment ago, is taken to be as near as its keywords say. Without any vectors keywords decide alone,
+    and scores are relative to the best, which has 1. Equal scores are in order of slots.
     """
     found = [slots for slots, _ in keywords]
     if similar is not None:
         found.append(similar.slots)
     slots = np.unique(np.concatenate(found)).astype(np.int32)
-    relative, strength = _relative(slots, keywords)
+    relative, strength = _relative(slots, keywords, np.float32(_DISTINCT * math.log1p(agents)))
     by_words = _mixed(strength * relative**_STEEPNESS, _PARTS_OF_KEYWORDS)
     if similar is None or not len(similar.slots):
         return _ordered(slots, by_words / max(by_words.max(initial=0), _TINY))
@@ -69,7 +73,7 @@ def rank(keywords: Sequence[Hits], similar: Similar | None) -> Ranked:
 _TINY = np.float32(1e-6)
 
 
-def _relative(slots: NDArray[np.int32], keywords: Sequence[Hits]) -> tuple[_Scores, _Scores]:
+def _relative(slots: NDArray[np.int32], keywords: Sequence[Hits], distinct: np.float32) -> tuple[_Scores, _Scores]:
     """Return by agent and text the keyword score relative to the text's best, and by text how much that best says."""
     relative = np.zeros((len(slots), len(keywords)), np.float32)
     strength = np.zeros(len(keywords), np.float32)
@@ -77,7 +81,7 @@ def _relative(slots: NDArray[np.int32], keywords: Sequence[Hits]) -> tuple[_Scor
         if len(hits):
             best = scores.max()
             relative[np.searchsorted(slots, hits), column] = scores / best
-            strength[column] = best / (best + np.float32(_DISTINCT))
+            strength[column] = best / (best + distinct)
     return relative, strength
 
 

@@ -1,14 +1,21 @@
 """Ranking: what keywords and vectors decide, alone and together, and what must hold for any of their answers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.ranking import Hits, Ranked, rank
+from registry import ranking
+from registry.ranking import Hits, Ranked
 from registry.vectors import Similar
 
 pytestmark = pytest.mark.rule("G3")
+
+
+def rank(keywords: Sequence[Hits], similar: Similar | None, agents: int = 200) -> Ranked:
+    return ranking.rank(keywords, similar, agents)
 
 
 def hits(scores: dict[int, float]) -> Hits:
@@ -45,6 +52,12 @@ def test_card_and_best_skill_weigh_the_same():
     ranked = rank([hits({})], Similar(np.array([0, 1, 2], np.int32), card, skill))
     assert slots(ranked) == [2, 0, 1]
     assert ranked.scores[1] == ranked.scores[2]
+
+
+def test_a_word_that_one_of_few_has_says_as_much_as_one_that_one_of_many_has():
+    meaning = near({1: [0.7], 2: [0.4]})
+    assert slots(rank([hits({2: 2.0})], meaning, 3)) == [2, 1]
+    assert slots(rank([hits({2: 2.0})], meaning, 100_000)) == [1, 2]
 
 
 def test_who_is_found_by_both_is_before_who_is_found_by_one():
