@@ -163,8 +163,8 @@ class _Shelf:
 def products(columns: Floats | Halves) -> Callable[[Halves], Floats]:
     """Return what multiplies rows with columns, (n, dims) with (q, dims) to (n, q); both count in half precision.
 
-    numkong, which usearch brings, is as fast for several columns as for one and needs no wider copy of the rows; numpy
-    does the same many times slower.
+    numkong is as fast for several columns as for one and needs no wider copy of the rows; numpy alone is many times
+    slower at it.
     """
     halves = columns.astype(np.float16, copy=False)
     try:

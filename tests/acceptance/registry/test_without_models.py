@@ -13,7 +13,7 @@ from tests.acceptance.registry.asking import PREFIX
 from tests.acceptance.registry.sets import CARDS, OWN
 from tests.acceptance.service import Services, until
 
-BARRED = ("sentence_transformers", "torch", "onnxruntime", "onnx", "tokenizers", "transformers", "usearch")
+BARRED = ("sentence_transformers", "torch", "onnxruntime", "onnx", "tokenizers", "transformers", "numkong")
 BARRIER = f"""
 import sys
 from importlib.machinery import PathFinder
