@@ -7,6 +7,7 @@ import nats
 import orjson
 import pytest
 
+from mediator.operators import control
 from registry.cases import read_catalog
 from registry.importing import pieces
 from tests.acceptance.registry.asking import PREFIX
@@ -53,6 +54,10 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
         for card in read_catalog(pieces([str(OWN / CARDS)])).cards:
             await ask("REGISTER", card)
         await until(said, 10, "the note names what is to be installed")
+        findings = (await control.ask(service.data_dir, "installation"))["findings"]
+        assert [finding["text"] for finding in findings if finding["level"] == "problem"] == []
+        (found,) = (finding for finding in findings if finding["text"].startswith("No search by meaning"))
+        assert "pip install" in found["text"]
     finally:
         await client.close()
     assert service.complaints() == []
