@@ -20,6 +20,10 @@ class Announcements:
 
     async def publish(self, data: bytes) -> None:
         """Tell all instances."""
+        if len(data) > self._connection.max_payload:
+            # The server would close the connection.
+            log.warning("announcement too large for the server", size=len(data))
+            return
         try:
             await self._connection.publish([(self._subject.encode(), data)])
         except NatsError as error:

@@ -22,6 +22,8 @@ from structlog.testing import capture_logs
 from mediator.errors import SetupError
 from mediator.nats import server as server_module
 from mediator.nats.accounts import Tenant, User, snippet
+from mediator.nats.announcements import Announcements
+from mediator.nats.connection import connect
 from mediator.nats.server import NatsServer, find_binary
 
 ANYTHING = "".join(chr(c) for c in range(33, 127)) + " ü€😀"
@@ -252,6 +254,19 @@ async def test_tenant_names_at_the_edges_work(tmp_path):
 async def test_max_payload_is_told_to_clients(tmp_path):
     async with running(tmp_path, max_payload=4096) as server, client(server) as anonymous:
         assert anonymous.max_payload == 4096
+
+
+async def test_an_announcement_that_is_too_large_costs_nobody_the_connection(tmp_path):
+    async with running(tmp_path, max_payload=4096) as server:
+        connection = await connect([server.url], "test", user=server.service_user, password=server.service_password)
+        try:
+            announcements, heard = Announcements(connection, "mq9test"), asyncio.Queue()
+            await announcements.listen(heard.put_nowait)
+            await announcements.publish(b"x" * 4097)
+            await announcements.publish(b"y" * 4096)
+            assert await asyncio.wait_for(heard.get(), 5) == b"y" * 4096
+        finally:
+            await connection.close()
 
 
 async def test_a_listener_on_all_addresses_is_reached_on_this_machine(tmp_path):
