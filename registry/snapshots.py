@@ -26,6 +26,14 @@ class Result:
     mode: str
     note: str = ""
 
+    def equals(self, other: "Result") -> bool:
+        """Whether both say the same."""
+        return (
+            (self.total, self.mode, self.note) == (other.total, other.mode, other.note)
+            and np.array_equal(self.numbers, other.numbers)
+            and np.array_equal(self.scores, other.scores)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -54,11 +62,19 @@ class Snapshots:
         self._bytes = 0
 
     def keep(self, tenant: str, key: bytes, result: Result) -> Snapshot:
-        """Keep a result; who asks the same for a further page without a cursor is given this one from now on."""
-        return self.add(secrets.token_hex(ID_BYTES), tenant, key, result)
+        """Keep a result; who asks the same for a further page without a cursor is given this one from now on.
+
+        Where the same was found before, that one is kept a minute more: who asks again and again takes no more memory.
+        """
+        known = self.asked(tenant, key)
+        same = known is not None and known.result.equals(result)
+        return self.add(known.id if known is not None and same else secrets.token_hex(ID_BYTES), tenant, key, result)
 
     def add(self, id: str, tenant: str, key: bytes, result: Result) -> Snapshot:
         """Keep a result under an id, as :meth:`keep` does."""
+        former = self._kept.pop(id, None)
+        if former is not None:
+            self._bytes -= former.size
         snapshot = Snapshot(id, tenant, key, result, self._clock())
         self._trim(snapshot.size)
         self._kept[snapshot.id] = snapshot

@@ -53,3 +53,13 @@ def test_memory_is_bounded_and_the_oldest_go_first():
     large = result(*range(MAX_BYTES // 12 // 3))
     kept = [snapshots.keep("default", bytes([n]), large) for n in range(4)]
     assert [snapshots.get("default", one.id) is not None for one in kept] == [False, False, True, True]
+
+
+def test_who_asks_the_same_again_and_again_takes_no_more_memory_while_the_answer_is_the_same():
+    snapshots = Snapshots(Clock())
+    other = snapshots.keep("default", b"other", result(1, 2))
+    for _ in range(10):
+        kept = snapshots.keep("default", b"key", result(*range(MAX_BYTES // 12 // 3)))
+    assert snapshots.get("default", other.id) is other
+    assert snapshots.get("default", kept.id) is kept
+    assert snapshots.keep("default", b"other", result(1, 3)).id != other.id
