@@ -30,6 +30,8 @@ ENCODE_SECONDS = 1.0
 THREADS = 2
 LOOK = 64
 """Agents read at once for a page."""
+STEP = 16
+"""Agents read until it is asked whether the page is full: cards may be large, and pages many."""
 OVERHEAD = 160
 """Bytes an agent takes in an answer beside its card and its report, at most: score, state, commas."""
 LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
@@ -78,7 +80,7 @@ class Searching:
             snapshot, start = self._continued(tenant, query.cursor)
         else:
             snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
-        page = await self._page(snapshot.result, start, query.limit, budget)
+        page = await self._page(tenant, snapshot.result, start, query.limit, budget)
         result = snapshot.result
         more = page.end < len(result.numbers)
         if more and query.cursor is None and self._sharing is not None:
@@ -135,18 +137,16 @@ class Searching:
             vectors, note = await self._meanings.read(pieces, ENCODE_SECONDS)
         return vectors, f"answered by keywords: {note}" if note else ""
 
-    async def _page(self, result: Result, start: int, limit: int, budget: int) -> _Page:
+    async def _page(self, tenant: str, result: Result, start: int, limit: int, budget: int) -> _Page:
         """Read a page; who was unregistered since is left out."""
         now = self._broker.clock()
         page = _Page([], [], [], start)
         end = start
         while end < len(result.numbers) and len(page.agents) < limit:
             numbers = result.numbers[end : end + min(LOOK, limit - len(page.agents))].tolist()
-            found = await self._broker.read(partial(_picked, numbers))
-            for no in numbers:
-                agent = found.get(no)
+            for agent in await self._broker.read(partial(_picked, tenant, numbers, budget)):
                 if agent is not None:
-                    budget -= len(agent.card) + len(agent.status or b"") + OVERHEAD
+                    budget -= _size(agent)
                     if budget < 0 and page.agents:
                         return page._replace(end=end)
                     page.agents.append(agent)
@@ -170,8 +170,24 @@ def _found(
     return index.search(Question([words(piece) for piece in pieces], vectors), wanted, now)
 
 
-def _picked(numbers: list[int], tx: Transaction, _now: int) -> dict[int, Agent]:
-    return tx.agents.pick(numbers)
+def _picked(tenant: str, numbers: list[int], budget: int, tx: Transaction, _now: int) -> list[Agent | None]:
+    """Return the agents that are there, in order, until they are more than ``budget`` bytes.
+
+    Only the tenant's own: the numbers may have come from elsewhere, over NATS.
+    """
+    picked: list[Agent | None] = []
+    for start in range(0, len(numbers), STEP):
+        some = numbers[start : start + STEP]
+        there = {no: agent for no, agent in tx.agents.pick(some).items() if agent.tenant == tenant}
+        picked += map(there.get, some)
+        budget -= sum(map(_size, there.values()))
+        if budget < 0:
+            break
+    return picked
+
+
+def _size(agent: Agent) -> int:
+    return len(agent.card) + len(agent.status or b"") + OVERHEAD
 
 
 def _key(query: Discover) -> bytes:

@@ -15,6 +15,7 @@ from registry.following import Following
 from registry.meters import Meters
 from registry.requests import Discover, Found
 from registry.searching import Searching
+from registry.sharing import Announcer
 
 BUDGET = 1 << 20
 
@@ -40,11 +41,12 @@ class Instance:
 
 
 @asynccontextmanager
-async def instance(store: Store, space: str = "") -> AsyncIterator[Instance]:
+async def instance(store: Store, space: str = "", announcer: Announcer | None = None) -> AsyncIterator[Instance]:
     broker = Broker(store, Bounds())
     following = Following(broker, Liveness())
-    searching = Searching(broker, Liveness(), following, None)
+    searching = Searching(broker, Liveness(), following, None, announcer)
     try:
+        await searching.open()
         await following.start(space)
         directory = Directory(broker, Liveness(), 0, following, searching, None, Meters(CollectorRegistry()))
         yield Instance(broker, following, directory)
