@@ -50,7 +50,8 @@ class Directory:
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
         )
-        if self._meanings is not None:
+        # The same card once more, as a sign of life, has its vectors or is waited for already.
+        if self._meanings is not None and agent.card_revision == agent.revision:
             self._meanings.embedder.call(agent.no)
         await self._following.reach(agent.revision)
         return Registered(agent, card, created)

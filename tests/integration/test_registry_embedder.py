@@ -1,0 +1,100 @@
+"""What is encoded and when: an encoder that counts stands in for the model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from mediator.agents.records import Liveness
+from mediator.broker import Broker
+from mediator.mailboxes.bounds import Bounds
+from mediator.store.memory import MemoryStore
+from registry.directory import Directory
+from registry.embedder import Embedder
+from registry.following import Following
+from registry.meanings import Meanings
+from registry.meters import Meters
+from registry.searching import Searching
+
+SPACE = "test@1/2/1"
+
+
+class Counting:
+    """Stands in for the encoder."""
+
+    space = SPACE
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.failures: list[Exception] = []
+
+    async def wait_ready(self) -> None:
+        """It always is."""
+
+    async def cards(self, texts: list[str]) -> NDArray[np.float32]:
+        if self.failures:
+            raise self.failures.pop()
+        self.texts += texts
+        return np.tile(np.array([[1, 0]], np.float32), (len(texts), 1))
+
+
+class House:
+    def __init__(self, broker: Broker, encoder: Counting, embedder: Embedder, directory: Directory) -> None:
+        self.broker, self.encoder, self.embedder, self.directory = broker, encoder, embedder, directory
+
+    async def register(self, name: str, description: str) -> None:
+        data = orjson.dumps({"mailbox": name, "name": name, "description": description})
+        await self.directory.register("default", data)
+
+    async def idle(self) -> int:
+        """Wait until nothing is to be done, and return how many have vectors."""
+        await asyncio.wait_for(self.embedder.idle(), 10)
+        return await self.broker.read(lambda tx, _now: tx.vectors.count(SPACE))
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with _house(tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _house(folder: Path) -> AsyncIterator[House]:
+    broker, encoder = Broker(MemoryStore(), Bounds()), Counting()
+    following = Following(broker, Liveness())
+    meanings = Meanings(broker, following, "none", folder, shared=False)
+    stand_in: Any = encoder
+    meanings.embedder = embedder = Embedder(broker, stand_in, lambda: True, shared=False)
+    searching = Searching(broker, Liveness(), following, None)
+    directory = Directory(broker, Liveness(), 0, following, searching, meanings, Meters(CollectorRegistry()))
+    try:
+        await following.start(SPACE)
+        await embedder.start()
+        yield House(broker, encoder, embedder, directory)
+    finally:
+        await embedder.stop()
+        await following.stop()
+        searching.close()
+        await broker.close()
+
+
+@pytest.mark.rule("G1")
+async def test_who_registers_the_same_card_as_a_sign_of_life_is_not_encoded_again(house: House):
+    await house.register("one", "Pays invoices")
+    assert await house.idle() == 1
+    encoded = len(house.encoder.texts)
+    for _ in range(3):
+        await house.register("one", "Pays invoices")
+    await house.register("two", "Waters plants")
+    assert await house.idle() == 2
+    assert len(house.encoder.texts) == 2 * encoded
+    await house.register("one", "Waters plants")
+    assert await house.idle() == 2
+    assert len(house.encoder.texts) == 3 * encoded
