@@ -174,7 +174,7 @@ def _written_out(cards: Sequence[Unembedded]) -> _Batch:
         try:
             lines = texts(read_card(card.card))
         except BadRequestError as error:
-            log.warning("a card is not read any more", agent=card.no, why=str(error))
+            log.warning("a card is not read any more", agent=card.no, field=error.field)
             continue
         kept.append(card)
         written += lines

@@ -90,7 +90,10 @@ def use(service: Service, model: Path) -> None:
 
 @pytest.mark.rule("G3")
 async def test_the_first_sentences_are_answered_while_the_model_is_loaded(services: Services) -> None:
-    service = await services.running()
+    service = services.new()
+    service.environment["MEDIATOR_LOG_LEVEL"] = "debug"
+    service.start()
+    await service.ready()
     client = await Client.connect(service.nats_url)
     try:
         await register(client, "own.tide", "Tells high and low water for harbours", [])
@@ -105,6 +108,8 @@ async def test_the_first_sentences_are_answered_while_the_model_is_loaded(servic
         await until(by_meaning, LOADS_WITHIN, "sentences are answered by meaning")
     finally:
         await client.close()
+    for word in ("own.tide", "harbours", "is the water high"):
+        assert word not in service.said(), "neither cards nor requests are logged"
     assert service.complaints() == []
 
 
