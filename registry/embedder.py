@@ -63,6 +63,7 @@ class Embedder:
         """Cards that the model cannot read, as they were: the agent's number and the revision."""
         self._search = True
         """Whether the store is to be asked what is missing."""
+        self._problem: str | None = None
         self._bell = asyncio.Event()
         self._idle = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -98,13 +99,22 @@ class Embedder:
                 await self._embed_all()
                 if not self._fresh:
                     self._idle.set()
+                self._problem = None
             except MediatorError as error:
-                log.warning("cards are not embedded", why=str(error))
-                self._search = True
+                self._say(str(error))
+            except Exception as error:
+                # Nobody else would take it up again.
+                self._say(f"failed: {type(error).__name__}", unexpected=True)
             try:
                 await asyncio.wait_for(self._bell.wait(), REST_SECONDS)
             except TimeoutError:
                 self._search = self._search or self._lacking()
+
+    def _say(self, problem: str, *, unexpected: bool = False) -> None:
+        """Tell of a failure, once; what was not done is looked for."""
+        if problem != self._problem:
+            log.warning("cards are not embedded", why=problem, exc_info=unexpected)
+        self._problem, self._search = problem, True
 
     async def _embed_all(self) -> None:
         space = self._encoder.space

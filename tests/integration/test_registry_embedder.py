@@ -11,11 +11,13 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.memory import MemoryStore
+from registry import embedder as embedder_module
 from registry.directory import Directory
 from registry.embedder import Embedder
 from registry.following import Following
@@ -98,3 +100,15 @@ async def test_who_registers_the_same_card_as_a_sign_of_life_is_not_encoded_agai
     await house.register("one", "Waters plants")
     assert await house.idle() == 2
     assert len(house.encoder.texts) == 3 * encoded
+
+
+async def test_an_error_that_nobody_expected_is_told_and_does_not_end_it(house: House, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(embedder_module, "REST_SECONDS", 0.05)
+    house.encoder.failures += [ZeroDivisionError(), MemoryError(), MemoryError()]
+    with capture_logs() as said:
+        await house.register("one", "Pays invoices")
+        assert await house.idle() == 1
+    assert [(line["why"], line["log_level"]) for line in said if line["event"] == "cards are not embedded"] == [
+        ("failed: MemoryError", "warning"),
+        ("failed: ZeroDivisionError", "warning"),
+    ]
