@@ -30,6 +30,8 @@ REACH_SECONDS = 2.0
 """How long a registration waits to be found."""
 TOO_LATE_SECONDS = 12 * 3600.0
 """Whoever has not looked for so long reads all anew: removals are not remembered for ever."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two tries while something fails that nobody foresaw; the first is after :data:`LOOK_SECONDS`."""
 
 _START = ChangePlace(0, 0)
 _LAST = (1 << 63) - 1
@@ -80,6 +82,9 @@ class Following:
         self._moved = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._looked_at = 0.0
+        """When the last look began that came to its end."""
+        self._doubted = False
+        """Whether what is known may be wrong, so that all is to be read anew."""
         self._answered = 0
         """The last revision of which somebody was told that it is there."""
         self._problem: str | None = None
@@ -147,28 +152,42 @@ class Following:
         self._bell.set()
 
     async def _follow(self) -> None:
+        pause = LOOK_SECONDS
         while True:
             try:
-                if not self._loaded.is_set() or time.monotonic() - self._looked_at > TOO_LATE_SECONDS:
-                    started = time.monotonic()
-                    async with self._whole:
-                        self._view = await self._read_all(self._view.space)
-                    self._loaded.set()
-                    if self.agents:
-                        log.info("index read", agents=self.agents, seconds=round(time.monotonic() - started, 2))
-                self._bell.clear()
-                self._looked_at = time.monotonic()
-                await self._catch_up(self._view)
+                await self._look_once()
                 self._say(None)
+                pause = LOOK_SECONDS
             except MediatorError as error:
                 self._say(str(error))
             except Exception as error:
-                # Whoever looks after the service has to hear of it; requests go on with the index as it was.
+                # Whoever looks after the service has to hear of it; requests go on with the index as it was, which
+                # may have been left in the midst of a change.
                 self._say(f"failed: {type(error).__name__}", unexpected=True)
+                self._doubted = True
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
             async with self._moved:
                 self._moved.notify_all()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), LOOK_SECONDS)
+
+    async def _look_once(self) -> None:
+        started = time.monotonic()
+        if self._doubted or not self._loaded.is_set() or started - self._looked_at > TOO_LATE_SECONDS:
+            self._doubted = False
+            try:
+                async with self._whole:
+                    self._view = await self._read_all(self._view.space)
+            except BaseException:
+                self._doubted = True
+                raise
+            self._loaded.set()
+            if self.agents:
+                log.info("index read", agents=self.agents, seconds=round(time.monotonic() - started, 2))
+        self._bell.clear()
+        await self._catch_up(self._view)
+        self._looked_at = started
 
     def _say(self, problem: str | None, *, unexpected: bool = False) -> None:
         if problem is not None and problem != self._problem:
@@ -180,7 +199,11 @@ class Following:
         await self._catch_up(view)
         # What was committed while it was reading may have been answered since, and is looked for in it.
         while view.place < ChangePlace(self._answered, _LAST):
+            before = view.place
             await self._catch_up(view)
+            if view.place == before:
+                # It is not there any more: the database was set back.
+                self._answered = before.revision
         return view
 
     async def _catch_up(self, view: _View) -> None:
@@ -188,7 +211,7 @@ class Following:
             revision = await self._broker.glance(lambda tx, _now: tx.agents.revision())
             if view.place.revision > revision:
                 # A database that was set back, by a backup or a standby that lagged: what is known of it may be wrong.
-                self._looked_at, self._answered = -TOO_LATE_SECONDS, revision
+                self._doubted, self._answered = True, revision
                 return
             if view.place >= ChangePlace(revision, _LAST):
                 return

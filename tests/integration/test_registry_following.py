@@ -2,19 +2,24 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from mediator.agents.records import Embedded
-from mediator.store.base import Store
+from mediator.errors import UnavailableError
+from mediator.store.base import Store, Transaction
 from mediator.store.memory import MemoryStore
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
+from registry import following
+from registry.digest import Digest
 from registry.following import CHUNK
+from registry.index import Index
 from registry.packing import pack_rows
 from registry.requests import Who
 from tests.acceptance.service import until
@@ -41,6 +46,28 @@ class Data:
 
     def close(self) -> None:
         self.store.close()
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Cut(MemoryStore):
+    """A database that this instance alone cannot reach for a while."""
+
+    cut = False
+    tries = 0
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        if self.cut:
+            self.tries += 1
+            raise UnavailableError("cut off")
+        with super().reading() as tx:
+            yield tx
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -114,6 +141,54 @@ async def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path):
             await until(as_it_was, 20, "the index is read anew")
             await one.register("next", "after that")
             assert await one.found(text="after") == ["next"]
+
+
+async def test_an_index_that_failed_in_the_midst_of_a_change_is_made_anew(monkeypatch: pytest.MonkeyPatch):
+    put, failures = Index.put, [MemoryError()]
+
+    def fails_once(self: Index, items: Sequence[tuple[int, Digest]]) -> None:
+        if failures:
+            raise failures.pop()
+        put(self, items)
+
+    async with instance(MemoryStore()) as one:
+        await one.register("payments", "Pays an invoice")
+        assert await one.found(text="invoice") == ["payments"]
+        monkeypatch.setattr(Index, "put", fails_once)
+        with capture_logs() as said:
+            await one.register("gardener", "Waters plants")
+            await until(lambda: one.found(text="plants"), 20, "who was registered meanwhile is found")
+        assert await one.found(text="invoice") == ["payments"]
+        assert [line["why"] for line in said if line["event"] == "the index does not follow"] == ["failed: MemoryError"]
+        assert await one.following.check() is None
+
+
+async def test_who_could_not_look_for_long_reads_all_anew(monkeypatch: pytest.MonkeyPatch):
+    """Removals are remembered for a day: who was without its database for longer was not told of all."""
+    hours = 3600.0
+    store, clock = Cut(), Clock()
+    monkeypatch.setattr(following, "time", clock)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    async with instance(store) as one:
+        await one.register("kept")
+        lost = await one.register("lost")
+        assert await one.found() == ["kept", "lost"]
+        store.cut = True
+        for _ in range(30):
+            clock.now += hours
+            tries = store.tries
+            await until(lambda tries=tries: store.tries > tries + 1, 20, "it is tried again")
+        store.cut = False
+        with store.transaction() as tx:
+            tx.agents.remove(lost, 0)
+        with store.transaction() as tx:
+            assert tx.agents.forget_removed(1, 10) == 1
+
+        async def as_it_is() -> bool:
+            return len(await one.following.index("default")) == 1
+
+        await until(as_it_is, 20, "the index is read anew")
+        assert await one.found() == ["kept"]
 
 
 @pytest.mark.postgres
