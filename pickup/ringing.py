@@ -145,7 +145,8 @@ class Bell:
             self._woken.clear()
             rest = self._due[0][0] - time.monotonic() if self._due else None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), rest)
+                async with asyncio.timeout(rest):
+                    await self._woken.wait()
 
     def _taken(self) -> list[int]:
         """Take the mailboxes whose time has come, and forget those that may be rung again anyway."""

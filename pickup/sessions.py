@@ -239,7 +239,8 @@ class Sessions:
         """Wait until something may have come."""
         while not woken.is_set():
             try:
-                await asyncio.wait_for(woken.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await woken.wait()
             except TimeoutError:
                 if await self._broker.read(lambda tx, _now: _has_mail(tx, session)):
                     return

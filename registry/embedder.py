@@ -106,7 +106,8 @@ class Embedder:
                 # Nobody else would take it up again.
                 self._say(f"failed: {type(error).__name__}", unexpected=True)
             try:
-                await asyncio.wait_for(self._bell.wait(), REST_SECONDS)
+                async with asyncio.timeout(REST_SECONDS):
+                    await self._bell.wait()
             except TimeoutError:
                 self._search = self._search or self._lacking()
 

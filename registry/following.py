@@ -28,6 +28,8 @@ LOAD_SECONDS = 3.0
 """How long a search waits for the first reading before it is asked to come again."""
 REACH_SECONDS = 2.0
 """How long a registration waits to be found."""
+SETTLE_SECONDS = 5.0
+"""How often it looks whether an index has become large."""
 TOO_LATE_SECONDS = 12 * 3600.0
 """Whoever has not looked for so long reads all anew: removals are not remembered for ever."""
 LONGEST_PAUSE = 60.0
@@ -80,7 +82,7 @@ class Following:
         self._loaded = asyncio.Event()
         self._bell = asyncio.Event()
         self._moved = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._looked_at = 0.0
         """When the last look began that came to its end."""
         self._doubted = False
@@ -116,9 +118,9 @@ class Following:
 
     async def stop(self) -> None:
         """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def check(self) -> str | None:
         """Say why the indexes are not as the store is."""
@@ -128,7 +130,8 @@ class Following:
         """Return the index of a tenant; :class:`BusyError` while all is being read for the first time."""
         if not self._loaded.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._loaded.wait(), LOAD_SECONDS)
+                async with asyncio.timeout(LOAD_SECONDS):
+                    await self._loaded.wait()
         if not self._loaded.is_set():
             raise BusyError("the registry is being read into memory")
         return self._view.indexes.get(tenant) or Index(self._liveness)
@@ -169,8 +172,10 @@ class Following:
                 pause = min(2 * pause, LONGEST_PAUSE)
             async with self._moved:
                 self._moved.notify_all()
+            # Not wait_for, which may swallow the cancelling of this task when the bell rings at the same time.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._bell.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._bell.wait()
 
     async def _look_once(self) -> None:
         started = time.monotonic()
@@ -188,6 +193,11 @@ class Following:
         self._bell.clear()
         await self._catch_up(self._view)
         self._looked_at = started
+
+    async def _settle(self) -> None:
+        while True:
+            if not await asyncio.to_thread(_settle_some, list(self._view.indexes.values())):
+                await asyncio.sleep(SETTLE_SECONDS)
 
     def _say(self, problem: str | None, *, unexpected: bool = False) -> None:
         if problem is not None and problem != self._problem:
@@ -259,10 +269,15 @@ def _digests(tx: Transaction, numbers: Sequence[int]) -> tuple[dict[int, Digest]
         try:
             digests[no] = Digest.of(read_card(agent.card))
         except BadRequestError as error:
-            log.warning("a card is not read any more", agent=no, why=str(error))
+            log.warning("a card is not read any more", agent=no, field=error.field)
             continue
         reread.append(Reread(no, agent.card_revision, digests[no].pack()))
     return digests, reread
+
+
+def _settle_some(indexes: Sequence[Index]) -> bool:
+    # Each in its turn, so that none waits for the others' end.
+    return sum(index.settle() for index in indexes) > 0
 
 
 def _apply(view: _View, news: _News, liveness: Liveness) -> None:

@@ -79,6 +79,11 @@ class Index:
         """How many agents have vectors."""
         return 0 if self._vectors is None else len(self._vectors)
 
+    def settle(self) -> bool:
+        """Do a step of making a large index fast to search, beside those who search; return whether there is more."""
+        vectors = self._vectors
+        return vectors is not None and vectors.settle(self._lock)
+
     # Following the store.
 
     def put(self, items: Sequence[tuple[int, Digest]]) -> None:

@@ -144,7 +144,8 @@ class Meanings:
     async def _all_read(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self.embedder.idle(), TELL_SECONDS)
+                async with asyncio.timeout(TELL_SECONDS):
+                    await self.embedder.idle()
             except TimeoutError:
                 self._done = await _surely(self.embedded)
                 log.info("cards are being read anew", done=self._done, agents=self._following.agents)
