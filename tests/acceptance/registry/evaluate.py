@@ -29,7 +29,7 @@ Results = dict[str, dict[str, Answers]]
 
 
 def main() -> int:
-    """Return 1 when semantic search is below a floor."""
+    """Return 1 when semantic search is below a floor: on a set by more than chance, as a mean at all."""
     parser = argparse.ArgumentParser(prog="make eval", description="Measure how well agents are found.")
     parser.add_argument("--cards", type=int, help="only about so many cards of each set, with their requests")
     parser.add_argument(
@@ -78,24 +78,29 @@ def _print(wanted: Sequence[Set], results: Results, floors: dict[str, float]) ->
     columns = ("set", "asked by", *MEASURES, "floor", "a request, p50 / p99")
     table = Table(*columns, box=MARKDOWN)
     means: dict[str, list[float]] = {mode: [] for mode in MODES}
+    reached: dict[str, float] = {}
     for each in wanted:
         for mode in MODES:
             answers = results[each.name][mode]
             figures = intervals(rate_all(each.cases, answers.ranked))
             means[mode].append(figures[0].mean)
             floor = floors.get(each.name) if mode == "semantic" else None
+            if mode == "semantic":
+                # Of a small set the mean alone says little: it is missed when that is more than chance.
+                reached[each.name] = figures[0].high
             times = statistics.quantiles(answers.seconds, n=100)
             spans = f"{times[49] * 1000:.1f} / {times[98] * 1000:.1f} ms"
-            table.add_row(each.name, mode, *map(_shown, figures), _floor(floor, figures[0].mean), spans)
+            table.add_row(
+                each.name, mode, *map(_shown, figures), _floor(floor, figures[0].mean, figures[0].high), spans
+            )
     for mode, found in means.items():
         mean = statistics.fmean(found)
         floor = floors.get("mean") if mode == "semantic" else None
-        table.add_row("mean", mode, f"{mean:.3f}", *[""] * 4, _floor(floor, mean), "")
+        table.add_row("mean", mode, f"{mean:.3f}", *[""] * 4, _floor(floor, mean, mean), "")
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     for note in sorted({note for modes in results.values() for answers in modes.values() for note in answers.notes}):
         console.print(f"note: {note}", markup=False, highlight=False)
-    reached = {each.name: mean for each, mean in zip(wanted, means["semantic"], strict=True)}
     reached["mean"] = statistics.fmean(means["semantic"])
     return 1 if any(reached[name] < floor for name, floor in floors.items() if name in reached) else 0
 
@@ -104,8 +109,10 @@ def _shown(found: Interval) -> str:
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def _floor(floor: float | None, mean: float) -> str:
-    return "" if floor is None else f"{floor:.2f} {'met' if mean >= floor else 'NOT MET'}"
+def _floor(floor: float | None, mean: float, high: float) -> str:
+    if floor is None:
+        return ""
+    return f"{floor:.2f} {'met' if mean >= floor else 'within chance' if high >= floor else 'NOT MET'}"
 
 
 if __name__ == "__main__":
