@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("mediator", "pickup", "registry")
+PACKAGES = ("mediator", "pickup", "pipeline", "registry")
 
 FORBIDDEN = {
     "mediator/mailboxes": [
@@ -75,6 +75,16 @@ FORBIDDEN = {
         "mediator.service",
         "mediator.cli",
         "pickup",
+    ],
+    "pipeline": [
+        "mediator.broker",
+        "mediator.store",
+        "mediator.nats",
+        "mediator.http",
+        "mediator.service",
+        "mediator.cli",
+        "pickup",
+        "registry",
     ],
     "pickup": [
         "registry",

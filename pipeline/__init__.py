@@ -1,0 +1,1 @@
+"""The data pipeline: what passes through the mediator, read, kept and reported by Spark."""

@@ -1,0 +1,1 @@
+"""The lake: Delta tables that any tool can read."""

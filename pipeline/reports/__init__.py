@@ -1,0 +1,1 @@
+"""Reports on usage, as tables and as a page."""

@@ -1,0 +1,1 @@
+"""Mail and the journal as a Spark data source, and rows as mail."""
