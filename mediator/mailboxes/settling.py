@@ -49,21 +49,20 @@ def ack(tx: Transaction, request: Ack, now: int) -> None:
         if tx.leases.count(group) >= MAX_LEASED:
             tx.woken.add(mailbox.place)
         tx.leases.remove(group, ended)
+    _tell(tx, What.ACKNOWLEDGED, mailbox, done, now, group.no)
     if mailbox.retention is Retention.UNTIL_ACK and done:
         tx.messages.remove(mailbox, done)
+        _tell(tx, What.DELETED, mailbox, done, now)
+
+
+def _tell(
+    tx: Transaction, what: What, mailbox: Mailbox, handles: Sequence[Handle], now: int, group_no: int = 0
+) -> None:
     tx.events.extend(
         Event(
-            What.ACKNOWLEDGED,
-            now,
-            mailbox.tenant,
-            mailbox.no,
-            handle.lane,
-            handle.msg_id,
-            handle.size,
-            handle.created_at,
-            group.no,
+            what, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at, group_no
         )
-        for handle in done
+        for handle in handles
     )
 
 

@@ -113,6 +113,7 @@ def _acknowledge(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], now: int
     if done:
         tx.messages.remove(mailbox, done)
         _tell(tx, mailbox, What.ACKNOWLEDGED, done, now)
+        _tell(tx, mailbox, What.DELETED, done, now)
     return len(done)
 
 

@@ -91,7 +91,7 @@ def test_an_acknowledgement_removes_exactly_what_it_names(house: Mediation) -> N
     assert ids(house.deliver(holder)) == [0, 1, 3, 4, 5, 6, 8, 9]
     assert house.acknowledge(holder, 7, 2) == 0
     assert house.acknowledge(holder) == 0
-    assert house.told(What.ACKNOWLEDGED) == [7, 2]
+    assert house.told(What.ACKNOWLEDGED) == house.told(What.DELETED) == [7, 2]
 
 
 @pytest.mark.rule("D2")
