@@ -1,0 +1,53 @@
+"""``mq9`` as a Spark data source: mailboxes as frames, mailboxes and the journal as streams, rows as mail."""
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+FORMAT = "mq9"
+
+
+class MailSource(DataSource):
+    """What Spark asks; each door has its own module, imported on the machine that needs it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the word for ``spark.read.format``."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of a message, or those of an event where the option ``journal`` is given."""
+        raise NotImplementedError
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read what mailboxes hold now."""
+        raise NotImplementedError
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Follow a mailbox, or the journal."""
+        from pipeline.source.stream import stream_reader
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Send the rows of a frame as messages."""
+        from pipeline.source.sink import writer
+
+        return writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Send the rows of a stream as messages, each once."""
+        from pipeline.source.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Let ``spark`` know the format ``mq9``."""
+    spark.dataSource.register(MailSource)
