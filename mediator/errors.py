@@ -285,6 +285,19 @@ class SetupError(MediatorError):
     code = "setup"
 
 
+class LostDataError(MediatorError):
+    """What a reader was to get next is not there any more, in a part or as a whole."""
+
+    code = "data_loss"
+    status = 410
+
+
+class DamagedError(MediatorError):
+    """A line of the journal that is not what docs/journal.md says; the text names the file and the byte."""
+
+    code = "damaged"
+
+
 class UnreachableError(MediatorError):
     """Somebody else's server did not answer, or not as it should; later it may (D10)."""
 
