@@ -12,6 +12,7 @@ from mediator.cli.doctor import register as register_doctor
 from mediator.cli.failing import CommandError
 from mediator.cli.mailboxes import app as mailbox_app
 from mediator.cli.messages import register as register_messages
+from mediator.cli.pipeline import app as pipeline_app
 from mediator.cli.service import register as register_service
 from mediator.cli.trying import register as register_try
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
@@ -28,6 +29,7 @@ for register in (register_service, register_messages, register_bench, register_d
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(dead_app, name="dead")
 app.add_typer(agent_app, name="agent")
+app.add_typer(pipeline_app, name="pipeline")
 
 NOT_SET_UP = 2
 """Exit code when nothing was begun: wrong usage, wrong configuration, or the data belong to another process."""

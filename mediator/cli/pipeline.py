@@ -1,0 +1,15 @@
+"""The group ``mediator pipeline``: what passed through the mediator, kept and reported by Spark; commands by module.
+
+A module ``pipeline_*.py`` beside this one has ``register(app)`` and is added to the tuple below.
+"""
+
+from collections.abc import Callable
+
+import typer
+
+app = typer.Typer(
+    help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
+)
+_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = ()
+for register in _COMMANDS:
+    register(app)

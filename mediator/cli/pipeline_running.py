@@ -1,0 +1,134 @@
+"""What the pipeline's commands share: their options, the session that runs them, and the bar that shows how far."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.failing import CommandError
+from mediator.cli.options import load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from mediator.settings import Settings
+    from pipeline.telling import Told
+
+MAX_CONF = 200
+NEEDED = ("pyspark", "pyarrow", "deltalake", "plotly")
+
+
+def _setting(text: str | tuple[str, str]) -> tuple[str, str]:
+    if not isinstance(text, str):
+        return text
+    key, equals, value = text.partition("=")
+    if not equals or not key.startswith("spark.") or key == "spark.":
+        raise typer.BadParameter(f'expected spark.SOMETHING=VALUE, got "{text[:80]}"')
+    return key, value
+
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Spark cluster to run on.", envvar="MEDIATOR_SPARK_MASTER", show_default="this machine"
+    ),
+]
+Conf = Annotated[
+    list[Any] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated.", parser=_setting),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Spark Connect server to run on, as sc://HOST:PORT; instead of --master."),
+]
+Lake = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the lake.", show_default="lake, in the data directory"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a command works with."""
+
+    settings: "Settings"
+    lake: Path
+    """The folder of the lake, which need not be there yet."""
+    spark: "SparkSession"
+    told: "Told"
+    """Shows how far it has come; see :mod:`pipeline.telling`."""
+
+
+def lake_of(settings: "Settings", lake: Path | None) -> Path:
+    """Return the folder of the lake: the one that was named, else ``lake`` in the data directory."""
+    return (lake if lake is not None else settings.data_dir / "lake").absolute()
+
+
+@contextmanager
+def job(
+    name: str,
+    *,
+    master: str | None,
+    conf: list[tuple[str, str]] | None,
+    remote: str | None,
+    lake: Path | None,
+    config: Path | None,
+    data_dir: Path | None,
+) -> Iterator[Job]:
+    """Read the settings, start Spark, and stop it at the end.
+
+    What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
+    wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
+    """
+    require_spark()
+    if master is not None and remote is not None:
+        raise typer.BadParameter("give --master or --remote", param_hint="--remote")
+    if conf is not None and len(conf) > MAX_CONF:
+        raise typer.BadParameter(f"expected at most {MAX_CONF}, got {len(conf)}", param_hint="--conf")
+    settings = load(config, data_dir=data_dir)
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from pipeline.session import session
+
+    with _progress(name) as told:
+        told("starting Spark", 0, None)
+        spark = session(master=master, conf=conf or (), remote=remote, name=f"mediator {name}")
+        try:
+            yield Job(settings, lake_of(settings, lake), spark, told)
+        except (PySparkException, Py4JError) as error:
+            raise CommandError(f"{name}: {_first_line(error)}") from error
+        finally:
+            spark.stop()
+
+
+def require_spark() -> None:
+    """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
+    if not all(find_spec(name) for name in NEEDED):
+        from mediator.errors import SetupError
+
+        raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:500]
+
+
+@contextmanager
+def _progress(name: str) -> Iterator["Told"]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn())
+    with Progress(*columns, console=show.console(stderr=True)) as progress:
+        bar = progress.add_task(name, total=None, count="")
+
+        def told(step: str, done: int, of: int | None) -> None:
+            count = "" if of is None and not done else f"{done:,}" + ("" if of is None else f" of {of:,}")
+            progress.update(bar, description=f"{name}: {show.harmless(step)}", completed=done, total=of, count=count)
+
+        yield told

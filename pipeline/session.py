@@ -1,0 +1,126 @@
+"""Starts a Spark session that every part of the pipeline can run in, on this machine or on a cluster."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from mediator.errors import BadRequestError, SetupError, UnreachableError
+from pipeline.java import find_java
+
+CONNECT_PORT = 15002
+CONNECT_SECONDS = 10.0
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+# What the pipeline's numbers depend on, and nobody may set otherwise: the dates that the lake is cut by are UTC's.
+_FIXED = {"spark.sql.session.timeZone": "UTC"}
+# Without it a data source in Python that can skip by its filters fails instead.
+_SESSION = {"spark.sql.python.filterPushdown.enabled": "true"}
+# What only a JVM that is started here can be given.
+_START = {
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(
+    *,
+    master: str | None = None,
+    conf: Iterable[tuple[str, str]] = (),
+    remote: str | None = None,
+    name: str = "mediator",
+) -> SparkSession:
+    """Return a session, started or, where this process has one, that one.
+
+    ``master`` is Spark's (``local[2]``, ``spark://host:7077``); without one it is what spark-submit was given or
+    Spark's own configuration says, else ``local[*]``. ``conf`` are settings of Spark, which win over ours. ``remote``
+    is a Spark Connect server, ``sc://host:port``, instead of ``master``.
+
+    Raises :class:`BadRequestError` for settings that cannot be, :class:`SetupError` if there is no Java or Spark does
+    not start, :class:`UnreachableError` if nobody answers at ``remote``.
+    """
+    settings = _settings(conf)
+    if remote is not None:
+        if master is not None:
+            raise BadRequestError("remote", "expected no master beside it")
+        return _connect(remote, settings, name)
+    return _start(master, settings, name)
+
+
+def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:
+    settings = _SESSION | dict(conf)
+    for key, value in _FIXED.items():
+        if settings.setdefault(key, value) != value:
+            raise BadRequestError("conf", f"expected {key} to be {value}, which the pipeline depends on")
+    return settings
+
+
+def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSession:
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    # Workers would run whatever python3 is, which need not have our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # With spark-submit the JVM is there already and has started this program.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    for key, value in (settings if submitted else _START | settings).items():
+        builder = builder.config(key, value)
+    with _environment({} if submitted else find_java().environment):
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, Py4JError) as error:
+            raise SetupError(f"Spark did not start: {_reason(error)}") from error
+
+
+def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:
+    _reach(remote)
+    builder = SparkSession.builder.appName(name).remote(remote)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise UnreachableError(f"{remote}: {_reason(error)}") from error
+
+
+def _reach(remote: str) -> None:
+    """Find out whether anybody listens there: Spark's client itself would try for ten minutes."""
+    try:
+        parts = urlsplit(remote)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+    except ValueError:
+        host = None
+    if host is None or parts.scheme != "sc":
+        raise BadRequestError("remote", f'expected sc://HOST:PORT, got "{remote[:200]}"')
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UnreachableError(f"no Spark Connect server at {host}:{port}: {error}") from None
+
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    """Add variables for what is started inside, and take them back."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _reason(error: Exception) -> str:
+    """The line of a Java exception that says why; the others say where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "Exception: " in line), lines[0] if lines else type(error).__name__)[:500]
