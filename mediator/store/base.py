@@ -7,9 +7,10 @@ from typing import Protocol
 from mediator.agents import ports as agents
 from mediator.mailboxes import ports as mailboxes
 from mediator.mediation import ports as mediation
+from mediator.runs import ports as runs
 
 
-class Transaction(mailboxes.Transaction, mediation.Tables, agents.Tables, Protocol):
+class Transaction(mailboxes.Transaction, mediation.Tables, agents.Tables, runs.Tables, Protocol):
     """All contexts of the domain over one database, so that what belongs together is one transaction."""
 
 

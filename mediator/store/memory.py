@@ -19,6 +19,7 @@ from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
 from mediator.store.memory_agents import Agents, Registry, Vectors
 from mediator.store.memory_mediation import Connections, Identities, Invitations, Mediation, Routes
+from mediator.store.memory_runs import History, Runs
 from mediator.store.memory_table import Undo, Undoable
 
 
@@ -44,6 +45,7 @@ class _Data:
     tail: dict[int, TailRow] = field(default_factory=dict)
     mediation: Mediation = field(default_factory=Mediation)
     registry: Registry = field(default_factory=Registry)
+    history: History = field(default_factory=History)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -100,6 +102,7 @@ class MemoryTransaction:
         self.identities = Identities(data.mediation, undo)
         self.agents = Agents(data.registry, undo)
         self.vectors = Vectors(data.registry, undo, self.agents)
+        self.runs = Runs(data.history, undo)
         self.mailboxes = _Mailboxes(data, undo, self.routes)
         self.messages = _Messages(data, undo)
         self.delays = _Delays(data, undo)

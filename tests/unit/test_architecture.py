@@ -38,6 +38,19 @@ FORBIDDEN = {
         "pickup",
         "registry",
     ],
+    "mediator/runs": [
+        "mediator.mailboxes",
+        "mediator.mediation",
+        "mediator.agents",
+        "mediator.store",
+        "mediator.broker",
+        "mediator.nats",
+        "mediator.http",
+        "mediator.settings",
+        "pickup",
+        "registry",
+        "pipeline",
+    ],
     "mediator/store": [
         "mediator.broker",
         "mediator.nats",
@@ -96,7 +109,7 @@ FORBIDDEN = {
         "mediator.cli",
     ],
 }
-DOMAIN = ("mediator/mailboxes", "mediator/mediation", "mediator/agents")
+DOMAIN = ("mediator/mailboxes", "mediator/mediation", "mediator/agents", "mediator/runs")
 OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "asyncio", "threading", "socket", "pathlib", "sqlite3"}
 
 

@@ -9,6 +9,7 @@ from mediator.store.sql.known import Counts, Known, Remembered
 from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
+from mediator.store.sql.runs import Runs
 from mediator.store.sql.session import Session
 from mediator.store.sql.tail import Tail
 from mediator.store.sql.vectors import Vectors
@@ -35,6 +36,7 @@ class SqlTransaction:
         clock = Clock(session)
         self.agents = Agents(session, clock)
         self.vectors = Vectors(session, clock)
+        self.runs = Runs(session)
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None

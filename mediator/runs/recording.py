@@ -1,0 +1,130 @@
+"""Beginning, ending and judging runs: bounded, in one line each, and without secrets."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from mediator.errors import BadRequestError
+from mediator.runs.records import Ending, NewRun, Outcome, Run
+
+MAX_ARGUMENTS = 64
+MAX_ARGUMENT = 300
+"""Characters kept of one argument."""
+MAX_NUMBERS = 64
+MAX_ERROR = 500
+"""Characters kept of an error."""
+MAX_PROCESS = 200
+HIDDEN = "…"
+"""Stands for what is left out."""
+GONE = "its process is gone"
+
+_COMMAND = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_NUMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_SECRET_NAME = re.compile(r"pass|secret|token|credential|key|auth", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)\S*@")
+_LARGEST = 2**63
+
+
+def new_run(command: str, arguments: Sequence[str], instance: str, process: str) -> NewRun:
+    """Describe a run that begins; raises :class:`BadRequestError`."""
+    if not _COMMAND.fullmatch(command):
+        raise BadRequestError("name", "expected a command of the pipeline")
+    if len(process) > MAX_PROCESS:
+        raise BadRequestError("process", f"expected at most {MAX_PROCESS} characters")
+    # Hidden before they are cut, which could cut off what tells a secret.
+    shown = [_cut(argument, MAX_ARGUMENT) for argument in without_secrets(arguments[:MAX_ARGUMENTS])]
+    if len(arguments) > MAX_ARGUMENTS:
+        shown.append(HIDDEN)
+    return NewRun(command, tuple(shown), instance, _cut(process, MAX_PROCESS))
+
+
+def ending(outcome: Outcome, numbers: Mapping[str, object], error: str) -> Ending:
+    """Describe how a run ended; raises :class:`BadRequestError`. An error is cut, and what is no number refused."""
+    if outcome is Outcome.RUNNING:
+        raise BadRequestError("outcome", "expected succeeded, failed or killed")
+    if len(numbers) > MAX_NUMBERS:
+        raise BadRequestError("numbers", f"expected at most {MAX_NUMBERS}")
+    return Ending(outcome, {name: _number(name, value) for name, value in numbers.items()}, _cut(error, MAX_ERROR))
+
+
+def without_secrets(arguments: Iterable[str]) -> list[str]:
+    """Return a command line in which passwords, keys, tokens and the logins of URLs are left out."""
+    shown: list[str] = []
+    secret = False
+    for argument in arguments:
+        shown.append(HIDDEN if secret else _shown(argument))
+        # The value of an option that stands alone is the next argument.
+        secret = not secret and argument.startswith("-") and "=" not in argument and _secret(argument)
+    return shown
+
+
+def seen(runs: Iterable[Run], gone: Callable[[Run], bool]) -> list[Run]:
+    """Return runs as they stand: one that runs for ever since its process is gone was killed."""
+    return [
+        replace(run, outcome=Outcome.KILLED, error=run.error or GONE)
+        if run.outcome is Outcome.RUNNING and gone(run)
+        else run
+        for run in runs
+    ]
+
+
+def troubled(runs: Iterable[Run], instance: str) -> list[Run]:
+    """Return the last ended run of each command of an instance, where that did not succeed; newest first.
+
+    ``runs`` are :func:`seen` and stand newest first.
+    """
+    last: dict[str, Run] = {}
+    for run in runs:
+        if run.instance == instance and run.outcome is not Outcome.RUNNING:
+            last.setdefault(run.command, run)
+    return [run for run in last.values() if run.outcome is not Outcome.SUCCEEDED]
+
+
+def due(runs: Iterable[Run], instance: str, command: str, every: int, now: int) -> bool:
+    """Whether a command is to be run again, ``every`` so many milliseconds; never beside one that runs.
+
+    ``runs`` are :func:`seen` and stand newest first. By a clock that was set back a run began in the future: then it is
+    due, since else nothing ran until that comes again.
+    """
+    mine = [run for run in runs if run.instance == instance and run.command == command]
+    if any(run.outcome is Outcome.RUNNING for run in mine):
+        return False
+    return not mine or not 0 <= now - mine[0].started_at < every
+
+
+def _secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
+def _shown(argument: str) -> str:
+    """Leave out the value in ``name=value``, also within ``--conf=name=value``, and what a URL may hold."""
+    parts = argument.split("=")
+    for number, part in enumerate(parts[:-1], 1):
+        if "://" in part:
+            break
+        if _secret(part):
+            return "=".join([*parts[:number], HIDDEN])
+    return _url(argument) if "://" in argument else argument
+
+
+def _url(argument: str) -> str:
+    """Leave the login, the query and the parameters of a URL out, all of which may hold a secret."""
+    kept = re.split(r"[?;#]", _LOGIN.sub(f"{HIDDEN}@", argument), maxsplit=1)
+    return kept[0] + (HIDDEN if len(kept) > 1 else "")
+
+
+def _number(name: object, value: object) -> int | float:
+    if not isinstance(name, str) or not _NUMBER_NAME.fullmatch(name):
+        raise BadRequestError("numbers", "expected words as names")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequestError(f"numbers.{name}", "expected a number")
+    if not math.isfinite(value) or abs(value) >= _LARGEST:
+        raise BadRequestError(f"numbers.{name}", "expected a finite number below 2**63")
+    return value
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return one line that every database takes."""
+    line = " ".join(text.replace("\0", " ").split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= limit else line[: limit - 1] + HIDDEN
