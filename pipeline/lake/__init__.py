@@ -1,1 +1,12 @@
 """The lake: Delta tables that any tool can read."""
+
+from pathlib import Path
+
+EVENTS = "events"
+GAPS = "gaps"
+QUARANTINE = "quarantine"
+
+
+def table(lake: Path, name: str) -> Path:
+    """Return the folder of a table of the lake."""
+    return lake / name
