@@ -47,8 +47,9 @@ def batches(lines: Iterable[Placed], schema: StructType, *, skip_bad: bool) -> I
         except ValueError as error:
             _refuse(placed, str(error), skip_bad)
             continue
-        waiting.append((placed, line))
-        events += len(line["what"])
+        if line["what"]:
+            waiting.append((placed, line))
+            events += len(line["what"])
         if events >= BATCH_EVENTS:
             yield from _columns(waiting, shape, skip_bad)
             waiting, events = [], 0

@@ -1,0 +1,190 @@
+"""Follows the journal: each event of its files once, in the order of writing, also over restarts of the query."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from mediator.errors import BadRequestError, LostDataError
+from pipeline.source.journal_files import File, Piece, events_dropped, files, lines, open_file, pieces, whole, within
+from pipeline.source.journal_rows import Placed, batches, check_columns
+from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
+
+PARTITION_BYTES = 8 << 20
+"""Bytes of the journal that one task reads, about 170 000 events."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reader stands: all files before are done, and this one up to a byte. No name: before all files."""
+
+    segment: str = ""
+    byte: int = 0
+    holes: int = 0
+    """How often what was next was gone."""
+    events: int = 0
+    """Events that were in the files that were gone, at most and as far as ``gaps.jsonl`` tells."""
+
+    @classmethod
+    def of(cls, offset: Offset) -> "Place":
+        """Read an offset; :class:`BadRequestError` when it is none of the journal's."""
+        lost = offset.get("lost", {})
+        segment, byte = offset.get("segment"), offset.get("byte")
+        if not isinstance(segment, str) or type(byte) is not int or byte < 0 or not isinstance(lost, dict):
+            raise BadRequestError("startingOffsets", f'expected {{"segment": NAME, "byte": N}}, got {offset!r:.200}')
+        return cls(segment, byte, lost.get("holes", 0), lost.get("events", 0))
+
+    @property
+    def offset(self) -> Offset:
+        """The same as JSON has it."""
+        offset: Offset = {"segment": self.segment, "byte": self.byte}
+        if self.holes:
+            offset["lost"] = {"holes": self.holes, "events": self.events}
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class Share(InputPartition):
+    """What one task reads."""
+
+    pieces: tuple[Piece, ...]
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The journal in a folder, as Spark asks for it; tasks open the files, the driver only measures them.
+
+    An offset is one place in the order of writing, and closed files do not change, so a batch that is run again has
+    the same rows. A file that is still open may lose lines it has shown when the machine loses power, which come
+    again; consumers tell events apart by instance, seq and position.
+    """
+
+    def __init__(self, folder: Path, schema: StructType, following: Following, *, skip_bad: bool) -> None:
+        check_columns(schema)
+        self._folder = folder
+        self._schema = schema
+        self._following = following
+        self._skip_bad = skip_bad
+        self._until: Place | None = None
+
+    def initialOffset(self) -> Offset:
+        """Return where a query without a checkpoint begins."""
+        found = files(self._folder)
+        match self._following.starting:
+            case str(word) if word == LATEST:
+                return self._walk(found, Place(), None).offset
+            case str(word):
+                assert word == EARLIEST
+                return (Place(found[0].segment) if found else Place()).offset
+            case given:
+                place = Place.of(given)
+                self._check_begins_line(place)
+                return place.offset
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the events of one batch."""
+        return self._following.limit
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return where the next batch ends: behind so many events, a line at least; :class:`LostDataError`."""
+        found = files(self._folder)
+        return self._walk(found, self._resume(found, Place.of(start)), rows_of(limit)).offset
+
+    def reportLatestOffset(self) -> Offset:
+        """Return where the journal ends now."""
+        return self._walk(files(self._folder), Place(), None).offset
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Remember where the journal ends now."""
+        self._until = self._walk(files(self._folder), Place(), None)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Cut a batch into shares for tasks; :class:`LostDataError` when some of it is gone."""
+        first, last = Place.of(start), Place.of(end)
+        if (first.segment, first.byte) == (last.segment, last.byte):
+            return []
+        found = files(self._folder)
+        there = {file.segment for file in found}
+        for place in (first, last):
+            if place.segment and place.segment not in there and not last.holes > first.holes:
+                self._lose(f"{place.segment} is gone, and what it and files behind it had to read")
+        ranges = []
+        for file in found:
+            if first.segment <= file.segment <= last.segment:
+                begin = first.byte if file.segment == first.segment else 0
+                stop = last.byte if file.segment == last.segment else file.size
+                if stop > file.size:
+                    self._lose(f"{file.segment} ends at byte {file.size}, before the {stop} that it had")
+                ranges.append((file.segment, begin, min(stop, file.size)))
+        return [Share(tuple(group)) for group in pieces(ranges, PARTITION_BYTES)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one share, in a task."""
+        assert isinstance(partition, Share)
+        return batches(self._lines(partition), self._schema, skip_bad=self._skip_bad)
+
+    def _lines(self, share: Share) -> Iterator[Placed]:
+        for piece in share.pieces:
+            try:
+                yield from lines(self._folder, piece)
+            except FileNotFoundError:
+                self._lose(f"{piece.segment} went while it was read")
+
+    def _resume(self, found: list[File], place: Place) -> Place:
+        """Return where to go on: the same place, or behind what is gone."""
+        if not place.segment or any(file.segment == place.segment for file in found):
+            return place
+        following = next((file.segment for file in found if file.segment > place.segment), None)
+        events = events_dropped(self._folder, place.segment, following)
+        self._lose(
+            f"{place.segment} is gone, which was read up to byte {place.byte}; it and files behind it that are gone"
+            f" had {events} events, as far as gaps.jsonl tells"
+        )
+        return Place(following or "", 0, place.holes + 1, place.events + events)
+
+    def _walk(self, found: list[File], place: Place, most: int | None) -> Place:
+        """Return the place behind at most so many events; a file counts as done when it is closed and read."""
+        until, some = self._until, False
+        for file in found:
+            if file.segment < place.segment or (until is not None and file.segment > until.segment):
+                continue
+            start = place.byte if file.segment == place.segment else 0
+            try:
+                end = whole(self._folder, file, start)
+                if until is not None and file.segment == until.segment:
+                    end = min(end, until.byte)
+                stop = max(start, end)
+                if most is not None and start < end:
+                    stop, taken = within(self._folder, file.segment, start, end, most, at_least_one=not some)
+                    most, some = most - taken, True
+            except FileNotFoundError:
+                # Dropped a moment ago; the next look finds it gone.
+                break
+            place = Place(file.segment, stop, place.holes, place.events)
+            if stop < end or not file.closed:
+                break
+        return place
+
+    def _check_begins_line(self, place: Place) -> None:
+        if not place.byte:
+            return
+        try:
+            with open_file(self._folder, place.segment) as data:
+                data.seek(place.byte - 1)
+                good = data.read(1) == b"\n"
+        except FileNotFoundError:
+            return
+        if not good:
+            raise BadRequestError("startingOffsets", f"no line of {place.segment} begins at byte {place.byte}")
+
+    def _lose(self, what: str) -> None:
+        """Say that rows are gone: by an error, or in the log where the options allow it."""
+        if self._following.strict:
+            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
+        log.warning("rows are gone that a stream was to read: %s", what)
