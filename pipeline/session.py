@@ -1,6 +1,7 @@
 """Starts a Spark session that every part of the pipeline can run in, on this machine or on a cluster."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from mediator.errors import BadRequestError, SetupError, UnreachableError
 from pipeline.java import find_java
 
+MASTERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|(spark|k8s)://.+|yarn")
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -83,6 +85,11 @@ def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if master is not None:
+        if not MASTERS.fullmatch(master):
+            # Spark itself would say so in forty lines.
+            raise BadRequestError(
+                "master", f'expected local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT, got "{master[:200]}"'
+            )
         builder = builder.master(master)
     # Workers would run whatever python3 is, which need not have our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -94,6 +101,8 @@ def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSess
         try:
             return builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
+            if "JAVA_GATEWAY_EXITED" in str(error):
+                raise SetupError("Spark did not start; what Java said of it stands above") from error
             raise SetupError(f"Spark did not start: {reason(error)}") from error
 
 

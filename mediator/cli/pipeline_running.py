@@ -12,6 +12,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.options import load
+from mediator.errors import BadRequestError, SetupError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,11 +87,10 @@ def job(
     wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
     """
     require_spark()
-    if master is not None and remote is not None:
-        raise typer.BadParameter("give --master or --remote", param_hint="--remote")
     if conf is not None and len(conf) > MAX_CONF:
         raise typer.BadParameter(f"expected at most {MAX_CONF}, got {len(conf)}", param_hint="--conf")
     settings = load(config, data_dir=data_dir)
+    began = False
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -98,18 +98,21 @@ def job(
 
     with _progress(name) as told:
         told("starting Spark", 0, None)
-        with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
-            try:
+        try:
+            with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
+                began = True
                 yield Job(settings, lake_of(settings, lake), spark, told)
-            except (PySparkException, Py4JError) as error:
-                raise CommandError(f"{name}: {reason(error)}") from error
+        except BadRequestError as error:
+            if began:
+                raise
+            raise typer.BadParameter(str(error), param_hint=f"--{error.field}") from None
+        except (PySparkException, Py4JError) as error:
+            raise CommandError(f"{name}: {reason(error)}") from error
 
 
 def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
     if not all(find_spec(name) for name in NEEDED):
-        from mediator.errors import SetupError
-
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
 
 
