@@ -10,6 +10,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pipeline.source.options import STREAM, parse
+from pipeline.source.reading import MailReader
+from pipeline.source.schema import MESSAGES, narrowed
+
 FORMAT = "mq9"
 
 
@@ -23,13 +27,17 @@ class MailSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a message, or those of an event where the option ``journal`` is given."""
-        raise NotImplementedError
+        if self.options.get("journal"):
+            from pipeline.lake.events import EVENTS
+
+            return EVENTS
+        return StructType([MESSAGES[name] for name in parse(self.options, STREAM).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read what mailboxes hold now."""
-        raise NotImplementedError
+        return MailReader(parse(self.options), narrowed(schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow a mailbox, or the journal."""
         from pipeline.source.stream import stream_reader
 
@@ -41,7 +49,7 @@ class MailSource(DataSource):
 
         return writer(self.options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Send the rows of a stream as messages, each once."""
         from pipeline.source.sink import stream_writer
 

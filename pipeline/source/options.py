@@ -1,0 +1,174 @@
+"""What a reader of mailboxes is told: its options by name, where the mail is, and what is said when one is wrong."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import parse_address
+from mediator.settings import DEFAULT_TENANT
+from pipeline.source.schema import NAMES, columns
+
+BATCH = (
+    "data.dir",
+    "database.url",
+    "tenant",
+    "subscribe",
+    "subscribePattern",
+    "prefix",
+    "startingTimestamp",
+    "endingTimestamp",
+    "tags",
+    "columns",
+    "numPartitions",
+    "minPartitions",
+)
+STREAM = ("journal", "badLines", "startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss", "group")
+"""What only ``readStream`` understands; see :mod:`pipeline.source.stream`."""
+MAX_TIME = 8_640_000_000_000_000
+"""Milliseconds since the epoch that Spark and Python still show as a date."""
+MAX_PARTITIONS = 10_000
+DATABASE_FILE = "mediator.db"
+_SCHEMES = ("postgresql", "postgres")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to read. Times are milliseconds since the epoch."""
+
+    data_dir: Path | None = None
+    database_url: str | None = field(default=None, repr=False)
+    """Holds a password. Either this or ``data_dir`` is there."""
+    tenant: str = DEFAULT_TENANT
+    addresses: tuple[str, ...] = ()
+    """Mailboxes that must be there; none: all that ``pattern`` and ``prefix`` allow."""
+    pattern: str | None = None
+    prefix: str = ""
+    starting: int | None = None
+    """The first create_time that is read."""
+    ending: int | None = None
+    """The first create_time that is not read any more."""
+    tags: tuple[str, ...] = ()
+    """A message has all of them (Q1)."""
+    columns: tuple[str, ...] = NAMES
+    partitions: int | None = None
+    """So many, where there are as many messages."""
+    min_partitions: int = 1
+
+    @property
+    def place(self) -> str:
+        """The option that says where the mail is: its name begins what is said of a database that does not open."""
+        return "data.dir" if self.database_url is None else "database.url"
+
+    @property
+    def file(self) -> Path:
+        """The SQLite file in the data directory."""
+        assert self.data_dir is not None
+        return self.data_dir / DATABASE_FILE
+
+
+def parse(given: Mapping[str, str], also: Sequence[str] = ()) -> Options:
+    """Read the options of a reader; names in any case, ``also`` are those that the caller reads itself.
+
+    Raises :class:`BadRequestError` that names the option: unknown, of the wrong form, or two that exclude each other.
+    """
+    known = {name.lower(): name for name in (*BATCH, *also)}
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise BadRequestError(name[:100], f"unknown option, expected one of {', '.join(sorted(known.values()))}")
+        options[known[name.lower()]] = value
+    _at_most_one(options, "data.dir", "database.url")
+    _at_most_one(options, "subscribe", "subscribePattern", "prefix")
+    _at_most_one(options, "numPartitions", "minPartitions")
+    if "data.dir" not in options and "database.url" not in options:
+        raise BadRequestError("data.dir", "expected the service's data directory, or its database as database.url")
+    starting, ending = _time(options, "startingTimestamp"), _time(options, "endingTimestamp")
+    if starting is not None and ending is not None and ending < starting:
+        raise BadRequestError("endingTimestamp", f"expected {starting}, which is startingTimestamp, or later")
+    return Options(
+        data_dir=_directory(options["data.dir"]) if "data.dir" in options else None,
+        database_url=_url(options["database.url"]) if "database.url" in options else None,
+        tenant=_text(options, "tenant", DEFAULT_TENANT),
+        addresses=tuple(parse_address(word, "subscribe") for word in _words(options, "subscribe")),
+        pattern=_pattern(options),
+        prefix=_text(options, "prefix", ""),
+        starting=starting,
+        ending=ending,
+        tags=_words(options, "tags"),
+        columns=columns(_words(options, "columns"), "columns") or NAMES,
+        partitions=_partitions(options, "numPartitions"),
+        min_partitions=_partitions(options, "minPartitions") or 1,
+    )
+
+
+def _at_most_one(options: Mapping[str, str], *names: str) -> None:
+    found = [name for name in names if name in options]
+    if len(found) > 1:
+        raise BadRequestError(found[1], f"expected either it or {found[0]}")
+
+
+def _text(options: Mapping[str, str], name: str, default: str) -> str:
+    text = options.get(name, default)
+    if "\0" in text or len(text) > 1000:
+        raise BadRequestError(name, "expected at most 1000 characters, none of them zero")
+    return text
+
+
+def _words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Read words joined by commas, each once."""
+    if name not in options:
+        return ()
+    words = [word.strip() for word in options[name].split(",")]
+    if "" in words or any("\0" in word for word in words):
+        raise BadRequestError(name, f'expected words joined by commas, got "{options[name][:200]}"')
+    return tuple(dict.fromkeys(words))
+
+
+def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    if name not in options:
+        return None
+    text = options[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and low <= int(text) <= high):
+        raise BadRequestError(name, f'expected a whole number from {low} to {high}, got "{text[:200]}"')
+    return int(text)
+
+
+def _time(options: Mapping[str, str], name: str) -> int | None:
+    return _number(options, name, 0, MAX_TIME)
+
+
+def _partitions(options: Mapping[str, str], name: str) -> int | None:
+    return _number(options, name, 1, MAX_PARTITIONS)
+
+
+def _pattern(options: Mapping[str, str]) -> str | None:
+    pattern = options.get("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadRequestError("subscribePattern", f"expected a regular expression: {error}") from None
+    return pattern
+
+
+def _directory(text: str) -> Path:
+    if not text or "\0" in text:
+        raise BadRequestError("data.dir", f"expected a directory, got {text[:200]!r}")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise BadRequestError("data.dir", "expected a directory, the user after ~ is not known here") from None
+
+
+def _url(text: str) -> str:
+    # What is wrong is not shown: there may be a password in it.
+    try:
+        right = urlsplit(text).scheme in _SCHEMES and "\0" not in text
+    except ValueError:
+        right = False
+    if not right:
+        raise BadRequestError("database.url", "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    return text

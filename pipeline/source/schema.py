@@ -1,0 +1,151 @@
+"""What a message looks like as a row: its columns, what each needs of the database, and how Arrow holds them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.lanes import LANES
+
+MESSAGES = StructType(
+    [
+        StructField("tenant", StringType()),
+        StructField("mailbox", StringType()),
+        StructField("mailbox_no", LongType()),
+        StructField("msg_id", LongType()),
+        StructField("lane", StringType()),
+        StructField("key", StringType()),
+        StructField("tags", ArrayType(StringType())),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("dedup_id", StringType()),
+        StructField("reply_to", StringType()),
+        StructField("recipient", StringType()),
+        StructField("size", LongType()),
+        StructField("created_at", TimestampType()),
+        StructField("sent_at", TimestampType()),
+        StructField("expire_at", TimestampType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+"""``mailbox`` is its address, ``mailbox_no`` names one generation of it (A3); times have milliseconds, in UTC.
+
+Null are ``key``, ``dedup_id``, ``reply_to``, ``recipient`` and ``expire_at`` of a message that has none; tags and
+headers are empty then.
+"""
+NAMES = tuple(MESSAGES.fieldNames())
+
+NOTHING = "\0"
+"""What a store may give for a text that is not there; no text of a message has control characters."""
+
+_STORED = {
+    "tenant": (),
+    "mailbox": ("mailbox_no",),
+    "headers": ("extra",),
+    "dedup_id": ("extra",),
+    "reply_to": ("extra",),
+    "sent_at": ("created_at", "extra"),
+}
+_RARE = {"dedup_id": "d", "reply_to": "r"}
+_WORDS = pa.array([lane.name.lower() for lane in LANES])
+_MAP = pa.map_(pa.string(), pa.string())
+_NONE: Mapping[str, Any] = {}
+
+Column: TypeAlias = Any
+"""An Arrow array, of which there are no types."""
+
+
+def columns(names: Sequence[str], option: str) -> tuple[str, ...]:
+    """Return ``names`` if each is a column of a message, else raise :class:`BadRequestError` naming ``option``."""
+    for name in names:
+        if name not in NAMES:
+            raise BadRequestError(option, f'no column "{name[:100]}", there are {", ".join(NAMES)}')
+    return tuple(names)
+
+
+def narrowed(schema: StructType) -> tuple[str, ...]:
+    """Return the columns of a schema that a caller gave; each has the type that it has here."""
+    names = columns(schema.fieldNames(), "schema")
+    for field in schema:
+        expected = MESSAGES[field.name].dataType.simpleString()
+        if field.dataType.simpleString() != expected:
+            raise BadRequestError("schema", f"expected {field.name} to be {expected}")
+    return names
+
+
+def stored(names: Sequence[str]) -> tuple[str, ...]:
+    """Return which columns of the table of messages these are made of, at least one."""
+    return tuple(dict.fromkeys(part for name in names for part in _STORED.get(name, (name,)))) or ("msg_id",)
+
+
+def shape(rows: Any, names: Sequence[str], tenant: str, addresses: Mapping[int, str]) -> Any:
+    """Make a record batch of the columns ``names`` from one of the :func:`stored` columns."""
+    raw = {name: rows.column(name) for name in rows.schema.names}
+    rare = [orjson.loads(extra) if extra else _NONE for extra in raw["extra"].to_pylist()] if "extra" in raw else []
+    return pa.RecordBatch.from_arrays(
+        [_column(name, raw, rare, rows.num_rows, tenant, addresses) for name in names], names=list(names)
+    )
+
+
+def _column(
+    name: str,
+    raw: Mapping[str, Column],
+    rare: Sequence[Mapping[str, Any]],
+    count: int,
+    tenant: str,
+    addresses: Mapping[int, str],
+) -> Column:
+    match name:
+        case "tenant":
+            return pa.repeat(pa.scalar(tenant), count)
+        case "mailbox":
+            numbers = pa.array(list(addresses), pa.int64())
+            return pa.array(list(addresses.values()), pa.string()).take(pc.index_in(raw["mailbox_no"], numbers))
+        case "lane":
+            return _WORDS.take(raw["lane"])
+        case "tags":
+            return _tags(_text(raw["tags"]))
+        case "headers":
+            return pa.array([list(each.get("h", _NONE).items()) for each in rare], _MAP)
+        case "dedup_id" | "reply_to":
+            return pa.array([each.get(_RARE[name]) for each in rare], pa.string())
+        case "sent_at":
+            own = pa.array([each.get("s") for each in rare], pa.int64())
+            return _time(pc.coalesce(own, raw["created_at"]))
+        case "created_at" | "expire_at":
+            return _time(raw[name])
+        case "key" | "recipient":
+            return _text(raw[name])
+        case "payload":
+            return raw[name].cast(pa.binary())
+        case _:
+            return raw[name].cast(pa.int64())
+
+
+def _time(milliseconds: Column) -> Column:
+    return milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+
+
+def _text(texts: Column) -> Column:
+    texts = texts.cast(pa.string())
+    return pc.if_else(pc.equal(texts, NOTHING), None, texts)
+
+
+def _tags(texts: Column) -> Column:
+    """Split tags at their commas; no tags are an empty list, not none."""
+    parts = pc.split_pattern(texts, ",")
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(parts), 0))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    return pa.ListArray.from_arrays(offsets, pc.list_flatten(parts))

@@ -1,0 +1,106 @@
+"""Reads the SQLite file beside the service that owns it: read only, so that nobody waits for it."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import adbc_driver_manager.dbapi
+import adbc_driver_sqlite.dbapi
+import numpy as np
+
+from mediator.errors import BadRequestError, UnavailableError
+from pipeline.source.mailboxes import SLICES, Slice, select
+from pipeline.source.options import Options
+
+BATCH_ROWS = 8192
+BATCH_BYTES = 16 << 20
+"""Bytes of messages in one batch, and one message more: a batch is in memory as a whole, several times."""
+
+_BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
+# The driver guesses the type of a column from the first rows, and from nothing but NULLs it guesses a number.
+_COLUMNS = {
+    "key": "COALESCE(key, char(0)) AS key",
+    "tags": "COALESCE(tags, char(0)) AS tags",
+    "recipient": "COALESCE(recipient, char(0)) AS recipient",
+    "extra": "COALESCE(extra, x'') AS extra",
+    "payload": f"{_BODY} AS payload",
+}
+_LARGE = frozenset({"payload", "extra"})
+# In the order of this index, whatever the counters of the tables say.
+_MESSAGE = "message INDEXED BY message_uid"
+
+
+class SqliteMail:
+    """One snapshot of the file; see :class:`pipeline.source.mailboxes.Database`."""
+
+    find = "instr"
+
+    def __init__(self, options: Options) -> None:
+        """Open the file; :class:`BadRequestError` names ``data.dir`` if there is none, or it is no such file."""
+        file = options.file
+        if not file.is_file():
+            raise BadRequestError("data.dir", f"there is no {file.name} in {file.parent}")
+        try:
+            # Without autocommit the first SELECT begins the snapshot that all others see.
+            self._connection = adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro")
+            try:
+                self.table("SELECT no FROM mailbox LIMIT 1")
+            except BaseException:
+                self._connection.close()
+                raise
+        except (adbc_driver_manager.dbapi.Error, UnavailableError) as error:
+            raise BadRequestError("data.dir", f"cannot read {file}: {error}") from None
+
+    def table(self, sql: str) -> Any:
+        """Return the few rows of a question."""
+        with self._asked(sql) as cursor:
+            return cursor.fetch_arrow_table()
+
+    def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Iterator[Any]:
+        """Yield batches of at most ``BATCH_ROWS`` messages, and about ``BATCH_BYTES`` where payloads are read."""
+        shown = ", ".join(_COLUMNS.get(column, column) for column in columns)
+        for at in range(0, len(slices), SLICES):
+            chunk = slices[at : at + SLICES]
+            for piece in self._pieces(chunk, where) if _LARGE & set(columns) else [chunk]:
+                yield from self._batches(select(shown, piece, where, _MESSAGE))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def _pieces(self, slices: Sequence[Slice], where: str) -> Iterator[list[Slice]]:
+        """Cut slices so that each piece is one batch: the driver counts rows, not bytes."""
+        addresses = {each.mailbox_no: each.address for each in slices}
+        for rows in self._batches(select("mailbox_no, msg_id, size", slices, where, _MESSAGE)):
+            numbers, ids, sizes = (rows.column(at).to_numpy() for at in range(3))
+            for begin, end in _runs(np.cumsum(sizes) // BATCH_BYTES):
+                piece = []
+                for first, after in _runs(numbers[begin:end]):
+                    number = int(numbers[begin + first])
+                    piece.append(Slice(number, addresses[number], int(ids[begin + first]), int(ids[begin + after - 1])))
+                yield piece
+
+    def _batches(self, sql: str) -> Iterator[Any]:
+        with self._asked(sql) as cursor:
+            try:
+                yield from cursor.fetch_record_batch()
+            except (adbc_driver_manager.dbapi.Error, OSError) as error:
+                raise UnavailableError(f"data.dir: {error}") from error
+
+    def _asked(self, sql: str) -> Any:
+        cursor = self._connection.cursor()
+        try:
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+            cursor.execute(sql)
+        except adbc_driver_manager.dbapi.Error as error:
+            cursor.close()
+            raise UnavailableError(f"data.dir: {error}") from error
+        return cursor
+
+
+def _runs(values: Any) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each run of equal values."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    for begin, end in pairwise(edges):
+        if begin < end:
+            yield begin, end
