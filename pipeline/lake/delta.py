@@ -1,0 +1,187 @@
+"""A Delta table whose log deltalake owns while Spark writes the Parquet files; one process at a time writes to it.
+
+A batch is written into a folder of its own inside the table and becomes part of it in one commit, which also records up
+to where its source was read. Whatever a crash leaves behind is a folder of a batch that the log says was never read.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from mediator.errors import SetupError, UnavailableError
+
+_BATCH = re.compile(r"(?P<number>\d{20})-(?P<source>.+)\.[0-9a-f]{8}")
+_WRITING = {
+    # Other readers take Spark's own format of timestamps for nanoseconds.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Else every task sorts its rows by partition before it writes any.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+}
+_LONGEST = 64
+"""Characters of a text that statistics have."""
+
+
+class Table:
+    """A table of the lake, opened or made."""
+
+    def __init__(self, path: Path, schema: StructType, partition: str | None = None) -> None:
+        """``partition`` is the column whose values have folders of their own.
+
+        Raises :class:`SetupError` when a newer program made the table, or one with other columns.
+        """
+        self.path = path
+        self._partition = [partition] if partition is not None else []
+        wanted = Schema.from_json(schema.json())
+        try:
+            self._delta = DeltaTable(path)
+        except TableNotFoundError:
+            self._delta = DeltaTable.create(path, wanted, partition_by=self._partition, mode="ignore")
+        except DeltaError as error:
+            if "nsupported" in str(error):
+                raise SetupError(f"{path}: a newer program wrote this table; use that one") from error
+            raise UnavailableError(f"the table {path}: {str(error).splitlines()[0][:500]}") from error
+        if self._delta.schema() != wanted:
+            raise SetupError(f"{path}: a table with other columns than this program's; use the version that made it")
+
+    def read_up_to(self, source: str) -> int:
+        """Return the number that the last batch of a source recorded, -1 without one."""
+        version = self._delta.transaction_version(source)
+        return -1 if version is None else version
+
+    def append(self, rows: DataFrame, name: str, sources: Mapping[str, int]) -> int:
+        """Add rows, and record up to where each source was read, both or neither; return how many rows.
+
+        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number.
+        """
+        folder = self.path / f"{name}.{uuid4().hex[:8]}"
+        with _conf(rows):
+            writer = rows.write.option("compression", "zstd").partitionBy(*self._partition)
+            writer.parquet(f"file:{folder}")
+        files = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
+        done = [Transaction(source, number) for source, number in sources.items()]
+        self._delta.create_write_transaction(
+            [action for action, _ in files],
+            "append",
+            self._delta.schema(),
+            self._partition,
+            commit_properties=CommitProperties(app_transactions=done),
+        )
+        # The object does not follow its own commits.
+        self._delta = DeltaTable(self.path)
+        _sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
+        return sum(count for _, count in files)
+
+    def sweep(self) -> None:
+        """Remove what runs that crashed have written and not committed."""
+        for path in self.path.iterdir():
+            batch = _BATCH.fullmatch(path.name)
+            if batch is not None and int(batch["number"]) > self.read_up_to(batch["source"]):
+                shutil.rmtree(path)
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of a column of a small table."""
+        return list(self._delta.to_pyarrow_table(columns=[name])[name].to_pylist())
+
+    def holding(self, key: str, column: str, spans: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return the files that may have rows with one of the keys and a number from its span, by their statistics."""
+        actions = pa.table(self._delta.get_add_actions(flatten=True))
+        wanted = ("path", f"min.{key}", f"max.{key}", f"min.{column}", f"max.{column}")
+        if not set(wanted) <= set(actions.column_names):
+            return [str(self.path / unquote(path)) for path in actions["path"].to_pylist()]
+        rows = zip(*(actions[name].to_pylist() for name in wanted), strict=True)
+        return [str(self.path / unquote(path)) for path, *bounds in rows if _overlaps(spans, *bounds)]
+
+    def _describe(self, path: Path) -> tuple[AddAction, int]:
+        """Return what the log says of a file, and how many rows it has; the file is on the disk then."""
+        _sync(path)
+        relative = path.relative_to(self.path)
+        folders = dict(part.split("=", 1) for part in relative.parts[1:-1])
+        stats = _statistics(pq.read_metadata(path))
+        status = path.stat()
+        action = AddAction(
+            relative.as_posix(),
+            status.st_size,
+            {name: unquote(value) for name, value in folders.items()},
+            status.st_mtime_ns // 1_000_000,
+            True,
+            json.dumps(stats),
+        )
+        return action, int(stats["numRecords"])
+
+
+def _overlaps(spans: Mapping[str, tuple[int, int]], first: str, last: str, low: int, high: int) -> bool:
+    # A file without statistics may hold anything.
+    if None in (first, last, low, high):
+        return True
+    return any(first <= key <= last and low <= span[1] and high >= span[0] for key, span in spans.items())
+
+
+def _statistics(file: pq.FileMetaData) -> dict[str, Any]:
+    """Return smallest and largest value of each column that has them; texts as they are, times in ISO 8601."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    for column in range(file.num_columns):
+        groups = [file.row_group(index).column(column) for index in range(file.num_row_groups)]
+        known = [group.statistics for group in groups]
+        bounds = [(each.min, each.max) for each in known if each is not None and each.has_min_max]
+        # A group of nulls alone has no bounds; elsewhere a missing one leaves all unknown.
+        unknown = any(each is None or (not each.has_min_max and each.num_values > 0) for each in known)
+        if not bounds or unknown or any(_long(value) for value in (*bounds[0], *bounds[-1])):
+            continue
+        name = file.row_group(0).column(column).path_in_schema
+        low[name] = _plain(min(first for first, _ in bounds))
+        high[name] = _plain(max(last for _, last in bounds))
+    return {"numRecords": file.num_rows, "minValues": low, "maxValues": high, "nullCount": {}}
+
+
+def _long(value: object) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, str) and len(value) > _LONGEST)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+@contextmanager
+def _conf(rows: DataFrame) -> Iterator[None]:
+    """Set what the writing of files depends on, and which no option of a writer sets."""
+    conf = rows.sparkSession.conf
+    before = {name: conf.get(name, None) for name in _WRITING}
+    for name, value in _WRITING.items():
+        conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                conf.unset(name)
+            else:
+                conf.set(name, was)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file to the disk, and its name."""
+    for each in (path, path.parent):
+        file = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -1,0 +1,101 @@
+"""The lake's folder: made, known again by its ``lake.json``, and worked on by one at a time."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from mediator.errors import SetupError, UnavailableError
+
+MARKER = "lake.json"
+LOCK = "lake.lock"
+VERSION = 1
+"""Of the folder's layout; tables have versions of their own."""
+_FULL = os.strerror(errno.ENOSPC)
+
+
+@contextmanager
+def held(lake: Path, *, create: bool = False) -> Iterator[None]:
+    """Own the lake while inside; who only reads it needs no leave.
+
+    Raises :class:`SetupError` for a folder that is no lake or that a newer version made, and
+    :class:`UnavailableError` when another owns it, the text says which, or when it cannot be written.
+    """
+    with told_plainly(lake):
+        if create:
+            _create(lake)
+        check(lake)
+        with _lock(lake):
+            yield
+
+
+def check(lake: Path) -> None:
+    """Raise :class:`SetupError` unless the folder is a lake that this version can read."""
+    try:
+        version = orjson.loads((lake / MARKER).read_bytes())["version"]
+    except FileNotFoundError:
+        raise SetupError(f"{lake}: no lake is there; `mediator pipeline ingest` makes one in an empty folder") from None
+    except NotADirectoryError:
+        raise SetupError(f"{lake}: expected a folder") from None
+    except (ValueError, KeyError, TypeError):
+        raise SetupError(f'{lake / MARKER}: damaged, expected {{"version": {VERSION}}}') from None
+    if version != VERSION:
+        raise SetupError(f"{lake}: a lake of version {version}, and this program knows {VERSION}; use a newer one")
+
+
+@contextmanager
+def told_plainly(lake: Path) -> Iterator[None]:
+    """Turn what Spark, deltalake and the disk say of a lake that cannot be written into :class:`UnavailableError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"the lake {lake}: {error.strerror or error}") from error
+    except DeltaError as error:
+        raise UnavailableError(f"the lake {lake}: {str(error).splitlines()[0][:500]}") from error
+    except (PySparkException, Py4JError) as error:
+        if _FULL not in str(error):
+            raise
+        raise UnavailableError(f"the lake {lake}: {_FULL}") from error
+
+
+def _create(lake: Path) -> None:
+    if lake.exists() and not lake.is_dir():
+        raise SetupError(f"{lake}: expected a folder")
+    lake.mkdir(parents=True, exist_ok=True)
+    # What a crash left of making it is none of its contents.
+    if all(path.name == LOCK or path.name.startswith(f"{MARKER}.") for path in lake.iterdir()):
+        new = lake / f"{MARKER}.{os.getpid()}"
+        new.write_bytes(orjson.dumps({"version": VERSION}))
+        new.replace(lake / MARKER)
+
+
+@contextmanager
+def _lock(lake: Path) -> Iterator[None]:
+    with os.fdopen(os.open(lake / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"the lake {lake} is worked on by {_owner(file.read(4096))}") from None
+        file.truncate()
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)
+        file.flush()
+        yield
+
+
+def _owner(told: str) -> str:
+    try:
+        owner = orjson.loads(told)
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
