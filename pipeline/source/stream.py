@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
+from pipeline.source.options import STREAM
 
 Offset: TypeAlias = dict[str, Any]
 """What Spark keeps in its checkpoint, as JSON."""
@@ -30,8 +31,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     if options.get("journal"):
         from pipeline.source.journal_stream import JournalStream
 
-        if options.get("subscribe"):
-            raise BadRequestError("subscribe", "expected either it or journal")
+        _only(options, STREAM)
         skip = _one_of(options, "badLines", ("fail", "skip")) == "skip"
         return JournalStream(Path(options["journal"]), schema, Following.of(options, EARLIEST), skip_bad=skip)
     from pipeline.source.mailbox_stream import MailboxStream
@@ -63,6 +63,12 @@ class Following:
     def limit(self) -> ReadLimit:
         """What Spark hands back with each question for the next batch."""
         return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
+
+
+def _only(options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name.lower() not in map(str.lower, known):
+            raise BadRequestError(name[:100], f"unknown option beside journal, expected one of {', '.join(known)}")
 
 
 def rows_of(limit: ReadLimit) -> int | None:
