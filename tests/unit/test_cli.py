@@ -18,6 +18,7 @@ from mediator.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
+HEAVY += ("pyspark", "py4j", "pyarrow", "deltalake", "plotly", "pandas")
 
 
 @pytest.fixture(autouse=True)
