@@ -101,6 +101,15 @@ class Metrics:
             "1 while expiry waits for somebody to confirm a jump of the clock.",
             registry=registry,
         )
+        runs = Counter(
+            "mediator_pipeline_runs", "Runs of the pipeline that ended, by outcome.", ["outcome"], registry=registry
+        )
+        self._runs = {outcome: runs.labels(outcome) for outcome in ("succeeded", "failed", "killed")}
+        self.pipeline_failing = Gauge(
+            "mediator_pipeline_failing",
+            "1 while the last ingest or the last report of the pipeline did not succeed.",
+            registry=registry,
+        )
         self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
@@ -132,6 +141,10 @@ class Metrics:
     def removed(self, kind: str, count: int) -> None:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
         self._removed.labels(kind).inc(count)
+
+    def run_ended(self, outcome: str) -> None:
+        """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""
+        self._runs[outcome].inc()
 
     def journal_written(self, size: int) -> None:
         """Count bytes written to the journal."""

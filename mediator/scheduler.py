@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -76,9 +77,13 @@ class Scheduler:
             (self._keep_house, 1),
             *([(self._look_for_expired, self._cleanup.interval_seconds)] if self._cleanup.enabled else []),
         ):
-            self._jobs.add_job(job, IntervalTrigger(seconds=seconds, timezone=UTC), next_run_time=datetime.now(UTC))
+            self.also(job, seconds)
         self._jobs.start()
         self._pulse = asyncio.create_task(self._watch_clock(), name="clock")
+
+    def also(self, job: Callable[[], Awaitable[None]], seconds: int) -> None:
+        """Call for another piece of work as well, every so many seconds, the first time at once."""
+        self._jobs.add_job(job, IntervalTrigger(seconds=seconds, timezone=UTC), next_run_time=datetime.now(UTC))
 
     async def stop(self) -> None:
         """End all jobs; what they have not done waits for the next start."""

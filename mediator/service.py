@@ -22,6 +22,8 @@ import structlog
 from aiohttp import web
 
 from mediator.broker import Broker
+from mediator.housekeeping.pipeline import LOOK_SECONDS, Rounds
+from mediator.housekeeping.runs import RunBook
 from mediator.http.app import build_app
 from mediator.http.guard import Guard
 from mediator.http.health import Health
@@ -39,6 +41,7 @@ from mediator.nats.wakes import Wakes
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Examine
 from mediator.operators.operating import Operating
+from mediator.operators.runs import RunsOperating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
 from mediator.store.base import Store
@@ -90,6 +93,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
         control = ControlServer(settings.data_dir)
+        control.register("journal-rotate", journal.rotate)
         liveness = settings.registry.liveness
         scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control)
         await scheduler.start()
@@ -98,6 +102,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.push_async_callback(control.stop)
         examined: list[Examine] = []
         directory = await _open_registry(settings, broker, connection, metrics, control, health, examined, stack)
+        await _open_pipeline(settings, broker, scheduler, metrics, control, examined, stack)
         door = await _open_door(settings, connection, broker, metrics, directory, stack)
         for name, check in {
             "store": broker.check,
@@ -241,6 +246,27 @@ async def _open_registry(
             _announcer(settings, connection, "mq9found"),
         )
     )
+
+
+async def _open_pipeline(
+    settings: Settings,
+    broker: Broker,
+    scheduler: Scheduler,
+    metrics: Metrics,
+    control: ControlServer,
+    examined: list[Examine],
+    stack: AsyncExitStack,
+) -> None:
+    """Keep the history of the pipeline's runs, and run it if that is wanted; Spark is never loaded here."""
+    book = RunBook(broker, settings.instance, metrics)
+    await book.measure()
+    operating = RunsOperating(book, settings.pipeline.every)
+    operating.register(control)
+    examined.append(operating.examine)
+    if settings.pipeline.every:
+        rounds = Rounds(book, broker, settings)
+        stack.push_async_callback(rounds.stop)
+        scheduler.also(rounds.look, LOOK_SECONDS)
 
 
 def _announcer(settings: Settings, connection: Connection, subject: str) -> Announcements | None:

@@ -29,6 +29,7 @@ from mediator.errors import SetupError
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.mediation.records import Policy
 from mediator.settings_didcomm import Didcomm
+from mediator.settings_pipeline import Pipeline
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
 from mediator.settings_types import ANY_CASE, CLOSED, Whole
@@ -351,6 +352,7 @@ class Settings(BaseSettings):
     cleanup: Cleanup = Field(default=Cleanup(), description="Removal of what has expired.")
     didcomm: Didcomm = Field(default=Didcomm(), description="The DIDComm door.")
     registry: Registry = Field(default=Registry(), description="The registry of agents.")
+    pipeline: Pipeline = Field(default=Pipeline(), description="The data pipeline, run by the service.")
     instance: str = Field(
         default_factory=_instance,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",

@@ -18,6 +18,8 @@ MAX_PROCESS = 200
 HIDDEN = "…"
 """Stands for what is left out."""
 GONE = "its process is gone"
+AGAIN = 3600 * 1000
+"""Milliseconds after which what was cut off by the end of the service is begun again."""
 
 _COMMAND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _NUMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -90,7 +92,10 @@ def due(runs: Iterable[Run], instance: str, command: str, every: int, now: int) 
     mine = [run for run in runs if run.instance == instance and run.command == command]
     if any(run.outcome is Outcome.RUNNING for run in mine):
         return False
-    return not mine or not 0 <= now - mine[0].started_at < every
+    if not mine:
+        return True
+    cut_off = mine[0].outcome is Outcome.KILLED and mine[0].ended_at is None
+    return not 0 <= now - mine[0].started_at < (min(every, AGAIN) if cut_off else every)
 
 
 def _secret(name: str) -> bool:

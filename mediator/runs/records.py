@@ -7,6 +7,9 @@ from enum import StrEnum
 KEPT = 1000
 """The newest runs are kept, older ones are forgotten as new ones begin."""
 
+RUN_VARIABLE = "MEDIATOR_RUN"
+"""The environment variable that tells a child of the service the number of the run that was begun for it."""
+
 Numbers = Mapping[str, int | float]
 """What a run counted, by a word: rows, files, …"""
 

@@ -30,6 +30,7 @@ ALERTS = {
     "MediatorIndexNotFollowing",
     "MediatorModelDown",
     "MediatorAgentsNotEmbedded",
+    "MediatorPipelineFailing",
 }
 ELSEWHERE = {("mediator_didcomm_rings_total", "outcome", "failed")}
 """What only a service with a webhook has; the tests of ringing hold it."""

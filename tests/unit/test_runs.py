@@ -1,5 +1,7 @@
 """Runs are recorded without secrets and within bounds, and judged by what is known of their processes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +80,7 @@ def test_an_error_that_is_too_long_says_that_it_is_cut() -> None:
 
 @pytest.mark.parametrize("command", ["", "Ingest", "in gest", "-x", "a" * 33, "1"])
 def test_what_is_no_command_is_refused(command: str) -> None:
-    with pytest.raises(BadRequestError, match="^name: "):
+    with pytest.raises(BadRequestError, match=r"^name: "):
         new_run(command, [], "i", "p")
 
 
@@ -98,12 +100,12 @@ def test_what_is_no_command_is_refused(command: str) -> None:
     ],
 )
 def test_what_is_no_number_is_refused(numbers: dict[str, object]) -> None:
-    with pytest.raises(BadRequestError, match="^numbers"):
+    with pytest.raises(BadRequestError, match=r"^numbers"):
         ending(OK, numbers, "")
 
 
 def test_a_run_does_not_end_by_running_on() -> None:
-    with pytest.raises(BadRequestError, match="^outcome: "):
+    with pytest.raises(BadRequestError, match=r"^outcome: "):
         ending(RUNNING, {}, "")
 
 
@@ -142,9 +144,20 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
         ([run(1, at=T0 + 2 * HOUR)], True),
         ([run(1, at=T0 + 1, command="report")], True),
         ([run(1, RUNNING, instance="other")], True),
+        # Ended at its time's end, and cut off by the end of the service.
+        ([run(1, KILLED, at=T0 + 1)], False),
+        ([replace(run(1, KILLED, at=T0 + 1), ended_at=None)], False),
     ],
 )
 def test_a_command_is_due_when_its_last_run_began_long_enough_ago_and_none_runs(
     runs: list[Run], expected: bool
 ) -> None:
     assert due(runs, "i", "ingest", HOUR, T0 + HOUR) is expected
+
+
+def test_what_was_cut_off_is_begun_again_sooner() -> None:
+    killed = run(1, KILLED)
+    assert not due([killed], "i", "ingest", 24 * HOUR, T0 + HOUR)
+    cut_off = replace(killed, ended_at=None)
+    assert due([cut_off], "i", "ingest", 24 * HOUR, T0 + HOUR)
+    assert not due([cut_off], "i", "ingest", 24 * HOUR, T0 + HOUR - 1)

@@ -171,6 +171,9 @@ WRONG = [
     ("registry.keep_days", "4000", "expected at most 3650, got '4000'"),
     ("registry.max_agents", "-1", "expected at least 0, got '-1'"),
     ("registry.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
+    ("pipeline", "1", "expected a table of options, got '1'"),
+    ("pipeline.every", "-1", "expected at least 0, got '-1'"),
+    ("pipeline.max_minutes", "0", "expected at least 1, got '0'"),
     ("tenants", "[]", "expected a table of options"),
     ("tenants.Acme", "{}", "expected text that matches ^[a-z0-9][a-z0-9_-]{0,62}$"),
     ("tenants.a.accounts", '["A.B"]', r".0: expected text that matches ^[^\s.*>]{1,128}$"),
@@ -436,7 +439,7 @@ def test_every_option_is_documented_with_its_variable_and_advice() -> None:
         assert field.description, path
         heading = (
             f"## {path[0]}"
-            if path[0] in {"quotas", "journal", "cleanup", "didcomm", "registry"} and len(path) == 1
+            if path[0] in {"quotas", "journal", "cleanup", "didcomm", "registry", "pipeline"} and len(path) == 1
             else None
         )
         assert (heading or f"### {'.'.join(path)}") + "\n" in page

@@ -1,0 +1,57 @@
+"""How a command of the pipeline records its own run: begun and ended in a book, which never fails the run."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from mediator.runs.records import RUN_VARIABLE, Outcome
+
+
+class Book(Protocol):
+    """Who keeps the history of runs."""
+
+    def begin(self, command: str, arguments: Sequence[str]) -> int:
+        """Keep a run that begins now, and return its number."""
+
+    def end(self, no: int, outcome: Outcome, numbers: Mapping[str, int | float], error: str) -> None:
+        """Keep how a run ended."""
+
+
+@contextmanager
+def recorded(
+    book: Book, command: str, arguments: Sequence[str], say: Callable[[str], None]
+) -> Iterator[dict[str, int | float]]:
+    """Record what happens inside as a run; it gets a table to put its numbers in, by words: rows, files, …
+
+    An exception is its error, and goes on. As a child of the service it is the run that was begun for it. Where the run
+    cannot be recorded ``say`` gets one line that says why.
+    """
+    numbers: dict[str, int | float] = {}
+    no = 0
+    try:
+        no = _begun() or book.begin(command, arguments)
+    except Exception as error:
+        say(f"this run is not recorded: {error}")
+    outcome, why = Outcome.FAILED, ""
+    try:
+        yield numbers
+        outcome = Outcome.SUCCEEDED
+    except KeyboardInterrupt:
+        outcome, why = Outcome.KILLED, "interrupted"
+        raise
+    except BaseException as error:
+        why = str(error) or type(error).__name__
+        raise
+    finally:
+        try:
+            if no:
+                book.end(no, outcome, numbers, why)
+        except Exception as error:
+            say(f"the end of this run is not recorded: {error}")
+
+
+def _begun() -> int:
+    """Return the run that the service began for this process; 0: none."""
+    text = os.environ.get(RUN_VARIABLE, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
