@@ -59,7 +59,7 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
         "SELECT mailbox.no, address, messages,"
         " (SELECT MIN(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS first,"
         " (SELECT MAX(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS last"
-        f" FROM mailbox WHERE {_named(options)} AND (expire_at IS NULL OR expire_at > {now}) ORDER BY mailbox.no"
+        f" FROM mailbox WHERE {named(options)} AND (expire_at IS NULL OR expire_at > {now}) ORDER BY mailbox.no"
     ).to_pylist()
     if options.tenant != DEFAULT_TENANT and not found and not _has_mailboxes(database, options.tenant):
         raise BadRequestError("tenant", f'"{options.tenant}" has no mailboxes')
@@ -79,7 +79,8 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
     return [each for each in timed if each.first <= each.last]
 
 
-def _named(options: Options) -> str:
+def named(options: Options) -> str:
+    """Return the condition on a mailbox that is of the tenant and named by the options, but for a pattern."""
     named = [f"tenant = {literal(options.tenant)}", "address IS NOT NULL"]
     if options.addresses:
         named.append(f"address IN ({', '.join(map(literal, options.addresses))})")
