@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import orjson
 import structlog
 
 from mediator.broker import Broker
-from mediator.errors import MediatorError, SetupError
+from mediator.errors import MediatorError, SetupError, UnavailableError
 from mediator.journal_lines import encode, events
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.ports import Transaction
@@ -157,6 +158,8 @@ class Journal:
         self._wake = asyncio.Event()
         self._woken = False
         self._stopping = False
+        self._closings: list[asyncio.Future[None]] = []
+        """Those who wait for the open file to be closed."""
         self._relay: asyncio.Task[None] | None = None
 
     # Before and after.
@@ -209,6 +212,19 @@ class Journal:
         if self._problem is None:
             return None
         return f"cannot be written: {self._problem}; {self._waiting_bytes} bytes wait"
+
+    async def rotate(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """The command ``journal-rotate``: close the open file, so that readers have all that was committed before.
+
+        Raises :class:`UnavailableError` when the disk does not take it, :class:`SetupError` when no journal is written.
+        """
+        if self._relay is None:
+            raise SetupError("journal.enabled is off")
+        closing = self._loop.create_future()
+        self._closings.append(closing)
+        self._wake.set()
+        await closing
+        return {}
 
     # On the store's thread.
 
@@ -391,10 +407,23 @@ class Journal:
     async def _step(self) -> None:
         written = True
         waits = self._loose or self._waiting or self._dropped
-        if waits or self._segments.full or not self._segments.begun or self._problem:
-            written = await asyncio.to_thread(self._flush)
+        closings = list(self._closings)
+        if waits or closings or self._segments.full or not self._segments.begun or self._problem:
+            written = await asyncio.to_thread(self._flush, bool(closings))
+        self._answer(closings, written)
         if written and (self._numbers or self._rows or self._loop.time() >= self._adopt_at):
             await self._tidy()
+
+    def _answer(self, closings: Sequence[asyncio.Future[None]], written: bool) -> None:
+        del self._closings[: len(closings)]
+        for closing in closings:
+            # Who asked may have given up.
+            if closing.done():
+                continue
+            if written:
+                closing.set_result(None)
+            else:
+                closing.set_exception(UnavailableError(f"the journal cannot be written: {self._problem}"))
 
     async def _tidy(self) -> None:
         """Forget the rows that were counted before the last flush, and count those that the next one makes needless."""
@@ -408,8 +437,8 @@ class Journal:
         if adopt:
             self._adopt_at = self._loop.time() + ADOPT_SECONDS
 
-    def _flush(self) -> bool:
-        """Write what waits; return whether the disk took it."""
+    def _flush(self, close: bool = False) -> bool:
+        """Write what waits, and with ``close`` close the open file; return whether the disk took it."""
         try:
             if not self._segments.begun:
                 self._segments.begin(self._written + 1)
@@ -425,7 +454,7 @@ class Journal:
                 rest -= len(taken)
                 if self._segments.full:
                     self._segments.rotate(self._written + 1)
-            if self._segments.full:
+            if self._segments.full or (close and self._segments.written):
                 self._segments.rotate(self._written + 1)
             if self._dropped is not None:
                 self._record(replace(self._dropped))

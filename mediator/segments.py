@@ -85,7 +85,12 @@ class Segments:
     def full(self) -> bool:
         """Whether it is time for a new file."""
         old = time.monotonic() - self._begun >= self._segment_seconds
-        return self._active is not None and self._size > 0 and (old or self._size >= self._segment_bytes)
+        return self.written and (old or self._size >= self._segment_bytes)
+
+    @property
+    def written(self) -> bool:
+        """Whether the open file has lines."""
+        return self._active is not None and self._size > 0
 
     def rotate(self, number: int) -> None:
         """Begin a new file and then close the one before, so that a crash between them shows in two open files."""

@@ -18,7 +18,7 @@ import pytest
 
 from mediator import journal as journal_module
 from mediator.broker import Broker, wall_clock
-from mediator.errors import UnavailableError
+from mediator.errors import SetupError, UnavailableError
 from mediator.journal import FOLDER, Journal, events
 from mediator.mailboxes import collecting, sending
 from mediator.mailboxes.bounds import Bounds
@@ -184,6 +184,34 @@ async def test_events_come_soon_and_leave_no_rows_behind(tmp_path: Path) -> None
     await until(lambda: run.tail() == 0)
     assert await run.journal.check() is None
     await run.stop()
+
+
+async def test_a_reader_has_all_that_was_committed_before_it_asked(tmp_path: Path, never_by_itself: None) -> None:
+    run = await Run(tmp_path).start()
+    await run.create()
+    for number in range(3):
+        await run.send()
+        assert await run.journal.rotate({}) == {}
+        closed = closed_segments(tmp_path / FOLDER)
+        assert len(closed) == number + 1
+        assert [line["msg_id"] for line in read_segment(closed[-1])][-1][-1] == number
+    await run.journal.rotate({})
+    assert len(closed_segments(tmp_path / FOLDER)) == 3
+    await run.stop()
+    assert len(set(run.identities())) == len(run.told()) == 4
+
+
+async def test_who_asks_hears_that_the_disk_took_nothing(tmp_path: Path, never_by_itself: None) -> None:
+    run = await Run(tmp_path).start()
+    shutil.rmtree(tmp_path / FOLDER)
+    await run.create()
+    with pytest.raises(UnavailableError, match="the journal cannot be written: No such file"):
+        await run.journal.rotate({})
+    await run.stop()
+    off = await Run(tmp_path / "off").start(enabled=False)
+    with pytest.raises(SetupError, match=r"journal\.enabled"):
+        await off.journal.rotate({})
+    await off.stop()
 
 
 async def test_a_stop_leaves_closed_files_and_the_next_run_goes_on(tmp_path: Path) -> None:
