@@ -1,0 +1,190 @@
+"""Follows mailboxes by msg_id: what is sent to them comes once, also over restarts of the query (A3, N5)."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from mediator.errors import BadRequestError, LostDataError
+from pipeline.source.mailboxes import Database, Slice, named, share
+from pipeline.source.options import STREAM, Options, parse
+from pipeline.source.reading import Share, open_database, read_slices, wall_clock
+from pipeline.source.schema import narrowed
+from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
+
+MAX_MAILBOXES = 1000
+"""Mailboxes that one stream follows: each is in its offsets."""
+
+log = logging.getLogger(__name__)
+
+Ids = dict[int, int]
+"""The next msg_id to read, by number of the mailbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """A mailbox that can be reached now, and the msg_id that it gives next."""
+
+    no: int
+    address: str
+    next_id: int
+
+
+class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Mailboxes, as Spark asks for them; tasks read the messages, the driver only looks which there are.
+
+    All msg_ids below a mailbox's next one are committed or gone: whoever stores a message holds the mailbox until the
+    commit. What was removed before its batch was read is not shown, so a batch that is run again may have fewer rows.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, following: Following) -> None:
+        self._options = parse(options, STREAM)
+        self._names = narrowed(schema)
+        self._following = following
+        self._until: Ids | None = None
+        self._newest: Offset | None = None
+
+    def initialOffset(self) -> Offset:
+        """Return where a query without a checkpoint begins; :class:`BadRequestError` names a mailbox that lacks."""
+        with closing(open_database(self._options)) as database:
+            found = look(database, self._options)
+        there = {each.address for each in found}
+        for address in self._options.addresses:
+            if address not in there:
+                raise BadRequestError("subscribe", f'tenant "{self._options.tenant}" has no mailbox "{address}"')
+        match self._following.starting:
+            case str(word) if word == LATEST:
+                return _offset({each.no: each.next_id for each in found})
+            case str(word):
+                assert word == EARLIEST
+                return _offset({each.no: 0 for each in found})
+            case given:
+                ids = _ids(given)
+                for no in ids.keys() - {each.no for each in found}:
+                    raise BadRequestError("startingOffsets", f"no mailbox that is followed has the number {no}")
+                return _offset({each.no: 0 for each in found} | ids)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the messages of one batch."""
+        return self._following.limit
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return where the next batch ends; :class:`LostDataError` when a mailbox went that was followed."""
+        before = _ids(start)
+        with closing(open_database(self._options)) as database:
+            found = look(database, self._options)
+            self._newest = _offset({each.no: each.next_id for each in found})
+            self._check_all_there(before, found)
+            if self._until is not None:
+                # A mailbox that came later is of the next run.
+                until = before | self._until
+                found = [Mailbox(each.no, each.address, until[each.no]) for each in found if each.no in until]
+            ends = {each.no: max(each.next_id, before.get(each.no, 0)) for each in found}
+            most = rows_of(limit)
+            if most is not None:
+                ends = bound(database, before, ends, most)
+        return _offset(ends)
+
+    def reportLatestOffset(self) -> Offset | None:
+        """Return what was there when it was last looked."""
+        return self._newest
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Remember what is there now."""
+        with closing(open_database(self._options)) as database:
+            self._until = {each.no: each.next_id for each in look(database, self._options)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Cut a batch into shares for tasks; :class:`LostDataError` when a mailbox went meanwhile."""
+        before, behind = _ids(start), _ids(end)
+        new = {no: (before.get(no, 0), last) for no, last in behind.items() if before.get(no, 0) < last}
+        if not new:
+            return []
+        with closing(open_database(self._options)) as database:
+            found = {each.no: each.address for each in look(database, self._options)}
+        slices = []
+        for no, (first, after) in sorted(new.items()):
+            if no in found:
+                slices.append(Slice(no, found[no], first, after - 1, after - first))
+            else:
+                self._lose(f"mailbox {no} was deleted or expired before its msg_ids {first} to {after - 1} were read")
+        return [Share(part) for part in share(slices, self._options)] if slices else []
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read one share, in a task."""
+        assert isinstance(partition, Share)
+        return read_slices(self._options, partition.slices, self._names)
+
+    def _check_all_there(self, before: Ids, found: Sequence[Mailbox]) -> None:
+        there = {each.no: each for each in found}
+        for no, next_id in before.items():
+            if no not in there:
+                self._lose(f"mailbox {no} was deleted or expired, what it had from msg_id {next_id} on was not read")
+            elif there[no].next_id < next_id:
+                self._lose(
+                    f'mailbox {no}, "{there[no].address}", will give msg_id {there[no].next_id} again, and was read up'
+                    f" to {next_id}: its database is an older one"
+                )
+
+    def _lose(self, what: str) -> None:
+        """Say that rows are gone: by an error, or in the log where the options allow it."""
+        if self._following.strict:
+            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
+        log.warning("rows are gone that a stream was to read: %s", what)
+
+
+def look(database: Database, options: Options) -> list[Mailbox]:
+    """Return the mailboxes that the options name and that can be reached now, by number."""
+    # The store writes a counter of messages that were only added now and then; what is there tells the rest.
+    rows = database.table(
+        "SELECT no, address, next_id, (SELECT MAX(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS last"
+        f" FROM mailbox WHERE {named(options)} AND (expire_at IS NULL OR expire_at > {wall_clock()}) ORDER BY no"
+    ).to_pylist()
+    fits = re.compile(options.pattern or ".*").fullmatch
+    found = [
+        Mailbox(row["no"], row["address"], max(row["next_id"], -1 if row["last"] is None else row["last"] + 1))
+        for row in rows
+        if fits(row["address"])
+    ]
+    if len(found) > MAX_MAILBOXES:
+        raise BadRequestError("subscribe", f"expected at most {MAX_MAILBOXES} mailboxes in one stream")
+    return found
+
+
+def bound(database: Database, before: Ids, ends: Ids, most: int) -> Ids:
+    """Bring the ends so near that about ``most`` messages lie before them, small mailboxes first and none starved."""
+    bounded = {}
+    lags = sorted((end - before.get(no, 0), no) for no, end in ends.items())
+    for place, (lag, no) in enumerate(lags):
+        fair = -(-most // (len(lags) - place))
+        bounded[no] = ends[no] if lag <= fair else _behind(database, no, before.get(no, 0), ends[no], fair)
+        most -= min(lag, fair)
+    return dict(sorted(bounded.items()))
+
+
+def _behind(database: Database, no: int, first: int, end: int, count: int) -> int:
+    """Return the msg_id behind so many messages: many msg_ids may be gone."""
+    if not count:
+        return first
+    last = database.table(
+        f"SELECT msg_id FROM message WHERE mailbox_no = {no} AND msg_id >= {first} AND msg_id < {end}"
+        f" ORDER BY msg_id LIMIT 1 OFFSET {count - 1}"
+    ).to_pylist()
+    return int(last[0]["msg_id"]) + 1 if last else end
+
+
+def _offset(ids: Ids) -> Offset:
+    return {str(no): next_id for no, next_id in ids.items()}
+
+
+def _ids(offset: Offset) -> Ids:
+    for no, next_id in offset.items():
+        if not (no.isascii() and no.isdigit() and type(next_id) is int and next_id >= 0):
+            raise BadRequestError("startingOffsets", f'expected {{"MAILBOX_NO": MSG_ID}}, got {offset!r:.200}')
+    return {int(no): next_id for no, next_id in offset.items()}
