@@ -13,7 +13,7 @@ from mediator.housekeeping.child import Ended, run_child
 from mediator.housekeeping.errand import Errand
 from mediator.housekeeping.processes import process_name
 from mediator.housekeeping.runs import SCHEDULED, RunBook
-from mediator.runs.recording import due, troubled
+from mediator.runs.recording import next_due
 from mediator.runs.records import RUN_VARIABLE, Outcome
 from mediator.settings import Settings
 from mediator.settings_sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
@@ -21,6 +21,7 @@ from mediator.settings_sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 LOOK_SECONDS = 60
 _PROGRAM = (sys.executable, "-P", "-m", "mediator")
 _HOUR = 3600 * 1000
+_MINUTE = 60.0
 _log = structlog.get_logger("pipeline")
 
 
@@ -41,18 +42,16 @@ class Rounds:
             self._errand.call()
 
     async def stop(self) -> None:
-        """End what runs; it stays without an end of its own, and is begun again after a while (see :func:`due`)."""
+        """End what runs. It is given no end, shows as killed once this process is gone, and is soon begun again."""
         await self._errand.stop()
 
     async def _round(self) -> None:
-        for command in SCHEDULED:
-            runs, instance = await self._book.newest(), self._book.instance
-            trouble = {run.command for run in troubled(runs, instance)}
-            # A report on what was not taken in would say nothing new.
-            if command != SCHEDULED[0] and SCHEDULED[0] in trouble:
+        every, instance = self._settings.pipeline.every * _HOUR, self._book.instance
+        for _ in SCHEDULED:
+            command = next_due(await self._book.newest(), instance, SCHEDULED, every, self._broker.clock())
+            if command is None:
                 return
-            if due(runs, instance, command, self._settings.pipeline.every * _HOUR, self._broker.clock()):
-                await self._run(command)
+            await self._run(command)
 
     async def _run(self, command: str) -> None:
         arguments = ["--data-dir", str(self._settings.data_dir)]
@@ -61,7 +60,7 @@ class Rounds:
         environment = _environment(self._settings) | {RUN_VARIABLE: str(no)}
         minutes = self._settings.pipeline.max_minutes
         try:
-            ended = await run_child([*self._program, "pipeline", command, *arguments], environment, minutes * 60)
+            ended = await run_child([*self._program, "pipeline", command, *arguments], environment, minutes * _MINUTE)
         except SetupError as error:
             outcome, why = Outcome.FAILED, str(error)
         else:

@@ -83,19 +83,28 @@ def troubled(runs: Iterable[Run], instance: str) -> list[Run]:
     return [run for run in last.values() if run.outcome is not Outcome.SUCCEEDED]
 
 
-def due(runs: Iterable[Run], instance: str, command: str, every: int, now: int) -> bool:
-    """Whether a command is to be run again, ``every`` so many milliseconds; never beside one that runs.
+def next_due(runs: Sequence[Run], instance: str, commands: Sequence[str], every: int, now: int) -> str | None:
+    """Return the command to run now, if any; each is run ``every`` so many milliseconds, in this order.
 
-    ``runs`` are :func:`seen` and stand newest first. By a clock that was set back a run began in the future: then it is
-    due, since else nothing ran until that comes again.
+    None while one of them runs, whoever began it; and none behind one that failed, on which the others build. ``runs``
+    are :func:`seen` and stand newest first.
     """
-    mine = [run for run in runs if run.instance == instance and run.command == command]
+    mine = [run for run in runs if run.instance == instance and run.command in commands]
     if any(run.outcome is Outcome.RUNNING for run in mine):
-        return False
-    if not mine:
-        return True
-    cut_off = mine[0].outcome is Outcome.KILLED and mine[0].ended_at is None
-    return not 0 <= now - mine[0].started_at < (min(every, AGAIN) if cut_off else every)
+        return None
+    for command in commands:
+        last = next((run for run in mine if run.command == command), None)
+        if last is None or _old(last, every, now):
+            return command
+        if last.outcome is not Outcome.SUCCEEDED:
+            return None
+    return None
+
+
+def _old(last: Run, every: int, now: int) -> bool:
+    cut_off = last.outcome is Outcome.KILLED and last.ended_at is None
+    # By a clock that was set back it began in the future: nothing would run until that comes again.
+    return not 0 <= now - last.started_at < (min(every, AGAIN) if cut_off else every)
 
 
 def _secret(name: str) -> bool:

@@ -53,6 +53,7 @@ class House:
     broker: Broker
     metrics: Metrics
     scheduler: Scheduler
+    control: ControlServer
 
     async def create(self, address: str = BOX, **options: Any) -> int:
         created = await self.broker.create(Create(TENANT, address, **options))
@@ -101,7 +102,7 @@ async def house(data_dir: Path, clock: Clock | None = None, *, enabled: bool = T
         try:
             await scheduler.start()
             await control.start()
-            yield House(data_dir, clock, broker, metrics, scheduler)
+            yield House(data_dir, clock, broker, metrics, scheduler, control)
         finally:
             await control.stop()
             await scheduler.stop()

@@ -13,9 +13,9 @@ from mediator.runs.recording import (
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_ERROR,
-    due,
     ending,
     new_run,
+    next_due,
     seen,
     troubled,
     without_secrets,
@@ -152,12 +152,31 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
 def test_a_command_is_due_when_its_last_run_began_long_enough_ago_and_none_runs(
     runs: list[Run], expected: bool
 ) -> None:
-    assert due(runs, "i", "ingest", HOUR, T0 + HOUR) is expected
+    assert next_due(runs, "i", ["ingest"], HOUR, T0 + HOUR) == ("ingest" if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], "ingest"),
+        ([run(1, at=T0 + 1)], "report"),
+        ([run(2, RUNNING, "report"), run(1, at=T0 + 1)], None),
+        ([run(2, RUNNING, "ingest", at=T0 + 1)], None),
+        ([run(2, RUNNING, "compact"), run(1, at=T0 + 1)], "report"),
+        ([run(1, FAILED, at=T0 + 1)], None),
+        ([run(2, OK, "report", at=T0 + 2), run(1, at=T0 + 1)], None),
+        ([run(2, FAILED, "report", at=T0 + 2), run(1, at=T0 + 1)], None),
+        ([run(3, at=T0 + 9), run(2, OK, "report")], "report"),
+        ([run(2, OK, "report", at=T0 + 2), run(1)], "ingest"),
+    ],
+)
+def test_commands_that_build_on_each_other_come_in_their_order(runs: list[Run], expected: str | None) -> None:
+    assert next_due(runs, "i", ["ingest", "report"], HOUR, T0 + HOUR) == expected
 
 
 def test_what_was_cut_off_is_begun_again_sooner() -> None:
     killed = run(1, KILLED)
-    assert not due([killed], "i", "ingest", 24 * HOUR, T0 + HOUR)
+    assert next_due([killed], "i", ["ingest"], 24 * HOUR, T0 + HOUR) is None
     cut_off = replace(killed, ended_at=None)
-    assert due([cut_off], "i", "ingest", 24 * HOUR, T0 + HOUR)
-    assert not due([cut_off], "i", "ingest", 24 * HOUR, T0 + HOUR - 1)
+    assert next_due([cut_off], "i", ["ingest"], 24 * HOUR, T0 + HOUR) == "ingest"
+    assert next_due([cut_off], "i", ["ingest"], 24 * HOUR, T0 + HOUR - 1) is None

@@ -1,0 +1,336 @@
+"""The pipeline as a child of the service: bounded in time and words, never two at once, and what is known of it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mediator.housekeeping import child
+from mediator.housekeeping.child import MAX_LINE, MAX_LINES, run_child
+from mediator.housekeeping.pipeline import Rounds
+from mediator.housekeeping.processes import is_gone, process_name
+from mediator.housekeeping.runs import SCHEDULED, RunBook
+from mediator.operators.runs import RunsOperating
+from mediator.runs.records import RUN_VARIABLE, Outcome, Run
+from mediator.settings import Settings
+from tests.integration.house import HOUR, Clock, House, house, until
+
+LONG = 60.0
+"""Seconds that no test reaches."""
+FOREVER = "import signal, sys; print('up', flush=True); signal.pause()"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
+)
+
+
+def python(code: str) -> list[str]:
+    """A command line that runs some Python; what the runner adds are its arguments."""
+    return [sys.executable, "-c", code]
+
+
+# The child.
+
+
+async def test_a_child_runs_to_its_end_lower_in_priority_and_leads_a_group_of_its_own() -> None:
+    code = "import os, sys; print(os.getpriority(os.PRIO_PROCESS, 0), os.getpgid(0) == os.getpid()); sys.exit(3)"
+    ended = await run_child(python(code), os.environ, LONG)
+    assert (ended.code, ended.late) == (3, False)
+    assert ended.said == (f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + child.NICE)} True",)
+
+
+async def test_a_child_gets_the_environment_that_is_given_and_no_other() -> None:
+    ended = await run_child(python("import os; print(os.environ.get('HOME'), os.environ['ONE'])"), {"ONE": "1"}, LONG)
+    assert ended.said == ("None 1",)
+
+
+async def test_much_that_a_child_says_is_bounded_in_the_log_and_never_stops_it() -> None:
+    code = "import sys; [print('x' * 100_000 if n == 5 else n) for n in range(1000)]; print('last', file=sys.stderr)"
+    with capture_logs() as logs:
+        ended = await run_child(python(code), os.environ, LONG)
+    said = [entry["text"] for entry in logs if entry["event"] == "the pipeline says"]
+    assert ended.code == 0
+    # Two streams on one pipe: what is on the second comes when it likes.
+    assert "last" in {*ended.said, *said}
+    assert len(said) == MAX_LINES
+    assert max(map(len, said)) == MAX_LINE
+    assert [entry["lines"] for entry in logs if entry["event"] == "the pipeline said more"] == [1001 - MAX_LINES]
+
+
+async def test_a_child_whose_time_is_over_is_ended() -> None:
+    ended = await run_child(python(FOREVER), os.environ, 0.2)
+    assert (ended.code, ended.late) == (-signal.SIGTERM, True)
+
+
+async def test_one_that_does_not_heed_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "GRACE_SECONDS", 0.3)
+    code = f"import subprocess, sys; inner = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n"
+    code += f"print(inner.pid, flush=True)\n{STUBBORN}"
+    ended = await run_child(python(code), os.environ, 2.0)
+    assert (ended.code, ended.late) == (-signal.SIGKILL, True)
+    inner = next(int(line) for line in ended.said if line.isdigit())
+    await until(lambda: process_name(inner) == "")
+
+
+async def test_a_child_that_is_given_up_is_ended() -> None:
+    running = asyncio.create_task(run_child(python(FOREVER), os.environ, LONG))
+    with capture_logs() as logs:
+        await until(lambda: logs)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not [pid for pid in children() if "signal.pause" in command_line(pid)]
+
+
+async def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:
+    ended = await run_child(["/nowhere/python"], os.environ, LONG)
+    assert ended.code == 1
+    assert ended.said == ("/nowhere/python: No such file or directory",)
+
+
+def children() -> list[int]:
+    """The processes whose parent is this one."""
+    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+# Processes.
+
+
+async def test_a_process_is_known_from_one_that_got_its_number_later() -> None:
+    process = await asyncio.create_subprocess_exec(*python("input()"), stdin=asyncio.subprocess.PIPE)
+    name = process_name(process.pid)
+    assert not is_gone(name, ours=True)
+    assert not is_gone(process_name(), ours=True)
+    *place, start = name.split()
+    assert is_gone(" ".join([*place, str(int(start) + 1)]), ours=False)
+    process.kill()
+    await process.wait()
+    assert process_name(process.pid) == ""
+    assert is_gone(name, ours=False)
+
+
+@pytest.mark.parametrize("name", ["another-boot pid:[1] 1 1", "", "x", "\ud800"])
+def test_of_processes_elsewhere_only_our_own_are_known_to_be_gone(name: str) -> None:
+    assert is_gone(name, ours=True)
+    assert not is_gone(name, ours=False)
+
+
+# Rounds.
+
+
+@contextlib.asynccontextmanager
+async def rounds(
+    home: House, program: Sequence[str], *, every: int = 1, minutes: int = 60
+) -> AsyncIterator[tuple[Rounds, RunBook]]:
+    settings = Settings(data_dir=home.data_dir, instance="here", pipeline={"every": every, "max_minutes": minutes})
+    book = RunBook(home.broker, "here", home.metrics)
+    made = Rounds(book, home.broker, settings, program)
+    try:
+        yield made, book
+    finally:
+        await made.stop()
+
+
+async def ran(made: Rounds, book: RunBook) -> list[Run]:
+    """Have a round done and return the runs, the oldest first."""
+    await made.look()
+    await until(lambda: not made._errand.running)
+    return (await book.newest())[::-1]
+
+
+async def test_a_round_is_ingest_then_report_and_comes_again_when_it_is_time(tmp_path: Path) -> None:
+    clock = Clock()
+    async with house(tmp_path, clock) as home, rounds(home, python("")) as (made, book):
+        runs = await ran(made, book)
+        assert [run.command for run in runs] == list(SCHEDULED)
+        assert {(run.outcome, run.error, run.instance) for run in runs} == {(Outcome.SUCCEEDED, "", "here")}
+        assert runs[0].arguments == ("--data-dir", str(tmp_path))
+        assert all(run.started_at <= (run.ended_at or 0) for run in runs)
+        clock.ahead = HOUR - 60_000
+        assert len(await ran(made, book)) == 2
+        clock.ahead = 2 * HOUR
+        assert [run.command for run in await ran(made, book)] == [*SCHEDULED, *SCHEDULED]
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 4
+
+
+async def test_what_the_program_is_told_is_what_it_needs_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDIATOR_CONFIG", "/nowhere.toml")
+    monkeypatch.setenv("MEDIATOR_TENANTS__A__API_TOKENS", '["HUSH-HUSH-HUSH-HUSH"]')
+    monkeypatch.setenv("MEDIATOR_SPARK_MASTER", "local[1]")
+    code = (
+        "import json, os, sys; told = {k: v for k, v in os.environ.items() if k.startswith('MEDIATOR_')}\n"
+        "open('%s', 'a').write(json.dumps([sys.argv[1:], told]) + '\\n')" % (tmp_path / "told")
+    )
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        runs = await ran(made, book)
+    told: list[list[Any]] = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [arguments for arguments, _ in told] == [
+        ["pipeline", command, "--data-dir", str(tmp_path)] for command in SCHEDULED
+    ]
+    assert [environment for _, environment in told] == [
+        {"MEDIATOR_SPARK_MASTER": "local[1]", "MEDIATOR_INSTANCE": "here", RUN_VARIABLE: str(run.no)} for run in runs
+    ]
+
+
+async def test_a_failure_is_kept_with_its_reason_and_no_report_is_made(tmp_path: Path) -> None:
+    code = "import sys; print('Traceback'); sys.exit('mediator: no Java was found')"
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        with capture_logs() as logs:
+            [run] = await ran(made, book)
+        assert (run.command, run.outcome, run.error) == ("ingest", Outcome.FAILED, "no Java was found")
+        assert home.value("mediator_pipeline_failing") == 1
+        assert [entry["why"] for entry in logs if entry["event"] == "the pipeline failed"] == ["no Java was found"]
+        assert len(await ran(made, book)) == 1
+        [finding] = await RunsOperating(book, 1).examine()
+        assert finding.level == "problem"
+        assert "mediator pipeline ingest" in finding.text
+        assert "no Java was found" in finding.text
+        [finding] = await RunsOperating(book, 0).examine()
+        assert finding.level == "note"
+        # One that is run by hand and succeeds ends the alarm.
+        no = await book.begin("ingest", [], process_name())
+        await book.end(no, Outcome.SUCCEEDED, {"events": 5}, "")
+        assert home.value("mediator_pipeline_failing") == 0
+
+
+async def test_a_child_that_is_killed_is_known_to_be(tmp_path: Path) -> None:
+    code = "import os; os.kill(os.getpid(), 9)"
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        [run] = await ran(made, book)
+    assert (run.outcome, run.error) == (Outcome.KILLED, "ended by SIGKILL")
+
+
+async def test_a_child_whose_time_is_over_is_known_to_have_been_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
+        # The same way, with a minute that is over soon.
+        monkeypatch.setattr("mediator.housekeeping.pipeline._MINUTE", 0.005)
+        [run] = await ran(made, book)
+        assert run.outcome is Outcome.KILLED
+        assert run.error == "its time was over: pipeline.max_minutes is 1"
+        assert run.ended_at is not None
+
+
+async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
+    async with house(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
+        await made.look()
+        await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
+        await made.look()
+        async with rounds(home, python("")) as (other, _):
+            assert len(await ran(other, book)) == 1
+        assert len([pid for pid in children() if "signal.pause" in command_line(pid)]) == 1
+
+
+async def test_a_service_that_stops_ends_its_child(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        async with rounds(home, python(FOREVER)) as (made, book):
+            await made.look()
+            await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
+        assert not [pid for pid in children() if "signal.pause" in command_line(pid)]
+        # Of a service that is gone it shows as killed; this process lives on.
+        [run] = await book.newest()
+        assert (run.outcome, run.process) == (Outcome.RUNNING, process_name())
+
+
+async def test_what_the_end_of_the_service_cut_off_shows_as_killed_and_is_begun_again(tmp_path: Path) -> None:
+    clock = Clock()
+    async with house(tmp_path, clock) as home, rounds(home, python(""), every=24) as (made, book):
+        process = await asyncio.create_subprocess_exec(*python("input()"), stdin=asyncio.subprocess.PIPE)
+        await book.begin("ingest", [], process_name(process.pid))
+        [run] = await ran(made, book)
+        assert run.outcome is Outcome.RUNNING
+        process.kill()
+        await process.wait()
+        [run] = await ran(made, book)
+        assert (run.outcome, run.ended_at) == (Outcome.KILLED, None)
+        clock.ahead = HOUR
+        assert [run.command for run in await ran(made, book)] == ["ingest", *SCHEDULED]
+
+
+async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, sys; from pathlib import Path; from mediator.operators.control import ask\n"
+        f"asyncio.run(ask(Path(sys.argv[-1]), 'run-end', run=int(os.environ['{RUN_VARIABLE}']), outcome='succeeded',"
+        " numbers={'events': 7}))"
+    )
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        RunsOperating(book, 1).register(home.control)
+        runs = await ran(made, book)
+        assert [run.numbers for run in runs] == [{"events": 7}] * 2
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 2
+        [finding] = await RunsOperating(book, 1).examine()
+        assert finding.level == "ok"
+
+
+async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> None:
+    async with house(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
+        [run] = await ran(made, book)
+    assert (run.outcome, run.error) == (Outcome.FAILED, f"{tmp_path / 'absent'}: No such file or directory")
+
+
+# The control socket.
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "error"),
+    [
+        ("run-begin", {}, "name: expected a command of the pipeline"),
+        ("run-begin", {"name": "x", "arguments": "y"}, "arguments: expected a list of texts"),
+        ("run-begin", {"name": "x", "arguments": [1]}, "arguments: expected a list of texts"),
+        ("run-begin", {"name": "x", "process": "p" * 201}, "process: expected at most 200 characters"),
+        ("run-end", {"run": 1}, "outcome: expected one of succeeded, failed, killed"),
+        ("run-end", {"run": 1, "outcome": "running"}, "outcome: expected one of succeeded, failed, killed"),
+        ("run-end", {"run": 0, "outcome": "failed"}, "run: expected 1 to 9223372036854775807"),
+        ("run-end", {"run": 1, "outcome": "failed", "numbers": []}, "numbers: expected an object"),
+        ("run-end", {"run": 1, "outcome": "failed", "numbers": {"a": "b"}}, "numbers.a: expected a number"),
+        ("run-end", {"run": 1, "outcome": "failed", "error_text": 1}, "error_text: expected text"),
+        ("run-list", {"limit": 1001}, "limit: expected 1 to 1000"),
+    ],
+)
+async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
+    tmp_path: Path, command: str, fields: dict[str, Any], error: str
+) -> None:
+    async with house(tmp_path) as home:
+        book = RunBook(home.broker, "here", home.metrics)
+        RunsOperating(book, 0).register(home.control)
+        no = await book.begin("ingest", [], process_name())
+        assert no == 1
+        assert await home.ask(command, **fields) == {"error": error}
+        [run] = await book.newest()
+        assert run.outcome is Outcome.RUNNING
+
+
+async def test_a_run_over_the_socket_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        RunsOperating(RunBook(home.broker, "here", home.metrics), 0).register(home.control)
+        begun = await home.ask(
+            "run-begin", name="replay", arguments=["--password", "HUSH", *["x"] * 100], process=process_name()
+        )
+        assert await home.ask("run-end", run=begun["run"] + 1, outcome="failed") == {"error": "", "ended": False}
+        [shown] = (await home.ask("run-list", limit=5))["runs"]
+        assert shown["outcome"] == "running"
+        assert shown["arguments"][:2] == ["--password", "…"]
+        assert len(shown["arguments"]) == 65
+        end = {"run": begun["run"], "outcome": "failed", "numbers": {"rows": 3, "seconds": 0.5}}
+        assert (await home.ask("run-end", **end, error_text="no\nroom"))["ended"]
+        assert not (await home.ask("run-end", **end))["ended"]
+        [shown] = (await home.ask("run-list", limit=5))["runs"]
+        assert (shown["outcome"], shown["numbers"], shown["error"]) == ("failed", end["numbers"], "no room")
+        assert shown["started_at"] <= shown["ended_at"]
