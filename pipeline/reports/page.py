@@ -1,0 +1,174 @@
+"""A report as one HTML file that needs nothing else: no network, no server, no other file."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+
+from pipeline.reports.plots import library, plots
+from pipeline.reports.summary import LISTED, Row, Summary
+
+# The browser itself refuses whatever the page might ask of anybody.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --ground: #ffffff; --card: #f3f5f7; --line: #d5dae0 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9aa5b1; --ground: #0f1419; --card: #1a2129; --line: #303a45 }
+}
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 16px; max-width: 1100px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 28px 0 6px }
+p { margin: 4px 0 10px } .soft { color: var(--soft); font-size: .9rem }
+.totals { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 8px;
+  margin: 16px 0; padding: 0 }
+.totals div { background: var(--card); border-radius: 8px; padding: 8px 10px }
+.totals dt { color: var(--soft); font-size: .8rem } .totals dd { margin: 0; font-size: 1.1rem; font-weight: 600 }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 0 20px }
+.plots section { min-width: 0 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums }
+th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--line); white-space: nowrap }
+th { color: var(--soft); font-weight: 500 } th:first-child, td:first-child { text-align: left }
+.lost { border-left: 4px solid #ef4444; padding: 2px 12px; background: var(--card) }
+.xtick text, .ytick text, .legendtext { fill: var(--ink) !important }
+.gridlayer path { stroke: var(--line) !important }
+.hoverlayer .legend .bg { fill: var(--card) !important }
+.hoverlayer .legend text { fill: var(--ink) !important }
+"""
+_TOTALS = {
+    "sent": "sent",
+    "delayed": "of them delayed",
+    "delivered": "delivered",
+    "leased": "leased",
+    "acknowledged": "acknowledged",
+    "expired": "expired",
+    "deleted": "deleted",
+    "compacted": "compacted",
+    "dead": "dead",
+}
+
+
+def page(summary: Summary) -> str:
+    """Return the whole file."""
+    drawn = "".join(f"<section><h2>{escape(title)}</h2>{plot}</section>" for title, plot in plots(summary))
+    whose = "all tenants" if summary.tenant is None else f"tenant {summary.tenant}"
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>Usage of the mediator</title><link rel="icon" href="data:,"><style>{_STYLE}</style>
+<script>{library()}</script></head><body>
+<h1>Usage</h1><p class="soft">{escape(whose)}, {moment(summary.span.begin)} to {moment(summary.span.end)} UTC.</p>
+{_lost(summary)}{_totals(summary)}
+<div class="plots">{drawn}</div>
+{_lists(summary)}
+<p class="soft">Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address
+may read. A mailbox that is made anew has a new number. FETCHes without a group leave no trace. Waits are those of
+the messages that became visible in an hour, in UTC; a message that nobody was given yet has none.</p>
+</body></html>
+"""
+
+
+def moment(when: datetime) -> str:
+    """Return a time as people read it, to the minute."""
+    return f"{when:%Y-%m-%d %H:%M}"
+
+
+def size(count: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def wait(milliseconds: float) -> str:
+    """Return a wait in the unit that suits it."""
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if milliseconds >= length:
+            return f"{milliseconds / length:,.1f} {unit}"
+    return f"{milliseconds:,.0f} ms"
+
+
+def _totals(summary: Summary) -> str:
+    cells = [(title, f"{summary.totals.get(name, 0):,}", name) for name, title in _TOTALS.items()]
+    if summary.depth:
+        cells += [
+            ("there at the end", f"{summary.depth[-1]:,}", "depth"),
+            ("bytes there", size(summary.depth_bytes[-1]), "depth_bytes"),
+        ]
+    cells += [
+        ("bytes in", size(summary.totals.get("bytes_in", 0)), "bytes_in"),
+        ("mailboxes", f"{summary.mailboxes:,}", "mailboxes"),
+    ]
+    rows = "".join(f'<div><dt>{title}</dt><dd data-name="{name}">{value}</dd></div>' for title, value, name in cells)
+    return f'<dl class="totals">{rows}</dl>'
+
+
+def _lists(summary: Summary) -> str:
+    return (
+        _table(
+            "Slowest mailboxes",
+            "Each by its worst hour: how long messages waited for their first delivery.",
+            ("mailbox", "tenant", "p95", "p50", "p99", "messages", "hour"),
+            (
+                (
+                    *(row["mailbox"], row["tenant"]),
+                    *(wait(row[name]) for name in ("first_p95", "first_p50", "first_p99")),
+                    *(f"{row['first_count']:,}", moment(row["hour"])),
+                )
+                for row in summary.slowest
+            ),
+        )
+        + _table(
+            "Mailboxes that only fill",
+            "Mail was sent to them, and no group took any.",
+            ("mailbox", "tenant", "sent", "there", "bytes there"),
+            (
+                (row["mailbox"], row["tenant"], f"{row['sent']:,}", f"{row['depth']:,}", size(row["depth_bytes"]))
+                for row in summary.filling
+            ),
+        )
+        + _table(
+            "Groups that fell behind",
+            "Given less than half of what came since the hour of the first message they were given.",
+            ("group", "mailbox", "tenant", "came", "given", "acknowledged", "since"),
+            ((*_names(row), *_numbers(row), moment(row["since"])) for row in summary.behind),
+        )
+    )
+
+
+def _names(row: Row) -> tuple[object, ...]:
+    return row["group"], row["mailbox"], row["tenant"]
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    return tuple(f"{row[name]:,}" for name in ("came", "given", "acknowledged"))
+
+
+def _table(title: str, says: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
+    if not lines:
+        return f'<h2>{title}</h2><p class="soft">None.</p>'
+    more = f" The first {LISTED} of them." if len(lines) == LISTED else ""
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<h2>{title}</h2><p class="soft">{says}{more}</p>'
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _lost(summary: Summary) -> str:
+    lines = [f"{_gap(gap)} are lost: {gap['why']}" for gap in summary.gaps]
+    lines += [f"{count:,} lines of the journal could not be read: {why}" for why, count in summary.quarantined]
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<div class="lost"><h2>What is missing</h2><p>The numbers are too small by this:</p><ul>{items}</ul></div>'
+
+
+def _gap(gap: Row) -> str:
+    if gap["events"] is None:
+        return "At an unknown time, nobody knows how many events,"
+    return f"{gap['events']:,} events from {moment(gap['from'])} to {moment(gap['to'])} UTC"

@@ -1,0 +1,101 @@
+"""The plots of a report: what each shows, as HTML that needs the library beside it once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from pipeline.reports.summary import Summary
+
+# Told apart on white and on black, and by those who do not see red and green.
+COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7", "#ef4444", "#14b8a6", "#94a3b8", "#84cc16")
+_CONFIG = {"displayModeBar": False, "responsive": True, "displaylogo": False, "plotlyServerURL": ""}
+
+
+def library() -> str:
+    """Return the script that draws the plots; it asks no server for anything."""
+    return str(get_plotlyjs())
+
+
+def plots(summary: Summary) -> list[tuple[str, str]]:
+    """Return headings and plots."""
+    hours = summary.span.hours
+    seconds = {
+        name: [None if value is None else value / 1000 for value in values] for name, values in summary.waits.items()
+    }
+    return [
+        ("Messages per hour", _html(_lines(hours, _handed_out(summary)))),
+        ("Messages there at the end of each hour", _html(_lines(hours, {"messages": summary.depth}, fill=True))),
+        ("Bytes there at the end of each hour", _html(_lines(hours, {"bytes": summary.depth_bytes}, fill=True))),
+        ("Wait for the first delivery, seconds", _html(_lines(hours, _waits(seconds, "first"), gaps=True))),
+        ("Wait for the first ACK, seconds", _html(_lines(hours, _waits(seconds, "ack"), gaps=True))),
+        ("Bytes sent per hour, by tenant", _html(_bars(hours, summary.tenants))),
+    ]
+
+
+def _handed_out(summary: Summary) -> dict[str, list[int]]:
+    both = zip(summary.flows["delivered"], summary.flows["leased"], strict=True)
+    return {
+        "sent": summary.flows["sent"],
+        "delivered or leased": [one + other for one, other in both],
+        "acknowledged": summary.flows["acknowledged"],
+    }
+
+
+def _waits(seconds: Mapping[str, Sequence[float | None]], wait: str) -> dict[str, Sequence[float | None]]:
+    return {name.removeprefix(f"{wait}_"): values for name, values in seconds.items() if name.startswith(f"{wait}_")}
+
+
+def _lines(
+    hours: Sequence[datetime],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    fill: bool = False,
+    gaps: bool = False,
+) -> go.Figure:
+    # A line with gaps in it would not show an hour that stands alone.
+    mode = "lines+markers" if gaps else "lines"
+    shape = "hv" if fill else "linear"
+    return _figure(
+        go.Scatter(
+            x=hours,
+            y=values,
+            name=escape(name),
+            mode=mode,
+            marker={"size": 4},
+            line={"color": colour, "width": 2, "shape": shape},
+            fill="tozeroy" if fill else None,
+        )
+        for (name, values), colour in zip(series.items(), COLOURS, strict=False)
+    )
+
+
+def _bars(hours: Sequence[datetime], series: Sequence[tuple[str, Sequence[int]]]) -> go.Figure:
+    return _figure(
+        go.Bar(x=hours, y=values, name=escape(name), marker={"color": colour, "line": {"width": 0}})
+        for (name, values), colour in zip(series, COLOURS, strict=False)
+    ).update_layout(barmode="stack")
+
+
+def _figure(traces: Iterable[object]) -> go.Figure:
+    figure = go.Figure(list(traces))
+    figure.update_layout(
+        template="none",
+        height=270,
+        margin={"l": 46, "r": 8, "t": 8, "b": 36},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "inherit", "size": 12},
+        hovermode="x unified",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        showlegend=len(figure.data) > 1,
+    )
+    figure.update_yaxes(rangemode="tozero", tickformat="~s", nticks=6, zeroline=False)
+    figure.update_xaxes(nticks=6)
+    return figure
+
+
+def _html(figure: go.Figure) -> str:
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG, default_height="270px"))

@@ -1,0 +1,219 @@
+"""What a report says about a span of time, gathered from the tables into plain values that a page can show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from mediator.errors import BadRequestError
+from pipeline.reports import usage
+
+LISTED = 20
+"""Rows of a list that are shown."""
+TENANTS = 7
+"""Tenants that are shown by themselves; the others stand together."""
+DEFAULT_DAYS = 30
+MAX_DAYS = 366
+OTHERS = "all others"
+PER_HOUR = ("sent", "delivered", "leased", "acknowledged")
+_HOUR = timedelta(hours=1)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Whole hours, from ``begin`` on and before ``end``; both in UTC."""
+
+    begin: datetime
+    end: datetime
+
+    @property
+    def hours(self) -> list[datetime]:
+        """All of them."""
+        return [self.begin + number * _HOUR for number in range((self.end - self.begin) // _HOUR)]
+
+    def holds(self, moment: Column) -> Column:
+        """Whether a timestamp lies within."""
+        return (moment >= F.lit(self.begin)) & (moment < F.lit(self.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A report's numbers; lists by hour go with ``span.hours``."""
+
+    span: Span
+    tenant: str | None
+    """None: all tenants."""
+    mailboxes: int = 0
+    """In which something happened."""
+    totals: dict[str, int] = field(default_factory=dict)
+    """Sums over the span, by the names of :data:`pipeline.reports.usage.TOTALS`."""
+    flows: dict[str, list[int]] = field(default_factory=dict)
+    """By the names of :data:`PER_HOUR`."""
+    depth: list[int] = field(default_factory=list)
+    depth_bytes: list[int] = field(default_factory=list)
+    waits: dict[str, list[float | None]] = field(default_factory=dict)
+    """Milliseconds by name (``first_p50``); None in hours whose messages nobody got."""
+    tenants: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Bytes that came in by tenant, the largest first and :data:`OTHERS` together last."""
+    slowest: list[Row] = field(default_factory=list)
+    filling: list[Row] = field(default_factory=list)
+    behind: list[Row] = field(default_factory=list)
+    gaps: Sequence[Row] = ()
+    """Times of which events are lost, as gaps.jsonl tells them."""
+    quarantined: Sequence[tuple[str, int]] = ()
+    """Why lines of the journal could not be read, and how many."""
+
+
+def span_of(hourly: DataFrame, first: date | None, last: date | None) -> Span:
+    """Return the span from the beginning of a day to the end of another, no longer than what the table holds.
+
+    Without a last day it is that of the newest row, without a first one the span is 30 days. Raises
+    :class:`BadRequestError` for days in the wrong order or more than 366.
+    """
+    if first is not None and last is not None and first > last:
+        raise BadRequestError("from", f"expected a day not after {last}, got {first}")
+    row = hourly.agg(F.unix_millis(F.min("hour")), F.unix_millis(F.max("hour"))).head()
+    assert row is not None
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    oldest, newest = (now if value is None else _moment(value) for value in row)
+    end = newest + _HOUR
+    if last is not None:
+        end = min(end, _midnight(last) + timedelta(days=1))
+    begin = end - timedelta(days=DEFAULT_DAYS) if first is None else _midnight(first)
+    begin = max(begin, oldest)
+    if end - begin > timedelta(days=MAX_DAYS):
+        raise BadRequestError("from", f"expected at most {MAX_DAYS} days, got {(end - begin).days}")
+    return Span(begin, max(begin, end))
+
+
+def summarize(
+    hourly: DataFrame,
+    waits: DataFrame,
+    groups: DataFrame,
+    span: Span,
+    *,
+    tenant: str | None = None,
+    gaps: Sequence[Row] = (),
+    quarantined: Sequence[tuple[str, int]] = (),
+) -> Summary:
+    """Gather a report from whole tables; ``hourly`` must reach back to the beginning for the depths to be true."""
+    whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
+    depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
+    try:
+        rows = depths.where(span.holds(F.col("hour")))
+        sums = rows.agg(F.count_distinct("tenant", "mailbox"), *(F.sum(name) for name in usage.TOTALS)).head()
+        assert sums is not None
+        last = F.lit(span.end - _HOUR)
+        together = usage.carried(depths.withColumn("all", F.lit(0)), ["all"], last).where(span.holds(F.col("hour")))
+        flows = rows.groupBy("hour").agg(*(F.sum(name).alias(name) for name in PER_HOUR))
+        line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.holds(F.col("hour")))
+        names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
+        there = _by_hour(together, ("depth", "depth_bytes"), span)
+        return Summary(
+            span,
+            tenant,
+            mailboxes=sums[0],
+            totals={name: value or 0 for name, value in zip(usage.TOTALS, sums[1:], strict=True)},
+            flows=_zeros(_by_hour(flows, PER_HOUR, span)),
+            depth=_zeros(there)["depth"],
+            depth_bytes=_zeros(there)["depth_bytes"],
+            waits=_by_hour(line, names, span),
+            tenants=_tenants(rows, span),
+            slowest=_rows(slowest(rows)),
+            filling=_rows(filling(rows)),
+            behind=_rows(behind(rows, groups.where(whose & span.holds(F.col("hour"))))),
+            gaps=gaps,
+            quarantined=quarantined,
+        )
+    finally:
+        depths.unpersist()
+
+
+def slowest(rows: DataFrame) -> DataFrame:
+    """Return mailboxes by their worst hour: the one whose messages waited longest for the first delivery, at p95."""
+    worst = F.max(F.struct("first_p95", "hour", "first_p50", "first_p99", "first_count")).alias("worst")
+    return (
+        rows.where("first_count > 0")
+        .groupBy("tenant", "mailbox")
+        .agg(worst)
+        .select("tenant", "mailbox", "worst.*")
+        .orderBy(F.desc("first_p95"), "tenant", "mailbox")
+    )
+
+
+def filling(rows: DataFrame) -> DataFrame:
+    """Return mailboxes to which mail was sent and from which no group took any, by what is there at the end."""
+    newest = F.max(F.struct("hour", "depth", "depth_bytes"))
+    return (
+        rows.groupBy("tenant", "mailbox")
+        .agg(
+            F.sum("sent").alias("sent"),
+            F.sum(F.col("delivered") + F.col("leased") + F.col("acknowledged")).alias("taken"),
+            newest.alias("newest"),
+        )
+        .where("sent > 0 and taken = 0")
+        .select("tenant", "mailbox", "sent", "newest.depth", "newest.depth_bytes")
+        .orderBy(F.desc("depth"), F.desc("sent"), "tenant", "mailbox")
+    )
+
+
+def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
+    """Return groups that were given less than half of what came, counted from the hour of the first they were given."""
+    begun = groups.groupBy("tenant", "mailbox", "group").agg(
+        F.min("hour").alias("since"), F.sum("given").alias("given"), F.sum("acknowledged").alias("acknowledged")
+    )
+    came = rows.select("tenant", "mailbox", "hour", "came")
+    return (
+        begun.where("given > 0")
+        .join(came, ["tenant", "mailbox"])
+        .where("hour >= since")
+        .groupBy("tenant", "mailbox", "group", "since", "given", "acknowledged")
+        .agg(F.sum("came").alias("came"))
+        .where("given * 2 < came")
+        .orderBy(F.desc(F.col("came") - F.col("given")), "tenant", "mailbox", "group")
+    )
+
+
+def _tenants(rows: DataFrame, span: Span) -> list[tuple[str, list[int]]]:
+    sums = rows.groupBy("tenant").agg(F.sum("bytes_in").alias("bytes")).orderBy(F.desc("bytes"), "tenant")
+    largest = [row["tenant"] for row in sums.limit(TENANTS).collect()]
+    shown = F.when(F.col("tenant").isin(largest), F.col("tenant"))
+    # The others are under None: a tenant may have any name.
+    found: dict[str | None, dict[datetime, int]] = {name: {} for name in largest}
+    bytes_in = rows.groupBy(shown.alias("name"), F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("n"))
+    for row in bytes_in.collect():
+        found.setdefault(row["name"], {})[_moment(row["ms"])] = row["n"]
+    return [
+        (OTHERS if name is None else name, [values.get(hour, 0) for hour in span.hours])
+        for name, values in found.items()
+    ]
+
+
+def _by_hour(table: DataFrame, names: Sequence[str], span: Span) -> dict[str, list[float | None]]:
+    found = {_moment(row["ms"]): row for row in table.select(F.unix_millis("hour").alias("ms"), *names).collect()}
+    return {name: [found[hour][name] if hour in found else None for hour in span.hours] for name in names}
+
+
+def _zeros(lists: dict[str, list[float | None]]) -> dict[str, list[int]]:
+    return {name: [int(value or 0) for value in values] for name, values in lists.items()}
+
+
+def _rows(table: DataFrame) -> list[Row]:
+    # Spark would give timestamps in the zone of this machine.
+    times = [name for name, kind in table.dtypes if kind == "timestamp"]
+    plain = table.limit(LISTED).withColumns({name: F.unix_millis(name) for name in times})
+    rows = [row.asDict() for row in plain.collect()]
+    return [{name: _moment(value) if name in times else value for name, value in row.items()} for row in rows]
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
