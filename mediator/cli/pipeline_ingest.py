@@ -1,0 +1,104 @@
+"""The commands ``mediator pipeline ingest`` and ``compact``: from the journal into the lake, and the lake's upkeep."""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.options import AnswerJson, Config, DataDir, load
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, lake_of, require_spark
+from mediator.errors import SetupError, UnavailableError
+
+if TYPE_CHECKING:
+    from mediator.settings import Settings
+
+MAX_DAYS = 36_500
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: mediator pipeline ingest --data-dir ./mediator-data")(ingest)
+    app.command(epilog="Example: mediator pipeline compact --keep-days 400")(compact)
+
+
+def ingest(
+    master: Master = None,
+    conf: Conf = None,
+    remote: Remote = None,
+    lake: Lake = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+    as_json: AnswerJson = False,
+) -> None:
+    """Bring what the journal has told since the last time into the lake, each event once."""
+    with (
+        job("ingest", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work,
+        _kept(work.settings, "ingest") as numbers,
+    ):
+        from mediator.journal import FOLDER
+        from pipeline.lake import ingest as lake_ingest
+
+        _rotate(work.settings.data_dir)
+        summary = lake_ingest.ingest(work.spark, work.settings.data_dir / FOLDER, work.lake, work.told)
+        numbers.update(asdict(summary))
+    _tell(summary.lines(), numbers, as_json)
+
+
+def compact(
+    keep_days: Annotated[
+        int | None,
+        typer.Option(help="Remove events older than so many days.", min=1, max=MAX_DAYS, show_default="keep all"),
+    ] = None,
+    lake: Lake = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+    as_json: AnswerJson = False,
+) -> None:
+    """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
+    require_spark()
+    settings = load(config, data_dir=data_dir)
+    with _kept(settings, "compact") as numbers:
+        from pipeline.lake import upkeep
+
+        done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days)
+        numbers.update(asdict(done))
+    _tell(done.lines(), numbers, as_json)
+
+
+@contextmanager
+def _kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
+    """Keep the run in the history; what happens inside puts its numbers into the table."""
+    from mediator.housekeeping.history import History
+    from pipeline.runs import recorded
+
+    arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
+    with recorded(History(settings), command, arguments, show.hint) as numbers:
+        yield numbers
+
+
+def _rotate(data_dir: Path) -> None:
+    """Have the service, if one runs, close the journal's open file, so that all up to now is there to be read."""
+    from mediator.operators.control import ask
+
+    try:
+        problem = asyncio.run(ask(data_dir, "journal-rotate"))["error"]
+    except SetupError:
+        return
+    except UnavailableError as error:
+        problem = str(error)
+    if problem:
+        show.hint(f"the journal's open file is left for the next time: {problem}")
+
+
+def _tell(lines: Iterable[str], numbers: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show.as_json(numbers)
+        return
+    for line in lines:
+        show.say(line)

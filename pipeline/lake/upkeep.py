@@ -1,0 +1,73 @@
+"""Upkeep of the lake: small files become large ones, old days go, and what no table has any more leaves the disk."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from pipeline.lake import EVENTS, table
+from pipeline.lake.events import PARTITION
+from pipeline.lake.folder import held
+from pipeline.telling import Told, to_nobody
+
+VACUUM_HOURS = 168
+"""Files that no table has any more are kept so long for readers that have begun, and for looks into the past."""
+
+
+@dataclass(slots=True)
+class Upkept:
+    """What was done."""
+
+    merged: int = 0
+    """Small files that are part of larger ones now."""
+    made: int = 0
+    days: int = 0
+    """Days of events that were over and went."""
+    removed: int = 0
+    """Files that left the disk."""
+
+    def lines(self) -> Iterator[str]:
+        """Say it to people."""
+        yield f"{self.merged:,} files became {self.made:,}, {self.removed:,} old ones removed from the disk"
+        if self.days:
+            yield f"{self.days:,} days of events removed"
+
+
+def compact(lake: Path, *, keep_days: int | None = None, now: datetime | None = None, told: Told = to_nobody) -> Upkept:
+    """Merge small files in all tables of the lake and vacuum them; ``keep_days`` removes events older than that.
+
+    Raises :class:`SetupError` and :class:`UnavailableError` as :func:`pipeline.lake.folder.held`.
+    """
+    upkept = Upkept()
+    with held(lake):
+        paths = sorted(path.parent for path in lake.glob("*/_delta_log"))
+        for done, path in enumerate(paths):
+            told("tables", done, len(paths))
+            if keep_days is not None and path == table(lake, EVENTS):
+                first = (now or datetime.now(UTC)).date() - timedelta(days=keep_days)
+                upkept.days += _forget(path, first.isoformat())
+            _merge(path, upkept)
+        told("tables", len(paths), len(paths))
+    return upkept
+
+
+def _forget(path: Path, first: str) -> int:
+    """Remove the days before ``first``; whole partitions, so no file is read."""
+    delta = DeltaTable(path)
+    days = [day for part in delta.partitions() if (day := part[PARTITION]) is not None and day < first]
+    if days:
+        delta.delete(f"{PARTITION} < '{first}'")
+    return len(days)
+
+
+def _merge(path: Path, upkept: Upkept) -> None:
+    delta = DeltaTable(path)
+    merged = delta.optimize.compact()
+    upkept.merged += merged["numFilesRemoved"]
+    upkept.made += merged["numFilesAdded"]
+    upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False))
+    for folder in sorted(path.rglob("*/"), reverse=True):
+        if "_delta_log" not in folder.parts and not any(folder.iterdir()):
+            folder.rmdir()
