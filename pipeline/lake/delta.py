@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -64,10 +64,18 @@ class Table:
         version = self._delta.transaction_version(source)
         return -1 if version is None else version
 
-    def append(self, rows: DataFrame, name: str, sources: Mapping[str, int]) -> int:
+    @property
+    def version(self) -> int:
+        """Number of the table's last commit."""
+        return int(self._delta.version())
+
+    def append(
+        self, rows: DataFrame, name: str, sources: Mapping[str, int], *, replacing: Sequence[str] | None = None
+    ) -> int:
         """Add rows, and record up to where each source was read, both or neither; return how many rows.
 
-        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number.
+        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number. What the table has in the partitions
+        ``replacing`` goes in the same commit.
         """
         folder = self.path / f"{name}.{uuid4().hex[:8]}"
         with _conf(rows):
@@ -77,9 +85,10 @@ class Table:
         done = [Transaction(source, number) for source, number in sources.items()]
         self._delta.create_write_transaction(
             [action for action, _ in files],
-            "append",
+            "append" if replacing is None else "overwrite",
             self._delta.schema(),
             self._partition,
+            partition_filters=None if replacing is None else [(self._partition[0], "in", list(replacing))],
             commit_properties=CommitProperties(app_transactions=done),
         )
         # The object does not follow its own commits.
@@ -97,6 +106,32 @@ class Table:
     def column(self, name: str) -> list[Any]:
         """Return all values of a column of a small table."""
         return list(self._delta.to_pyarrow_table(columns=[name])[name].to_pylist())
+
+    def files(self, *columns: str) -> list[dict[str, Any]]:
+        """Return of each file ``path``, ``partition``, and for each column ``x`` ``min.x`` and ``max.x`` if known."""
+        actions = pa.table(self._delta.get_add_actions(flatten=True))
+        names = [f"{bound}.{column}" for column in columns for bound in ("min", "max")]
+        values = [
+            actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows for name in names
+        ]
+        paths = [str(self.path / unquote(path)) for path in actions["path"].to_pylist()]
+        days = actions[f"partition.{self._partition[0]}"].to_pylist() if self._partition else [None] * len(paths)
+        rows = zip(paths, days, *values, strict=True)
+        return [dict(zip(("path", "partition", *names), row, strict=True)) for row in rows]
+
+    def added_since(self, version: int) -> list[str] | None:
+        """Return the files that later commits brought rows in; None when the log does not tell any more."""
+        found: list[str] = []
+        for number in range(version + 1, self.version + 1):
+            try:
+                lines = (self.path / "_delta_log" / f"{number:020d}.json").read_text("utf-8").splitlines()
+            except FileNotFoundError:
+                return None
+            actions = [json.loads(line).get("add") for line in lines]
+            # Compaction writes rows again that were there.
+            found += [action["path"] for action in actions if action is not None and action["dataChange"]]
+        paths = [self.path / unquote(path) for path in found]
+        return [str(path) for path in paths] if all(path.exists() for path in paths) else None
 
     def holding(self, key: str, column: str, spans: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return the files that may have rows with one of the keys and a number from its span, by their statistics."""
