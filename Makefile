@@ -11,7 +11,7 @@ ACAPY_PYTHON ?= $(PYTHON)
 # What semantic search must reach on four public benchmarks, as nDCG@10.
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
-.PHONY: serve test check bench eval fuzz peers clean
+.PHONY: serve test check bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ $(VENV)/.core: pyproject.toml
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+$(VENV)/.pipeline: $(VENV)/.core
+	$(BIN)/pip install --quiet -e '.[pipeline]'
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
@@ -54,6 +58,9 @@ eval: $(VENV)/.dev  ## measure how well agents are found, on the sets in EVAL_DI
 
 fuzz: $(VENV)/.fuzz  ## fuzz the parsers for a minute each: make fuzz ARGS="--seconds 600"
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: make pipeline-demo ARGS="--no-open"
+	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-acapy .pytest_cache .mypy_cache .ruff_cache .hypothesis
