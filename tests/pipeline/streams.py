@@ -1,16 +1,19 @@
 """Journals and streams for the tests of the source: real files, and what each batch brought."""
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming import DataStreamWriter
 
 from mediator.journal_lines import encode
 from mediator.mailboxes.events import Event, What
 from mediator.segments import Segments
 from pipeline.source.datasource import register
+from pipeline.source.stream import Offset
 
 START = 1_767_225_600_000
 
@@ -86,3 +89,20 @@ def drain(writer: DataStreamWriter) -> None:
     """Run a stream over what is there now."""
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
+
+
+def ask(
+    reader: DataSourceStreamReader, start: Offset, column: str = "msg_id", turns: int = 100
+) -> Iterator[tuple[list[object], Offset]]:
+    """Ask as Spark does: each batch's values of a column, in order, and the offset behind them."""
+    for _ in range(turns):
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        if end == start:
+            return
+        yield read(reader, start, end, column), end
+        start = end
+
+
+def read(reader: DataSourceStreamReader, start: Offset, end: Offset, column: str = "msg_id") -> list[object]:
+    shares = reader.partitions(start, end)
+    return [value for share in shares for batch in reader.read(share) for value in batch[column].to_pylist()]

@@ -1,8 +1,7 @@
-"""Streams of the source: the journal and mailboxes, followed by Spark and, where that is enough, by its questions."""
+"""The journal as a stream, followed by Spark and, where that is enough, by the questions that Spark asks."""
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,30 +18,13 @@ from mediator.errors import BadRequestError, DamagedError, LostDataError
 from mediator.segments import mark_read
 from pipeline.lake.events import EVENTS
 from pipeline.source.journal_files import lines, pieces
-from pipeline.source.stream import Offset, stream_reader
-from tests.pipeline.streams import Batches, Written, drain, follow
+from pipeline.source.stream import stream_reader
+from tests.pipeline.streams import Batches, Written, ask, drain, follow, read
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Written:
     return Written(tmp_path / "journal")
-
-
-def ask(
-    reader: DataSourceStreamReader, start: Offset, column: str = "msg_id", turns: int = 100
-) -> Iterator[tuple[list[object], Offset]]:
-    """Ask as Spark does: each batch's values of a column, in order, and the offset behind them."""
-    for _ in range(turns):
-        end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        if end == start:
-            return
-        yield read(reader, start, end, column), end
-        start = end
-
-
-def read(reader: DataSourceStreamReader, start: Offset, end: Offset, column: str = "msg_id") -> list[object]:
-    shares = reader.partitions(start, end)
-    return [value for share in shares for batch in reader.read(share) for value in batch[column].to_pylist()]
 
 
 def reader_of(journal: Written, schema: StructType = EVENTS, **options: object) -> DataSourceStreamReader:
