@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from mediator.errors import BadRequestError
 from mediator.runs.records import RUN_VARIABLE, Outcome
 
 
@@ -44,11 +45,21 @@ def recorded(
         why = str(error) or type(error).__name__
         raise
     finally:
+        if no:
+            _end(book, no, outcome, numbers, why, say)
+
+
+def _end(
+    book: Book, no: int, outcome: Outcome, numbers: Mapping[str, int | float], why: str, say: Callable[[str], None]
+) -> None:
+    try:
         try:
-            if no:
-                book.end(no, outcome, numbers, why)
-        except Exception as error:
-            say(f"the end of this run is not recorded: {error}")
+            book.end(no, outcome, numbers, why)
+        except BadRequestError as error:
+            say(f"the numbers of this run are not recorded: {error}")
+            book.end(no, outcome, {}, why)
+    except Exception as error:
+        say(f"the end of this run is not recorded: {error}")
 
 
 def _begun() -> int:
