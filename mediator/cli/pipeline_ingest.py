@@ -1,22 +1,17 @@
 """The commands ``mediator pipeline ingest`` and ``compact``: from the journal into the lake, and the lake's upkeep."""
 
 import asyncio
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, lake_of, require_spark
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, lake_of, require_spark
 from mediator.errors import SetupError, UnavailableError
-
-if TYPE_CHECKING:
-    from mediator.settings import Settings
 
 MAX_DAYS = 36_500
 
@@ -39,7 +34,7 @@ def ingest(
     """Bring what the journal has told since the last time into the lake, each event once."""
     with (
         job("ingest", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work,
-        _kept(work.settings, "ingest") as numbers,
+        kept(work.settings, "ingest") as numbers,
     ):
         from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
@@ -63,23 +58,12 @@ def compact(
     """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
     require_spark()
     settings = load(config, data_dir=data_dir)
-    with _kept(settings, "compact") as numbers:
+    with kept(settings, "compact") as numbers:
         from pipeline.lake import upkeep
 
         done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days)
         numbers.update(asdict(done))
     _tell(done.lines(), numbers, as_json)
-
-
-@contextmanager
-def _kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
-    """Keep the run in the history; what happens inside puts its numbers into the table."""
-    from mediator.housekeeping.history import History
-    from pipeline.runs import recorded
-
-    arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
-    with recorded(History(settings), command, arguments, show.hint) as numbers:
-        yield numbers
 
 
 def _rotate(data_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """What the pipeline's commands share: their options, the session that runs them, and the bar that shows how far."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Job:
     spark: "SparkSession"
     told: "Told"
     """Shows how far it has come; see :mod:`pipeline.telling`."""
+    numbers: dict[str, int | float]
+    """What it counted, by a word, for `mediator pipeline runs`: rows, files, …"""
 
 
 def lake_of(settings: "Settings", lake: Path | None) -> Path:
@@ -81,7 +84,7 @@ def job(
     config: Path | None,
     data_dir: Path | None,
 ) -> Iterator[Job]:
-    """Read the settings, start Spark, and stop it at the end.
+    """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
     What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
     wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
@@ -94,14 +97,16 @@ def job(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from mediator.housekeeping.history import History
+    from pipeline.runs import recorded
     from pipeline.session import reason, running
 
-    with _progress(name) as told:
+    with recorded(History(settings), name, _arguments(name), show.hint) as numbers, _progress(name) as told:
         told("starting Spark", 0, None)
         try:
             with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
                 began = True
-                yield Job(settings, lake_of(settings, lake), spark, told)
+                yield Job(settings, lake_of(settings, lake), spark, told, numbers)
         except BadRequestError as error:
             if began:
                 raise
@@ -110,10 +115,26 @@ def job(
             raise CommandError(f"{name}: {reason(error)}") from error
 
 
+@contextmanager
+def kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
+    """Keep the run in the history; what happens inside puts its numbers into the table."""
+    from mediator.housekeeping.history import History
+    from pipeline.runs import recorded
+
+    arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
+    with recorded(History(settings), command, arguments, show.hint) as numbers:
+        yield numbers
+
+
 def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
     if not all(find_spec(name) for name in NEEDED):
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
+
+
+def _arguments(name: str) -> list[str]:
+    """Return what stands behind the command on the command line."""
+    return sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
 
 
 @contextmanager
