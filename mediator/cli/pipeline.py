@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import typer
 
+from mediator.cli.pipeline_report import register as register_report
 from mediator.cli.pipeline_runs import register as register_runs
 
 app = typer.Typer(
     help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
 )
-_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (register_runs,)
+_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (register_runs, register_report)
 for register in _COMMANDS:
     register(app)

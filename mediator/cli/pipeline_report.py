@@ -1,0 +1,92 @@
+"""The command ``mediator pipeline report``: what passed through the mediator, as tables in the lake and as a page."""
+
+import webbrowser
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mediator.cli import show
+from mediator.cli.failing import CommandError
+from mediator.cli.options import AnswerJson, Config, DataDir
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept
+
+PAGE = "report.html"
+_DAY = "YYYY-MM-DD"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: mediator pipeline report --from 2026-03-01 --tenant acme --open")(report)
+
+
+def _day(text: str | date) -> date:
+    if isinstance(text, date):
+        return text
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f'expected a day as {_DAY}, got "{text[:40]}"') from None
+
+
+def report(
+    first: Annotated[
+        date | None,
+        typer.Option(
+            "--from", metavar=_DAY, help="First day, in UTC.", parser=_day, show_default="30 days before the end"
+        ),
+    ] = None,
+    last: Annotated[
+        date | None, typer.Option("--to", metavar=_DAY, help="Last day.", parser=_day, show_default="the newest")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this tenant's mail.", show_default="all tenants")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes.", show_default=f"{PAGE}, in the lake")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+    remote: Remote = None,
+    lake: Lake = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+    as_json: AnswerJson = False,
+) -> None:
+    """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
+    with (
+        job("report", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work,
+        kept(work.settings, "report") as numbers,
+    ):
+        from pipeline.reports import tables
+        from pipeline.reports.page import page
+        from pipeline.reports.summary import span_of, summarize
+
+        updated = tables.update(work.spark, work.lake, work.told)
+        work.told("page", 0, None)
+        hourly, waits, groups = (tables.read(work.spark, work.lake, name) for name in tables.TABLES)
+        span = span_of(hourly, first, last)
+        gaps, quarantined = tables.missing(work.spark, work.lake, span)
+        summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
+        path = (output if output is not None else work.lake / PAGE).absolute()
+        _write(path, page(summary))
+        numbers.update(summary.totals, days=len(updated.days), files=updated.files)
+    if as_json:
+        show.as_json({**asdict(updated), "days": [str(day) for day in updated.days], "totals": summary.totals})
+    else:
+        show.say(f"{len(updated.days):,} days calculated anew; the page is {path}")
+    if open_page and not webbrowser.open(path.as_uri()):
+        show.hint(f"found no browser; open {path.as_uri()}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the page whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(text, "utf-8")
+        new.replace(path)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from error
