@@ -32,17 +32,14 @@ def ingest(
     as_json: AnswerJson = False,
 ) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
-    with (
-        job("ingest", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work,
-        kept(work.settings, "ingest") as numbers,
-    ):
+    with job("ingest", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
         from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
 
         _rotate(work.settings.data_dir)
         summary = lake_ingest.ingest(work.spark, work.settings.data_dir / FOLDER, work.lake, work.told)
-        numbers.update(asdict(summary))
-    _tell(summary.lines(), numbers, as_json)
+        work.numbers.update(asdict(summary))
+    _tell(summary.lines(), work.numbers, as_json)
 
 
 def compact(

@@ -97,11 +97,9 @@ def job(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from mediator.housekeeping.history import History
-    from pipeline.runs import recorded
     from pipeline.session import reason, running
 
-    with recorded(History(settings), name, _arguments(name), show.hint) as numbers, _progress(name) as told:
+    with kept(settings, name) as numbers, _progress(name) as told:
         told("starting Spark", 0, None)
         try:
             with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
@@ -117,7 +115,7 @@ def job(
 
 @contextmanager
 def kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
-    """Keep the run in the history; what happens inside puts its numbers into the table."""
+    """Keep the run in the history; what happens inside puts its numbers into the table. :func:`job` does it itself."""
     from mediator.housekeeping.history import History
     from pipeline.runs import recorded
 
@@ -130,11 +128,6 @@ def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
     if not all(find_spec(name) for name in NEEDED):
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
-
-
-def _arguments(name: str) -> list[str]:
-    """Return what stands behind the command on the command line."""
-    return sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
 
 
 @contextmanager
