@@ -11,7 +11,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.options import AnswerJson, Config, DataDir
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job
 
 PAGE = "report.html"
 _DAY = "YYYY-MM-DD"
@@ -57,10 +57,7 @@ def report(
     as_json: AnswerJson = False,
 ) -> None:
     """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
-    with (
-        job("report", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work,
-        kept(work.settings, "report") as numbers,
-    ):
+    with job("report", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
         from pipeline.reports import tables
         from pipeline.reports.page import page
         from pipeline.reports.summary import span_of, summarize
@@ -73,7 +70,7 @@ def report(
         summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
         path = (output if output is not None else work.lake / PAGE).absolute()
         _write(path, page(summary))
-        numbers.update(summary.totals, days=len(updated.days), files=updated.files)
+        work.numbers.update(summary.totals, days=len(updated.days), files=updated.files)
     if as_json:
         show.as_json({**asdict(updated), "days": [str(day) for day in updated.days], "totals": summary.totals})
     else:

@@ -119,8 +119,7 @@ def kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]
     from mediator.housekeeping.history import History
     from pipeline.runs import recorded
 
-    arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
-    with recorded(History(settings), command, arguments, show.hint) as numbers:
+    with recorded(History(settings), command, _arguments(command), show.hint) as numbers:
         yield numbers
 
 
