@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -39,7 +39,7 @@ class Target:
 
     servers: tuple[str, ...]
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     in_flight: int
     """Messages without receipt at a time."""
     patience: float

@@ -29,7 +29,7 @@ class Sent(WriterCommitMessage):
     bytes: int
 
 
-def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "Writer":
+def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "Writer":
     """Make the writer of ``df.write.format("mq9").mode("append")``; BadRequestError names a wrong option or column."""
     _only_append(overwrite)
     # Made once, in the driver, so that a task that is tried again makes the same ids.
