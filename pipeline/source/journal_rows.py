@@ -14,9 +14,12 @@ from mediator.errors import BadRequestError, DamagedError
 from mediator.journal_lines import COLUMNS
 from mediator.segments import Line
 from pipeline.lake.events import EVENTS
+from pipeline.lake.journal import MAX_SEQ, MAX_TIME, VERSION
 
 BATCH_EVENTS = 16_384
 """Events of one Arrow batch, about: a line stays together."""
+
+_LOWEST = {"at": 0, "what": 0, "lane": -1, "msg_id": -1, "bytes": 0, "created_at": 0}
 
 Placed = tuple[str, int, bytes]
 """File, byte and content of a line."""
@@ -75,6 +78,10 @@ def _parse(data: bytes) -> Line:
     for name, kind in (("instance", str), ("seq", int), ("tenant", str), *((name, list) for name in COLUMNS)):
         if type(line.get(name)) is not kind:
             raise ValueError(f"{name}: expected {kind.__name__}")
+    if line.get("version", VERSION) != VERSION:
+        raise ValueError("of another version")
+    if not 0 <= line["seq"] <= MAX_SEQ:
+        raise ValueError("seq: out of range")
     if len({len(line[name]) for name in COLUMNS}) > 1:
         raise ValueError("columns of different lengths")
     return line
@@ -96,7 +103,7 @@ def _batch(lines: list[Line], shape: pa.Schema) -> pa.RecordBatch:
     """Build all columns, also those that nobody asked for: a bad line is bad whichever columns are read."""
     counts = [len(line["what"]) for line in lines]
     events: dict[str, pa.Array] = {
-        name: _numbers([value for line in lines for value in line[name]], _type(name)) for name in COLUMNS
+        name: _numbers(name, [value for line in lines for value in line[name]]) for name in COLUMNS
     }
     for name in ("instance", "seq", "tenant"):
         values = [line[name] for line, count in zip(lines, counts, strict=True) for _ in range(count)]
@@ -111,14 +118,14 @@ def _batch(lines: list[Line], shape: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([events[name] for name in shape.names], schema=shape)
 
 
-def _type(name: str) -> pa.DataType:
-    return pa.int8() if name in {"what", "lane"} else pa.int64()
-
-
-def _numbers(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _numbers(name: str, values: list[Any]) -> pa.Array:
     if not set(map(type, values)) <= {int}:
-        raise TypeError("expected whole numbers")
-    return pa.array(values, kind)
+        raise TypeError(f"{name}: expected whole numbers")
+    numbers = pa.array(values, pa.int8() if name in {"what", "lane"} else pa.int64())
+    span = pc.min_max(numbers).as_py()
+    if span["min"] < _LOWEST.get(name, span["min"]) or (name in {"at", "created_at"} and span["max"] > MAX_TIME):
+        raise TypeError(f"{name}: out of range")
+    return numbers
 
 
 def _refuse(placed: Placed, problem: str, skip_bad: bool) -> None:

@@ -232,6 +232,10 @@ BAD = {
     b'"msg_id":[0],"bytes":[1],"created_at":[1],"group":[0]}\n',
     "a time is too large": b'{"instance":"a","seq":1,"tenant":"t","at":[9000000000000000000],"what":[4],"mailbox":[7],'
     b'"lane":[2],"msg_id":[0],"bytes":[1],"created_at":[1],"group":[0]}\n',
+    "a time is negative": b'{"instance":"a","seq":1,"tenant":"t","at":[-1],"what":[4],"mailbox":[7],"lane":[2],'
+    b'"msg_id":[0],"bytes":[1],"created_at":[1],"group":[0]}\n',
+    "another version": b'{"version":2,"instance":"a","seq":1,"tenant":"t","at":[1],"what":[4],"mailbox":[7],"lane":[2],'
+    b'"msg_id":[0],"bytes":[1],"created_at":[1],"group":[0]}\n',
     "a flipped byte": b'{"instance":"h\xffst","seq":1,"tenant":""}\n',
 }
 
