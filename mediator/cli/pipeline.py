@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import typer
 
+from mediator.cli.pipeline_ingest import register as register_ingest
 from mediator.cli.pipeline_report import register as register_report
 from mediator.cli.pipeline_runs import register as register_runs
 
 app = typer.Typer(
     help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
 )
-_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (register_runs, register_report)
+_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (register_ingest, register_report, register_runs)
 for register in _COMMANDS:
     register(app)

@@ -112,14 +112,17 @@ class _Ingest:
     def _next(self) -> list[Segment]:
         """Return the next files to read, as many as one commit may be of."""
         new = [segment for segment in segments(self._journal) if self._unread(self._events, segment)]
-        self._told("files", self._summary.segments, self._summary.segments + len(new))
         batch: list[Segment] = []
         size = 0
         for segment in new:
-            size += segment.path.stat().st_size
+            try:
+                size += segment.path.stat().st_size
+            except FileNotFoundError:
+                continue
             if batch and size > BATCH_BYTES:
                 break
             batch.append(segment)
+        self._told("files", self._summary.segments, self._summary.segments + len(new))
         return batch
 
     def _ingest(self, batch: Sequence[Segment]) -> None:
