@@ -119,7 +119,8 @@ def kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]
     from mediator.housekeeping.history import History
     from pipeline.runs import recorded
 
-    with recorded(History(settings), command, _arguments(command), show.hint) as numbers:
+    arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
+    with recorded(History(settings), command, arguments, show.hint) as numbers:
         yield numbers
 
 
