@@ -23,8 +23,8 @@ p { margin: 4px 0 10px } .soft { color: var(--soft); font-size: .9rem }
   margin: 16px 0; padding: 0 }
 .totals div { background: var(--card); border-radius: 8px; padding: 8px 10px }
 .totals dt { color: var(--soft); font-size: .8rem } .totals dd { margin: 0; font-size: 1.1rem; font-weight: 600 }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 0 20px }
-.plots section { min-width: 0 }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 0 20px }
+.plots section { min-width: 0; overflow: hidden }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--line); white-space: nowrap }
@@ -34,6 +34,13 @@ th { color: var(--soft); font-weight: 500 } th:first-child, td:first-child { tex
 .gridlayer path { stroke: var(--line) !important }
 .hoverlayer .legend .bg { fill: var(--card) !important }
 .hoverlayer .legend text { fill: var(--ink) !important }
+"""
+# Plots are drawn before the page has its width, and phones are turned.
+_FIT = """
+const fit = new ResizeObserver(seen => {
+  for (const one of seen) Plotly.Plots.resize(one.target.querySelector(".plotly-graph-div"));
+});
+document.querySelectorAll(".plots section").forEach(section => fit.observe(section));
 """
 _TOTALS = {
     "sent": "sent",
@@ -64,7 +71,7 @@ def page(summary: Summary) -> str:
 <p class="soft">Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address
 may read. A mailbox that is made anew has a new number. FETCHes without a group leave no trace. Waits are those of
 the messages that became visible in an hour, in UTC; a message that nobody was given yet has none.</p>
-</body></html>
+<script>{_FIT}</script></body></html>
 """
 
 

@@ -22,15 +22,17 @@ def library() -> str:
 def plots(summary: Summary) -> list[tuple[str, str]]:
     """Return headings and plots."""
     hours = summary.span.hours
+    # There is no zero on a scale of powers: what came at once is shown as a millisecond.
     seconds = {
-        name: [None if value is None else value / 1000 for value in values] for name, values in summary.waits.items()
+        name: [None if value is None else max(value, 1) / 1000 for value in values]
+        for name, values in summary.waits.items()
     }
     return [
         ("Messages per hour", _html(_lines(hours, _handed_out(summary)))),
         ("Messages there at the end of each hour", _html(_lines(hours, {"messages": summary.depth}, fill=True))),
         ("Bytes there at the end of each hour", _html(_lines(hours, {"bytes": summary.depth_bytes}, fill=True))),
-        ("Wait for the first delivery, seconds", _html(_lines(hours, _waits(seconds, "first"), gaps=True))),
-        ("Wait for the first ACK, seconds", _html(_lines(hours, _waits(seconds, "ack"), gaps=True))),
+        ("Wait for the first delivery, seconds", _html(_powers(_lines(hours, _waits(seconds, "first"), gaps=True)))),
+        ("Wait for the first ACK, seconds", _html(_powers(_lines(hours, _waits(seconds, "ack"), gaps=True)))),
         ("Bytes sent per hour, by tenant", _html(_bars(hours, summary.tenants))),
     ]
 
@@ -70,6 +72,11 @@ def _lines(
         )
         for (name, values), colour in zip(series.items(), COLOURS, strict=False)
     )
+
+
+def _powers(figure: go.Figure) -> go.Figure:
+    """Let p50 be seen beside a p99 that is a thousand times it."""
+    return figure.update_yaxes(type="log", rangemode="normal", dtick=1)
 
 
 def _bars(hours: Sequence[datetime], series: Sequence[tuple[str, Sequence[int]]]) -> go.Figure:
