@@ -19,6 +19,7 @@ from pipeline.java import find_java
 MASTERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|(spark|k8s)://.+|yarn")
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
+_JAVA = re.compile(r"(?:: )?[\w.$]+(?:Exception|Error): (.+)")
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 # What the pipeline's numbers depend on, and nobody may set otherwise: the dates that the lake is cut by are UTC's.
 _FIXED = {"spark.sql.session.timeZone": "UTC"}
@@ -148,6 +149,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return the line of a Spark or Java exception that says why; the others say where."""
+    """Return what a Spark or Java exception says, without the names of classes and where it was."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "Exception: " in line), lines[0] if lines else type(error).__name__)[:500]
+    java = next((found[1] for line in lines if (found := _JAVA.match(line))), None)
+    return (java or (lines[0] if lines else type(error).__name__))[:500]

@@ -12,7 +12,7 @@ from pyspark.sql.functions import udf
 
 from mediator.errors import BadRequestError, UnreachableError
 from pipeline.java import find_java
-from pipeline.session import running, session
+from pipeline.session import reason, running, session
 from tests.acceptance.service import free_port, listening, spawn, until
 
 CONNECTED = """
@@ -79,6 +79,21 @@ def test_a_connect_server_that_is_not_there_is_an_error_at_once():
     port = free_port()
     with pytest.raises(UnreachableError, match=f"^no Spark Connect server at 127.0.0.1:{port}: "):
         session(remote=f"sc://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "An error occurred while calling None.JavaSparkContext.\n: org.apache.spark.SparkException: Too little.\n\tat a",
+            "Too little.",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/a. SQLSTATE: 42K03", None),
+        ("\n\njava.io.IOException: No space left on device\nat b", "No space left on device"),
+    ],
+)
+def test_of_an_error_it_is_said_what_is_wrong_and_not_where(text, said):
+    assert reason(Exception(text)) == (said or text)
 
 
 @pytest.mark.parametrize("master", ["", "locale", "local[", "spark://", "http://host:7077"])
