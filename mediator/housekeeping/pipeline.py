@@ -22,6 +22,7 @@ LOOK_SECONDS = 60
 _PROGRAM = (sys.executable, "-P", "-m", "mediator")
 _HOUR = 3600 * 1000
 _MINUTE = 60.0
+_ERROR = "mediator: "
 _log = structlog.get_logger("pipeline")
 
 
@@ -80,9 +81,10 @@ def _judge(ended: Ended, minutes: int) -> tuple[Outcome, str]:
         return Outcome.KILLED, f"ended by {signal.Signals(-ended.code).name}"
     if ended.code == 0:
         return Outcome.SUCCEEDED, ""
-    errors = [line for line in ended.said if line.startswith("mediator: ")]
-    said = [*ended.said, *errors] or [f"exit code {ended.code}"]
-    return Outcome.FAILED, said[-1].removeprefix("mediator: ")
+    # Wrong usage is told in a frame.
+    words = [text for line in ended.said if (text := line.strip("│╭╮╰╯─ "))]
+    errors = [line.removeprefix(_ERROR) for line in words if line.startswith(_ERROR)]
+    return Outcome.FAILED, [f"exit code {ended.code}", *words, *errors][-1]
 
 
 def _environment(settings: Settings) -> dict[str, str]:
