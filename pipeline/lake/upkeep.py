@@ -67,7 +67,7 @@ def _merge(path: Path, upkept: Upkept) -> None:
     merged = delta.optimize.compact()
     upkept.merged += merged["numFilesRemoved"]
     upkept.made += merged["numFilesAdded"]
-    upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False))
+    upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False, full=True))
     for folder in sorted(path.rglob("*/"), reverse=True):
         if "_delta_log" not in folder.parts and not any(folder.iterdir()):
             folder.rmdir()

@@ -1,0 +1,80 @@
+"""An ingest that SIGKILL ends wherever it stands: the next one goes on, and each event is in the lake once."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from mediator.journal import events as told
+from mediator.segments import read_up_to
+from pipeline.lake.ingest import ingest
+from tests.pipeline.conftest import SMALL
+from tests.pipeline.journals import fill, held, row, write
+
+PATIENCE = 90.0
+PROGRAM = """
+import sys
+from pathlib import Path
+from pipeline.lake.ingest import ingest
+from pipeline.session import session
+
+conf = dict(each.split("=", 1) for each in sys.argv[3:])
+ingest(session(master="local[1]", conf=conf.items()), Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+SHOWS = (
+    "quarantine/_delta_log/*1.json",
+    "events/0*/_SUCCESS",
+    "events/_delta_log/*1.json",
+)
+"""What appears when bad lines are kept and nothing else is, when Parquet is written and not committed, and when it is
+committed and not marked read; each in the run that comes to it."""
+
+
+def killed(journal: Path, lake: Path, shows: str) -> bool:
+    """Run until a file appears, and kill it then; False when the run ended before."""
+    before = set(lake.glob(shows))
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, journal, lake, *(f"{name}={value}" for name, value in SMALL.items())],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until = monotonic() + PATIENCE
+    try:
+        while child.poll() is None:
+            assert monotonic() < until
+            if set(lake.glob(shows)) - before:
+                child.send_signal(signal.SIGKILL)
+                return child.wait() == -signal.SIGKILL
+        return False
+    finally:
+        # The JVM too: it would end a moment later by itself.
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.mark.timeout(300)
+def test_each_event_once_after_any_kill(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    fill(journal, 2)
+    bad = write(journal, 900, [b"{torn\n"])
+    hit = [killed(journal, lake, shows) for shows in SHOWS]
+    assert hit == [True] * len(SHOWS)
+    # As if it had been killed right after the commit, if it was a moment later.
+    (journal / "read.json").unlink(missing_ok=True)
+    more = fill(journal, 1, first=1000)
+    summary = ingest(spark, journal, lake)
+    assert summary.events == more
+    assert read_up_to(journal) > bad.name
+    bad.unlink()
+    assert sorted(held(lake)) == sorted(row(each) for each in told(journal))
+    assert DeltaTable(lake / "quarantine").to_pyarrow_table().num_rows == 1
+    for name in ("events", "quarantine"):
+        table = DeltaTable(lake / name)
+        assert {str(path) for path in (lake / name).rglob("*.parquet")} == set(table.file_uris())
