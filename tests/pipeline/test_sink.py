@@ -1,0 +1,376 @@
+"""Rows as messages: what a mailbox holds after a write that went well, was made again, failed or met a dead service."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from mediator.errors import UnavailableError
+from pipeline.source.datasource import register
+from pipeline.source.messages import Columns
+from pipeline.source.sending import Target
+from pipeline.source.sink import Sent, send, total
+from tests.acceptance.service import Service, Services, free_port, until
+
+PREFIX = "$mq9.AI."
+LANES = ("critical", "urgent", "normal", "low")
+ROWS = (
+    "address string, payload binary, lane string, key string, tags array<string>, ttl int, headers map<string,string>"
+)
+
+
+async def running(services: Services) -> Service:
+    """Start a service that leaves the processor to the test."""
+    service = services.new()
+    service.environment["MEDIATOR_REGISTRY__SEMANTIC"] = "false"
+    service.start()
+    await service.ready()
+    return service
+
+
+class Mail:
+    """A service and what is in its mailboxes."""
+
+    def __init__(self, service: Service, client: nats.NATS) -> None:
+        self.service = service
+        self.client = client
+
+    async def ask(self, verb: str, **body: Any) -> dict[str, Any]:
+        answer = await self.client.request(PREFIX + verb, json.dumps(body).encode(), timeout=10)
+        said: dict[str, Any] = json.loads(answer.data)
+        assert said["error"] == "", said
+        return said
+
+    async def create(self, *addresses: str) -> None:
+        for address in addresses:
+            await self.ask("MAILBOX.CREATE", name=address)
+
+    async def items(self, address: str) -> list[dict[str, Any]]:
+        """Return all that a mailbox holds, by msg_id, with payloads as bytes."""
+        items: list[dict[str, Any]] = []
+        page: dict[str, Any] = {}
+        while got := (await self.ask(f"MSG.QUERY.{address}", limit=1000, **page))["messages"]:
+            items = got + items
+            if got[0]["msg_id"] == 0:
+                break
+            page = {"before_id": got[0]["msg_id"]}
+        for item in items:
+            item["payload"] = base64.b64decode(item["payload"])
+        return items
+
+    async def payloads(self, address: str) -> list[bytes]:
+        return [item["payload"] for item in await self.items(address)]
+
+    def write(self, frame: DataFrame, **options: Any) -> None:
+        """Send a frame; an option's underscore stands for a dot."""
+        named = {name.replace("_", "."): value for name, value in options.items()}
+        frame.write.format("mq9").mode("append").options(**{"nats.url": self.service.nats_url}, **named).save()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Run one service for the tests that do not kill it."""
+    services = Services(tmp_path_factory.mktemp("sink"))
+    try:
+        yield asyncio.run(running(services))
+    finally:
+        services.close()
+
+
+@pytest.fixture
+async def mail(service: Service, spark: SparkSession) -> AsyncIterator[Mail]:
+    register(spark)
+    client = await nats.connect(service.nats_url)
+    try:
+        yield Mail(service, client)
+    finally:
+        await client.close()
+
+
+def binary(number: int) -> bytes:
+    """Make bytes that are no UTF-8 and no two alike; every hundredth is empty."""
+    return b"" if number % 100 == 99 else b"\xff\x00" + hashlib.sha256(str(number).encode()).digest()
+
+
+def number_of(item: dict[str, Any]) -> int:
+    return int(item["headers"]["Own-Number"])
+
+
+def row_of(item: dict[str, Any]) -> int:
+    """Return the place in its partition."""
+    return int(item["dedup_id"].split("-")[2])
+
+
+@pytest.mark.rule("S1", "S3", "N6")
+async def test_a_batch_arrives_once_as_it_is_and_in_order(mail: Mail, spark: SparkSession) -> None:
+    await mail.create("batch.even", "batch.odd")
+    rows = [
+        (
+            "batch.odd" if number % 2 else "batch.even",
+            binary(number),
+            LANES[number % 3],
+            f"key{number}" if number % 5 == 0 else None,
+            ["a", f"t{number % 7}"] if number % 4 else None,
+            3600 if number % 6 == 0 else None,
+            {"Own-Number": str(number), "Grüße".encode().hex(): "Grüße, wohl bekomm’s"},
+        )
+        for number in range(5000)
+    ]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, 4), ROWS)
+    mail.write(frame, dedup_prefix="first")
+    mail.write(frame, dedup_prefix="first")
+
+    seen = []
+    for address in ("batch.even", "batch.odd"):
+        items = await mail.items(address)
+        seen += items
+        for partition in range(4):
+            inside = [item for item in items if item["dedup_id"].startswith(f"first-{partition}-")]
+            assert inside
+            for order in ([row_of(item) for item in inside], [number_of(item) for item in inside]):
+                assert order == sorted(order)
+    assert sorted(map(number_of, seen)) == list(range(5000))
+    for item in seen:
+        number = number_of(item)
+        _, payload, lane, key, tags, ttl, headers = rows[number]
+        assert item["payload"] == payload
+        assert item["headers"] == headers
+        assert item["priority"] == lane
+        assert item.get("key") == key
+        assert item.get("tags") == tags
+        assert ("expire_at" in item) == (ttl is not None)
+
+
+@pytest.mark.rule("S3")
+async def test_what_is_another_message_is_stored_whatever_stood_in_its_place(mail: Mail, spark: SparkSession) -> None:
+    await mail.create("places")
+    columns = "value string, dedup_id string"
+    for values in (["one", "two"], ["two", "one"]):
+        frame = spark.createDataFrame([(value, None) for value in values], columns).coalesce(1)
+        mail.write(frame, topic="places", dedup_prefix="again")
+    assert await mail.payloads("places") == [b"one", b"two", b"two", b"one"]
+    # The row's own id holds whatever the write is called and whatever the message says.
+    for word in ("three", "four"):
+        mail.write(spark.createDataFrame([(word, "its own")], columns), address="places")
+    assert (await mail.payloads("places"))[4:] == [b"three"]
+
+
+@pytest.mark.rule("S1", "S4")
+async def test_the_other_columns(mail: Mail, spark: SparkSession) -> None:
+    await mail.create("others")
+    rows = [("now", "a,b", 0, "inbox.me", ""), ("later", "", 3600, None, None), ("null", None, None, None, "high")]
+    frame = spark.createDataFrame(rows, "payload string, tags string, delay long, reply_to string, lane string")
+    mail.write(frame.coalesce(1), address="others")
+    now, plain = await mail.items("others")
+    assert (now["payload"], now["tags"], now["reply_to"], now["priority"]) == (b"now", ["a", "b"], "inbox.me", "normal")
+    assert (plain["payload"], plain["priority"]) == (b"null", "critical")
+
+
+@pytest.mark.rule("N3", "S1")
+@pytest.mark.parametrize(
+    ("columns", "wrong", "said"),
+    [
+        ("payload string, address string", ("x", "nowhere"), "mailbox nowhere does not exist"),
+        ("payload string, address string", ("x", "No Where"), "address: expected lowercase letters and digits"),
+        ("payload string, address string", ("x", None), "address: expected one in every row, got null"),
+        ("payload string, lane string", ("x", "soonest"), "mq9-priority: expected critical, high, urgent, normal"),
+        ("payload string, delay string", ("x", "soon"), 'mq9-delay: expected whole seconds, got "soon"'),
+        ("payload string, delay int", ("x", -1), "mq9-delay: expected whole seconds"),
+        ("payload string, key string", ("x", "a\nb"), "key: expected text without control characters"),
+        ("payload string, key string", ("x", " a"), "key: expected no blanks around it"),
+        ("payload string, tags array<string>", ("x", ["a,b"]), "tags: expected no commas"),
+        ("payload string, headers map<string,string>", ("x", {"MQ9-Key": "k"}), "headers: MQ9-Key is given in the"),
+        ("payload string, headers map<string,string>", ("x", {"a b": "k"}), "headers: expected letters, digits"),
+        ("payload binary, key string", (b"x" * (16 * 1024 * 1024), "k"), "payload: message_too_large, 1677"),
+    ],
+)
+async def test_a_row_that_is_refused_is_named(
+    mail: Mail, spark: SparkSession, columns: str, wrong: tuple[Any, ...], said: str, request: pytest.FixtureRequest
+) -> None:
+    box = "refused" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+    await mail.create(box)
+    address = {} if "address" in columns else {"address": box}
+    empty = [None if word != "address" else box for word in columns.replace(",", "").split()[2::2]]
+    good = b"good" if "binary" in columns else "good"
+    frame = spark.createDataFrame([(good, *empty), (good, *empty), wrong], columns).coalesce(1)
+    with pytest.raises(PySparkException) as failure:
+        mail.write(frame, **address)
+    assert f"row 2 of partition 0: {said}" in str(failure.value)
+    assert set(await mail.payloads(box)) <= {b"good"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ("payload string, colour string", {"address": "a"}, "colour: not a column that can be sent"),
+        ("payload string, value string", {"address": "a"}, "payload: expected one column of this name, or of"),
+        ("key string", {"address": "a"}, "payload: expected one column of this name, or of"),
+        ("payload string", {}, "address: expected a column or an option of this name"),
+        ("payload string", {"address": "a", "topic": "b"}, "address: expected the same as in the option topic"),
+        ("payload string", {"address": "A-1"}, "address: expected lowercase letters and digits"),
+        ("payload int", {"address": "a"}, "payload: expected binary or string, got int"),
+        ("payload string, delay double", {"address": "a"}, "delay: expected a whole number or string, got double"),
+        ("payload string", {"address": "a", "maxInFlight": "many"}, "maxInFlight: expected a whole number from 1 to"),
+        ("payload string", {"address": "a", "dedup_prefix": " "}, "dedup.prefix: expected at most 256 ASCII"),
+    ],
+)
+async def test_wrong_columns_and_options_are_named_before_anything_is_sent(
+    mail: Mail, spark: SparkSession, columns: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(PySparkException) as failure:
+        mail.write(spark.createDataFrame([], columns), **options)
+    assert said in str(failure.value)
+
+
+async def test_a_mailbox_is_not_overwritten(mail: Mail, spark: SparkSession) -> None:
+    frame = spark.createDataFrame([], "payload string")
+    with pytest.raises(PySparkException, match="mode: expected append"):
+        frame.write.format("mq9").mode("overwrite").option("address", "a").save()
+
+
+@pytest.mark.rule("S3")
+async def test_a_stream_that_fails_in_the_midst_of_a_batch_sends_each_row_once(
+    mail: Mail, spark: SparkSession, tmp_path: Path
+) -> None:
+    await mail.create("streamed")
+    for batch in range(3):
+        lines = [json.dumps({"number": batch * 400 + number}) for number in range(400)]
+        spark.createDataFrame([(line,) for line in lines], "value string").coalesce(1).write.mode("append").text(
+            str(tmp_path / "rows")
+        )
+    tripped = str(tmp_path / "tripped")
+
+    @f.udf("string")
+    def trip(number: int) -> str:
+        """Fail at one row of the second batch, the first time."""
+        if number % 400 == 300 and not Path(tripped).exists():
+            Path(tripped).write_text(str(number))
+            raise RuntimeError("tripped")
+        return str(number)
+
+    def run() -> str:
+        source = spark.readStream.schema("number long").option("maxFilesPerTrigger", 1).json(str(tmp_path / "rows"))
+        # The last row of all goes elsewhere: a mailbox that is not there until later.
+        address = f.when(f.col("number") == 1199, "elsewhere").otherwise("streamed").alias("address")
+        query = (
+            source.select(address, trip("number").alias("payload"))
+            .writeStream.format("mq9")
+            .option("nats.url", mail.service.nats_url)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        progress = query.lastProgress
+        assert progress is not None
+        assert progress["sink"]["numOutputRows"] == 400
+        return str(query.id)
+
+    with pytest.raises(PySparkException, match="tripped"):
+        run()
+    with pytest.raises(PySparkException, match="row 399 of partition 0: mailbox elsewhere does not exist"):
+        run()
+    # All of the batch but its last row is there; the batch is not done.
+    before = await mail.payloads("streamed")
+    assert sorted(map(int, before)) == list(range(1199))
+    await mail.create("elsewhere")
+    query = run()
+    assert await mail.payloads("streamed") == before
+    (last,) = await mail.items("elsewhere")
+    assert last["payload"] == b"1199"
+    assert last["dedup_id"].startswith(f"{query}-2-0-399-")
+
+
+async def kill_when_begun(service: Service) -> int:
+    """Kill the service when the first rows are there, start it again, and return how many rows it had before."""
+    client = await nats.connect(service.nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    mail = Mail(service, client)
+
+    async def begun() -> int:
+        newest = (await mail.ask("MSG.QUERY.killed", limit=1, headers_only=True))["messages"]
+        return int(newest[0]["msg_id"]) + 1 if newest else 0
+
+    count: int = await until(begun, 60, "the first rows are there")
+    await service.kill()
+    service.start()
+    await service.ready()
+    await client.close()
+    return count
+
+
+@pytest.mark.rule("A8", "S3")
+async def test_a_service_that_is_killed_meanwhile_has_all_rows_once(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    services = Services(tmp_path)
+    try:
+        service = await running(services)
+        client = await nats.connect(service.nats_url)
+        await Mail(service, client).create("killed")
+        await client.close()
+        frame = spark.range(0, 8000, 1, 2).select(f.col("id").cast("string").alias("payload"))
+        # Spark knows its session in this thread alone, so it is the killer who goes into another.
+        killing = asyncio.create_task(asyncio.to_thread(asyncio.run, kill_when_begun(service)))
+        await asyncio.sleep(0)
+        # More patience than a busy machine needs for a start.
+        Mail(service, client).write(frame, address="killed", maxInFlight=64, timeoutSeconds=90)
+        assert 0 < await killing < 8000
+        client = await nats.connect(service.nats_url)
+        mail = Mail(service, client)
+        numbers = [int(payload) for payload in await mail.payloads("killed")]
+        assert sorted(numbers) == list(range(8000))
+        for half in (0, 1):
+            inside = [number for number in numbers if number // 4000 == half]
+            assert inside == sorted(inside)
+        await client.close()
+    finally:
+        services.close()
+
+
+def batches(*payloads: bytes) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"payload": pa.array(payloads, pa.binary())})]
+
+
+@pytest.mark.rule("A9")
+async def test_nobody_there_is_told_in_time_and_leaves_nothing_behind() -> None:
+    columns = Columns(("payload",), "somewhere")
+    target = Target.of({"nats.url": f"nats://127.0.0.1:{free_port()}", "timeoutSeconds": "1"})
+    threads = set(threading.enumerate())
+    with pytest.raises(UnavailableError, match="row 0 of partition 3 was not taken in 1 s: cannot connect"):
+        await send(batches(b"x"), columns, target, "id", 3)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio")} == threads
+
+
+@pytest.mark.rule("N2")
+async def test_a_server_without_a_service_is_tried_until_patience_ends(tmp_path: Path) -> None:
+    services = Services(tmp_path)
+    try:
+        target = Target.of({"nats.url": await services.nats_server(), "timeoutSeconds": "1"})
+        with pytest.raises(UnavailableError, match=r"row 0 of partition 0 was not taken in 1 s: .*nobody takes"):
+            await send(batches(b"x", b"y"), Columns(("payload",), "somewhere"), target, "id", 0)
+    finally:
+        services.close()
+
+
+async def test_counts(mail: Mail) -> None:
+    await mail.create("counted")
+    target = Target.of({"nats.url": mail.service.nats_url})
+    columns = Columns(("payload",), "counted")
+    sent = await send(batches(b"four", b"", b"six123"), columns, target, "id", 2)
+    assert sent == Sent(2, 3, 10)
+    assert total([sent, None, Sent(0, 1, 5)]) == (4, 15)
+
+
+def test_a_login_is_no_part_of_what_is_shown() -> None:
+    assert "secret" not in repr(Target.of({"nats.user": "me", "nats.password": "secret"}))
