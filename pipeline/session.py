@@ -100,11 +100,19 @@ def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSess
         builder = builder.config(key, value)
     with _environment({} if submitted else find_java().environment):
         try:
-            return builder.getOrCreate()
+            return _for_this_machine(builder.getOrCreate())
         except (PySparkException, Py4JError) as error:
             if "JAVA_GATEWAY_EXITED" in str(error):
                 raise SetupError("Spark did not start; what Java said of it stands above") from error
             raise SetupError(f"Spark did not start: {reason(error)}") from error
+
+
+def _for_this_machine(spark: SparkSession) -> SparkSession:
+    """Have shuffles on a few cores make a few tasks, not the 200 that suit a cluster, unless somebody chose."""
+    context, key = spark.sparkContext, "spark.sql.shuffle.partitions"
+    if re.match(r"local(\[|$)", context.master or "") and not context.getConf().contains(key):
+        spark.conf.set(key, str(2 * context.defaultParallelism))
+    return spark
 
 
 def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:

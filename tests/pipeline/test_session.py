@@ -85,7 +85,7 @@ def test_a_connect_server_that_is_not_there_is_an_error_at_once():
     ("text", "said"),
     [
         (
-            "An error occurred while calling None.JavaSparkContext.\n: org.apache.spark.SparkException: Too little.\n\tat a",
+            "An error occurred while calling None.A.\n: org.apache.spark.SparkException: Too little.\n\tat a",
             "Too little.",
         ),
         ("[PATH_NOT_FOUND] Path does not exist: file:/a. SQLSTATE: 42K03", None),
