@@ -224,6 +224,8 @@ class Sender:
                     password=self._target.password,
                     connect_timeout=3,
                     allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=FIRST_PAUSE,
                     error_cb=failed,
                     closed_cb=self._closed,
                 )

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
 
-from mediator.errors import UnavailableError
+from mediator.errors import BadRequestError, UnavailableError
 from pipeline.source.datasource import register
 from pipeline.source.messages import Columns
 from pipeline.source.sending import Target
-from pipeline.source.sink import Sent, send, total
+from pipeline.source.sink import Sent, send, total, writer
 from tests.acceptance.service import Service, Services, free_port, until
 
 PREFIX = "$mq9.AI."
@@ -190,23 +193,28 @@ async def test_the_other_columns(mail: Mail, spark: SparkSession) -> None:
         ("payload string, key string", ("x", "a\nb"), "key: expected text without control characters"),
         ("payload string, key string", ("x", " a"), "key: expected no blanks around it"),
         ("payload string, tags array<string>", ("x", ["a,b"]), "tags: expected no commas"),
-        ("payload string, headers map<string,string>", ("x", {"MQ9-Key": "k"}), "headers: MQ9-Key is given in the"),
-        ("payload string, headers map<string,string>", ("x", {"a b": "k"}), "headers: expected letters, digits"),
+        ("payload string, headers map<string,string>", ("x", [("MQ9-Key", "k")]), "headers: MQ9-Key is given in the"),
+        ("payload string, headers map<string,string>", ("x", [("a b", "k")]), "headers: expected letters, digits"),
         ("payload binary, key string", (b"x" * (16 * 1024 * 1024), "k"), "payload: message_too_large, 1677"),
     ],
 )
 async def test_a_row_that_is_refused_is_named(
-    mail: Mail, spark: SparkSession, columns: str, wrong: tuple[Any, ...], said: str, request: pytest.FixtureRequest
+    mail: Mail, columns: str, wrong: tuple[Any, ...], said: str, request: pytest.FixtureRequest
 ) -> None:
     box = "refused" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
     await mail.create(box)
-    address = {} if "address" in columns else {"address": box}
-    empty = [None if word != "address" else box for word in columns.replace(",", "").split()[2::2]]
-    good = b"good" if "binary" in columns else "good"
-    frame = spark.createDataFrame([(good, *empty), (good, *empty), wrong], columns).coalesce(1)
-    with pytest.raises(PySparkException) as failure:
-        mail.write(frame, **address)
-    assert f"row 2 of partition 0: {said}" in str(failure.value)
+    address = None if "address" in columns else box
+    schema = _parse_datatype_string(columns)
+    assert isinstance(schema, StructType)
+    names = schema.fieldNames()
+    good = dict.fromkeys(names) | {"payload": b"good" if "binary" in columns else "good"}
+    if "address" in names:
+        good["address"] = box
+    rows = [good, good, dict(zip(names, wrong, strict=True))]
+    batch = pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(schema))
+    target = Target.of({"nats.url": mail.service.nats_url})
+    with pytest.raises(BadRequestError, match=re.escape(f"row 2 of partition 7: {said}")):
+        await send([batch], Columns.of(schema, address), target, "id", 7)
     assert set(await mail.payloads(box)) <= {b"good"}
 
 
@@ -222,15 +230,25 @@ async def test_a_row_that_is_refused_is_named(
         ("payload int", {"address": "a"}, "payload: expected binary or string, got int"),
         ("payload string, delay double", {"address": "a"}, "delay: expected a whole number or string, got double"),
         ("payload string", {"address": "a", "maxInFlight": "many"}, "maxInFlight: expected a whole number from 1 to"),
-        ("payload string", {"address": "a", "dedup_prefix": " "}, "dedup.prefix: expected at most 256 ASCII"),
+        ("payload string", {"address": "a", "dedup.prefix": " "}, "dedup.prefix: expected at most 256 ASCII"),
     ],
 )
-async def test_wrong_columns_and_options_are_named_before_anything_is_sent(
-    mail: Mail, spark: SparkSession, columns: str, options: dict[str, str], said: str
+def test_wrong_columns_and_options_are_named_before_anything_is_sent(
+    spark: SparkSession, columns: str, options: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(PySparkException) as failure:
-        mail.write(spark.createDataFrame([], columns), **options)
-    assert said in str(failure.value)
+    schema = _parse_datatype_string(columns)
+    assert isinstance(schema, StructType)
+    with pytest.raises(BadRequestError, match=re.escape(said)):
+        writer(options, schema, False)
+
+
+async def test_spark_tells_what_was_wrong(mail: Mail, spark: SparkSession) -> None:
+    await mail.create("told")
+    frame = spark.createDataFrame([("x", "0"), ("x", "soon")], "payload string, delay string").coalesce(1)
+    with pytest.raises(PySparkException, match='row 1 of partition 0: mq9-delay: expected whole seconds, got "soon"'):
+        mail.write(frame, address="told")
+    with pytest.raises(PySparkException, match="colour: not a column that can be sent"):
+        mail.write(frame.withColumnRenamed("delay", "colour"), address="told")
 
 
 async def test_a_mailbox_is_not_overwritten(mail: Mail, spark: SparkSession) -> None:
@@ -251,7 +269,7 @@ async def test_a_stream_that_fails_in_the_midst_of_a_batch_sends_each_row_once(
         )
     tripped = str(tmp_path / "tripped")
 
-    @f.udf("string")
+    @f.udf(returnType="string", useArrow=False)
     def trip(number: int) -> str:
         """Fail at one row of the second batch, the first time."""
         if number % 400 == 300 and not Path(tripped).exists():
