@@ -114,7 +114,10 @@ class Following:
     async def start(self, space: str) -> None:
         """Begin to read, with the vectors of a space."""
         self._view = _View(space)
-        self._task = asyncio.create_task(self._follow(), name="registry-index")
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="registry-index"),
+            asyncio.create_task(self._settle(), name="registry-settling"),
+        ]
 
     async def stop(self) -> None:
         """Follow no more."""
@@ -196,7 +199,13 @@ class Following:
 
     async def _settle(self) -> None:
         while True:
-            if not await asyncio.to_thread(_settle_some, list(self._view.indexes.values())):
+            more = False
+            try:
+                more = await asyncio.to_thread(_settle_some, list(self._view.indexes.values()))
+            except Exception:
+                # Searches do without, and only take longer.
+                log.exception("a large index does not settle")
+            if not more:
                 await asyncio.sleep(SETTLE_SECONDS)
 
     def _say(self, problem: str | None, *, unexpected: bool = False) -> None:

@@ -209,3 +209,25 @@ async def caught_up(*instances: Instance) -> None:
     revision = await instances[0].broker.read(lambda tx, _now: tx.agents.revision())
     for each in instances:
         await each.following.reach(revision)
+
+
+async def test_large_indexes_settle_beside_searches_whatever_fails_and_all_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps: list[int] = []
+
+    def settle(index: Index) -> bool:
+        steps.append(len(index))
+        if len(steps) == 1:
+            raise MemoryError
+        return False
+
+    monkeypatch.setattr(following, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(Index, "settle", settle)
+    before = asyncio.all_tasks()
+    async with instance(MemoryStore()) as one:
+        await one.register("payments", "Pays an invoice")
+        with capture_logs() as said:
+            await until(lambda: len(steps) > 2, 20, "it goes on")
+        assert [line["event"] for line in said if line["log_level"] == "error"] == ["a large index does not settle"]
+    assert asyncio.all_tasks() == before
