@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,10 @@ LOOK_SECONDS = 0.5
 """How often it looks for what other instances and the clean-up changed."""
 CHUNK = 500
 """Changes read at once."""
+PART = 50
+"""Changes of which digests and vectors are read until it is asked whether they are too many."""
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Of digests and vectors read at once: of digests ten times as much is in memory then."""
 LOAD_SECONDS = 3.0
 """How long a search waits for the first reading before it is asked to come again."""
 REACH_SECONDS = 2.0
@@ -58,14 +62,14 @@ class _View:
     place: ChangePlace = _START
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _News:
     revision: int
     """All changes up to it are here, or in chunks before, unless there are ``more``."""
-    changes: Sequence[Change]
+    changes: list[Change]
     digests: dict[int, Digest]
     vectors: dict[int, Embedded]
-    reread: Sequence[Reread]
+    reread: list[Reread]
     """Digests of a former version, as they should be kept now."""
     more: bool
 
@@ -245,30 +249,47 @@ class Following:
         # First the revision: what is committed after it was read is in the next look.
         revision = tx.agents.revision()
         changes = tx.agents.changes(view.place, view.space, CHUNK)
-        unknown = _Known("")
-        wanted, embedded = [], []
-        for change in changes:
-            if change.removed:
-                continue
-            known = view.known.get(change.no, unknown)
-            if change.card_revision != known.card_revision:
-                wanted.append(change.no)
-            if change.embedded == change.card_revision != known.embedded:
-                embedded.append(change.no)
-        digests, reread = _digests(tx, wanted)
-        vectors = tx.vectors.read(view.space, embedded) if embedded else {}
-        return _News(revision, changes, digests, vectors, reread, len(changes) == CHUNK)
+        news = _News(revision, [], {}, {}, [], len(changes) == CHUNK)
+        size = 0
+        for start in range(0, len(changes), PART):
+            if size > CHUNK_BYTES:
+                news.more = True
+                break
+            size += _read(tx, view, changes[start : start + PART], news)
+        return news
+
+
+def _read(tx: Transaction, view: _View, changes: Sequence[Change], news: _News) -> int:
+    """Add changes to the news, with what of them is not known yet, and return how many bytes that was."""
+    unknown = _Known("")
+    wanted, embedded = [], []
+    for change in changes:
+        if change.removed:
+            continue
+        known = view.known.get(change.no, unknown)
+        if change.card_revision != known.card_revision:
+            wanted.append(change.no)
+        if change.embedded == change.card_revision != known.embedded:
+            embedded.append(change.no)
+    packed = tx.agents.terms(wanted) if wanted else {}
+    vectors = tx.vectors.read(view.space, embedded) if embedded else {}
+    digests, reread = _digests(tx, packed)
+    news.changes += changes
+    news.digests |= digests
+    news.vectors |= vectors
+    news.reread += reread
+    return sum(map(len, packed.values())) + sum(len(one.vectors) for one in vectors.values())
 
 
 def _keep(reread: Sequence[Reread], tx: Transaction, _now: int) -> None:
     tx.agents.set_terms(reread)
 
 
-def _digests(tx: Transaction, numbers: Sequence[int]) -> tuple[dict[int, Digest], list[Reread]]:
+def _digests(tx: Transaction, kept: Mapping[int, bytes]) -> tuple[dict[int, Digest], list[Reread]]:
     """Return digests, and those that a former version of this program had kept as they are to be kept."""
     digests: dict[int, Digest] = {}
     old = []
-    for no, packed in tx.agents.terms(numbers).items():
+    for no, packed in kept.items():
         try:
             digests[no] = Digest.unpack(packed)
         except ValueError:

@@ -18,7 +18,7 @@ from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
 from registry import following
 from registry.digest import Digest
-from registry.following import CHUNK
+from registry.following import CHUNK, PART
 from registry.index import Index
 from registry.packing import pack_rows
 from registry.requests import Who
@@ -122,6 +122,25 @@ async def test_a_restart_reads_all_that_was_there(data: Data):
         assert index.embedded == 3
         assert await two.found(text="word8") == ["a8"]
         assert await two.found(text="word7") == []
+
+
+async def test_large_cards_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    put, counts = Index.put, []
+
+    def counted(self: Index, items: Sequence[tuple[int, Digest]]) -> None:
+        counts.append(len(items))
+        put(self, items)
+
+    store = MemoryStore()
+    async with instance(store) as one:
+        await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(5 * PART + 1)))
+        await one.directory.unregister("default", Who(name="a7"))
+    monkeypatch.setattr(Index, "put", counted)
+    monkeypatch.setattr(following, "CHUNK_BYTES", 50 * PART)
+    async with instance(store) as two:
+        assert len(await two.following.index("default")) == 5 * PART
+        assert await two.found(text=f"word{5 * PART}") == [f"a{5 * PART}"]
+        assert max(counts) <= 2 * PART
 
 
 async def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path):
