@@ -16,9 +16,9 @@ from mediator.store.base import Store, Transaction
 from mediator.store.memory import MemoryStore
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
-from registry import following
+from registry import changes, following
+from registry.changes import CHUNK, PART
 from registry.digest import Digest
-from registry.following import CHUNK, PART
 from registry.index import Index
 from registry.packing import pack_rows
 from registry.requests import Who
@@ -136,7 +136,7 @@ async def test_large_cards_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatc
         await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(5 * PART + 1)))
         await one.directory.unregister("default", Who(name="a7"))
     monkeypatch.setattr(Index, "put", counted)
-    monkeypatch.setattr(following, "CHUNK_BYTES", 50 * PART)
+    monkeypatch.setattr(changes, "CHUNK_BYTES", 50 * PART)
     async with instance(store) as two:
         assert len(await two.following.index("default")) == 5 * PART
         assert await two.found(text=f"word{5 * PART}") == [f"a{5 * PART}"]
