@@ -144,8 +144,10 @@ def apply(view: View, news: News, liveness: Liveness) -> None:
         signs[change.tenant].append((no, change.ttl, change.seen_at))
         embedded = news.vectors.get(no)
         if embedded is not None and embedded.card_revision == known.card_revision:
-            known.embedded = embedded.card_revision
-            vectors[change.tenant] += _rows(embedded)
+            rows = _rows(embedded)
+            if rows is not None:
+                vectors[change.tenant].append((no, rows))
+                known.embedded = embedded.card_revision
     for tenant in signs:
         index = view.indexes.setdefault(tenant, Index(liveness))
         index.put(cards[tenant])
@@ -158,10 +160,10 @@ def apply(view: View, news: News, liveness: Liveness) -> None:
         view.place = ChangePlace(news.revision, _LAST)
 
 
-def _rows(embedded: Embedded) -> list[tuple[int, HalfFloats]]:
-    """Return an agent's vectors; none that are damaged, without which it is found by keywords."""
+def _rows(embedded: Embedded) -> HalfFloats | None:
+    """Return an agent's vectors; None for damaged ones, without which it is found by keywords."""
     try:
-        return [(embedded.no, unpack_rows(embedded.vectors))]
+        return unpack_rows(embedded.vectors)
     except ValueError as error:
         log.warning("vectors are damaged", agent=embedded.no, why=str(error))
-        return []
+        return None
