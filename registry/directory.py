@@ -7,7 +7,7 @@ from mediator.agents import registering
 from mediator.agents.records import Agent, Liveness, Registration, State
 from mediator.broker import Broker
 from mediator.errors import BusyError, NoSuchAgentError
-from registry.cards import Card, read_card
+from registry.cards import MAX_CARD, Card, read_card
 from registry.digest import Digest
 from registry.following import Following
 from registry.meanings import Meanings
@@ -55,7 +55,8 @@ class Directory:
 
         Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`, :class:`BusyError`.
         """
-        card, digest = _read(data) if len(data) <= SMALL_CARD else await self._read(data)
+        large = SMALL_CARD < len(data) <= MAX_CARD
+        card, digest = await self._read(data) if large else _read(data)
         new = Registration(tenant, card.address, card.name, data, digest, card.ttl)
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
