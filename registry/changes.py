@@ -125,12 +125,13 @@ def apply(view: View, news: News, liveness: Liveness) -> None:
     cards: defaultdict[str, list[tuple[int, Digest]]] = defaultdict(list)
     signs: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
     vectors: defaultdict[str, list[tuple[int, HalfFloats]]] = defaultdict(list)
+    gone: defaultdict[str, list[int]] = defaultdict(list)
     for change in news.changes:
         no = change.no
         if change.removed:
             known = view.known.pop(no, None)
             if known is not None:
-                view.indexes[known.tenant].remove(no)
+                gone[known.tenant].append(no)
             continue
         known = view.known.get(no)
         digest = news.digests.get(no)
@@ -148,6 +149,8 @@ def apply(view: View, news: News, liveness: Liveness) -> None:
             if rows is not None:
                 vectors[change.tenant].append((no, rows))
                 known.embedded = embedded.card_revision
+    for tenant, numbers in gone.items():
+        view.indexes[tenant].remove(numbers)
     for tenant in signs:
         index = view.indexes.setdefault(tenant, Index(liveness))
         index.put(cards[tenant])
