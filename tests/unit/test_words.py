@@ -1,9 +1,10 @@
 """Words: what of a text the keyword index knows (G3)."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import time
 from unicodedata import normalize
 
 import pytest
+import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,3 +125,8 @@ def test_damaged_terms_and_those_of_another_version_are_refused() -> None:
     for data in bad:
         with pytest.raises(ValueError):  # noqa: PT011
             Terms.unpack(data)
+
+
+def test_rows_of_accents_in_disorder_are_no_words():
+    assert words("a" + "\u0301\u0316" * 40_000) == ["a"]
+    assert words("cafe\u0301 " * 200) == ["cafe"] * 200
