@@ -1,6 +1,6 @@
 """Words: what of a text the keyword index knows (G3)."""
 
-from concurrent.futures import time
+from concurrent.futures import ThreadPoolExecutor
 from unicodedata import normalize
 
 import pytest
