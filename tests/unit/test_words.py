@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from unicodedata import normalize
 
 import pytest
-import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
