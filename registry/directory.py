@@ -1,12 +1,13 @@
 """The directory: what every door of the registry asks; it changes the store and searches the index."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from mediator.agents import registering
 from mediator.agents.records import Agent, Liveness, Registration, State
 from mediator.broker import Broker
-from mediator.errors import NoSuchAgentError
-from registry.cards import Card, read_card
+from mediator.errors import BusyError, NoSuchAgentError
+from registry.cards import MAX_CARD, Card, read_card
 from registry.digest import Digest
 from registry.following import Following
 from registry.meanings import Meanings
@@ -16,6 +17,8 @@ from registry.searching import Searching
 
 SMALL_CARD = 4096
 """Bytes up to which a card is read where we stand: handing it to a thread takes longer."""
+MAX_READING = 64 * 1024 * 1024
+"""Bytes of cards that wait to be read on that thread; above it they are refused as busy."""
 
 
 class Directory:
@@ -39,13 +42,21 @@ class Directory:
         self._searching = searching
         self._meanings = meanings
         self._meters = meters
+        # One thread, and our own: cards that take long would keep each other, and whoever else needs one, waiting.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="registry-cards")
+        self._reading = 0
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._reader.shutdown(wait=True)
 
     async def register(self, tenant: str, data: bytes) -> Registered:
         """Keep a card under its mailbox, in place of the former one (G1); found from now on, by this instance at once.
 
-        Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`.
+        Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`, :class:`BusyError`.
         """
-        card, digest = _read(data) if len(data) <= SMALL_CARD else await asyncio.to_thread(_read, data)
+        large = SMALL_CARD < len(data) <= MAX_CARD
+        card, digest = await self._read(data) if large else _read(data)
         new = Registration(tenant, card.address, card.name, data, digest, card.ttl)
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
@@ -55,6 +66,15 @@ class Directory:
             self._meanings.embedder.call(agent.no)
         await self._following.reach(agent.revision)
         return Registered(agent, card, created)
+
+    async def _read(self, data: bytes) -> tuple[Card, bytes]:
+        if self._reading > MAX_READING:
+            raise BusyError("too many cards are being read")
+        self._reading += len(data)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, _read, data)
+        finally:
+            self._reading -= len(data)
 
     async def unregister(self, tenant: str, who: Who) -> Agent:
         """Forget an agent (G2); :class:`NoSuchAgentError`."""

@@ -65,4 +65,6 @@ async def registry_door(
         operating = RegistryOperating(following, meanings)
         operating.register(control)
         examined.append(operating.examine)
-        yield Directory(broker, chosen.liveness, chosen.max_agents, following, searching, meanings, meters)
+        directory = Directory(broker, chosen.liveness, chosen.max_agents, following, searching, meanings, meters)
+        stack.callback(directory.close)
+        yield directory

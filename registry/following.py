@@ -2,28 +2,22 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 
-from mediator.agents.ports import ChangePlace, Reread
-from mediator.agents.records import Change, Embedded, Liveness
+from mediator.agents.ports import Reread
+from mediator.agents.records import Liveness
 from mediator.broker import Broker
-from mediator.errors import BadRequestError, BusyError, MediatorError
+from mediator.errors import BusyError, MediatorError
 from mediator.store.base import Transaction
-from registry.cards import read_card
-from registry.digest import Digest
+from registry.changes import View, apply, look
 from registry.index import Index
-from registry.packing import HalfFloats, unpack_rows
 
 LOOK_SECONDS = 0.5
 """How often it looks for what other instances and the clean-up changed."""
-CHUNK = 500
-"""Changes read at once."""
 LOAD_SECONDS = 3.0
 """How long a search waits for the first reading before it is asked to come again."""
 REACH_SECONDS = 2.0
@@ -35,39 +29,7 @@ TOO_LATE_SECONDS = 12 * 3600.0
 LONGEST_PAUSE = 60.0
 """Seconds between two tries while something fails that nobody foresaw; the first is after :data:`LOOK_SECONDS`."""
 
-_START = ChangePlace(0, 0)
-_LAST = (1 << 63) - 1
-
 log = structlog.get_logger("registry")
-
-
-@dataclass(slots=True)
-class _Known:
-    tenant: str
-    card_revision: int = 0
-    embedded: int = 0
-
-
-@dataclass(slots=True)
-class _View:
-    """The indexes as of a place in the order of changes."""
-
-    space: str
-    indexes: dict[str, Index] = field(default_factory=dict)
-    known: dict[int, _Known] = field(default_factory=dict)
-    place: ChangePlace = _START
-
-
-@dataclass(frozen=True, slots=True)
-class _News:
-    revision: int
-    """All changes up to it are here, or in chunks before, unless there are ``more``."""
-    changes: Sequence[Change]
-    digests: dict[int, Digest]
-    vectors: dict[int, Embedded]
-    reread: Sequence[Reread]
-    """Digests of a former version, as they should be kept now."""
-    more: bool
 
 
 class Following:
@@ -76,7 +38,7 @@ class Following:
     def __init__(self, broker: Broker, liveness: Liveness) -> None:
         self._broker = broker
         self._liveness = liveness
-        self._view = _View("")
+        self._view = View("")
         self._whole = asyncio.Lock()
         """Held while all is read, and what was read put in place of the former."""
         self._loaded = asyncio.Event()
@@ -113,8 +75,11 @@ class Following:
 
     async def start(self, space: str) -> None:
         """Begin to read, with the vectors of a space."""
-        self._view = _View(space)
-        self._task = asyncio.create_task(self._follow(), name="registry-index")
+        self._view = View(space)
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="registry-index"),
+            asyncio.create_task(self._settle(), name="registry-settling"),
+        ]
 
     async def stop(self) -> None:
         """Follow no more."""
@@ -140,12 +105,11 @@ class Following:
         """Wait until the indexes have what a transaction did; not for long, and not for the first reading."""
         self._bell.set()
         self._answered = max(self._answered, revision)
-        place = ChangePlace(revision, _LAST)
-        if not self._loaded.is_set() or self._view.place >= place:
+        if not self._loaded.is_set() or self._view.has(revision):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(REACH_SECONDS), self._moved:
-                await self._moved.wait_for(lambda: self._view.place >= place)
+                await self._moved.wait_for(lambda: self._view.has(revision))
 
     async def use(self, space: str) -> None:
         """Go over to the vectors of another space; until they are read the former ones are used."""
@@ -196,7 +160,13 @@ class Following:
 
     async def _settle(self) -> None:
         while True:
-            if not await asyncio.to_thread(_settle_some, list(self._view.indexes.values())):
+            more = False
+            try:
+                more = await asyncio.to_thread(_settle_some, list(self._view.indexes.values()))
+            except Exception:
+                # Searches do without, and only take longer.
+                log.exception("a large index does not settle")
+            if not more:
                 await asyncio.sleep(SETTLE_SECONDS)
 
     def _say(self, problem: str | None, *, unexpected: bool = False) -> None:
@@ -204,11 +174,11 @@ class Following:
             log.warning("the index does not follow", why=problem, exc_info=unexpected)
         self._problem = problem
 
-    async def _read_all(self, space: str) -> _View:
-        view = _View(space)
+    async def _read_all(self, space: str) -> View:
+        view = View(space)
         await self._catch_up(view)
         # What was committed while it was reading may have been answered since, and is looked for in it.
-        while view.place < ChangePlace(self._answered, _LAST):
+        while not view.has(self._answered):
             before = view.place
             await self._catch_up(view)
             if view.place == before:
@@ -216,103 +186,27 @@ class Following:
                 self._answered = before.revision
         return view
 
-    async def _catch_up(self, view: _View) -> None:
+    async def _catch_up(self, view: View) -> None:
         while True:
             revision = await self._broker.glance(lambda tx, _now: tx.agents.revision())
             if view.place.revision > revision:
                 # A database that was set back, by a backup or a standby that lagged: what is known of it may be wrong.
                 self._doubted, self._answered = True, revision
                 return
-            if view.place >= ChangePlace(revision, _LAST):
+            if view.has(revision):
                 return
-            news = await self._broker.read(lambda tx, _now: self._look(tx, view))
-            await asyncio.to_thread(_apply, view, news, self._liveness)
+            news = await self._broker.read(lambda tx, _now: look(tx, view))
+            await asyncio.to_thread(apply, view, news, self._liveness)
             if news.reread:
                 await self._broker.chore(partial(_keep, news.reread))
             if not news.more:
                 return
-
-    def _look(self, tx: Transaction, view: _View) -> _News:
-        # First the revision: what is committed after it was read is in the next look.
-        revision = tx.agents.revision()
-        changes = tx.agents.changes(view.place, view.space, CHUNK)
-        unknown = _Known("")
-        wanted, embedded = [], []
-        for change in changes:
-            if change.removed:
-                continue
-            known = view.known.get(change.no, unknown)
-            if change.card_revision != known.card_revision:
-                wanted.append(change.no)
-            if change.embedded == change.card_revision != known.embedded:
-                embedded.append(change.no)
-        digests, reread = _digests(tx, wanted)
-        vectors = tx.vectors.read(view.space, embedded) if embedded else {}
-        return _News(revision, changes, digests, vectors, reread, len(changes) == CHUNK)
 
 
 def _keep(reread: Sequence[Reread], tx: Transaction, _now: int) -> None:
     tx.agents.set_terms(reread)
 
 
-def _digests(tx: Transaction, numbers: Sequence[int]) -> tuple[dict[int, Digest], list[Reread]]:
-    """Return digests, and those that a former version of this program had kept as they are to be kept."""
-    digests: dict[int, Digest] = {}
-    old = []
-    for no, packed in tx.agents.terms(numbers).items():
-        try:
-            digests[no] = Digest.unpack(packed)
-        except ValueError:
-            old.append(no)
-    reread = []
-    for no, agent in tx.agents.pick(old).items() if old else ():
-        try:
-            digests[no] = Digest.of(read_card(agent.card))
-        except BadRequestError as error:
-            log.warning("a card is not read any more", agent=no, field=error.field)
-            continue
-        reread.append(Reread(no, agent.card_revision, digests[no].pack()))
-    return digests, reread
-
-
 def _settle_some(indexes: Sequence[Index]) -> bool:
     # Each in its turn, so that none waits for the others' end.
     return sum(index.settle() for index in indexes) > 0
-
-
-def _apply(view: _View, news: _News, liveness: Liveness) -> None:
-    """Bring the indexes up to date; runs on a thread, while others search."""
-    cards: defaultdict[str, list[tuple[int, Digest]]] = defaultdict(list)
-    signs: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    vectors: defaultdict[str, list[tuple[int, HalfFloats]]] = defaultdict(list)
-    for change in news.changes:
-        no = change.no
-        if change.removed:
-            known = view.known.pop(no, None)
-            if known is not None:
-                view.indexes[known.tenant].remove(no)
-            continue
-        known = view.known.get(no)
-        digest = news.digests.get(no)
-        if known is None:
-            if digest is None:
-                continue
-            known = view.known[no] = _Known(change.tenant)
-        if digest is not None:
-            cards[change.tenant].append((no, digest))
-            known.card_revision, known.embedded = change.card_revision, 0
-        signs[change.tenant].append((no, change.ttl, change.seen_at))
-        embedded = news.vectors.get(no)
-        if embedded is not None and embedded.card_revision == known.card_revision:
-            vectors[change.tenant].append((no, unpack_rows(embedded.vectors)))
-            known.embedded = embedded.card_revision
-    for tenant in signs:
-        index = view.indexes.setdefault(tenant, Index(liveness))
-        index.put(cards[tenant])
-        index.see(signs[tenant])
-        index.embed(vectors[tenant])
-    if news.more:
-        view.place = ChangePlace(news.changes[-1].revision, news.changes[-1].no)
-    else:
-        # Changes of later transactions may be among them, and come again.
-        view.place = ChangePlace(news.revision, _LAST)

@@ -89,13 +89,12 @@ class Index:
     def put(self, items: Sequence[tuple[int, Digest]]) -> None:
         """Take agents, new ones or with new cards; vectors of a former card go."""
         with self._lock:
+            self._forget([self._slots[no] for no, _ in items if no in self._slots])
             terms = []
             for no, digest in items:
                 slot = self._slots.get(no)
                 if slot is None:
                     slot = self._new_slot(no)
-                else:
-                    self._forget(slot)
                 self._tags.put(slot, digest.tags)
                 self._skills.put(slot, digest.skills)
                 terms.append((slot, digest.terms))
@@ -121,16 +120,15 @@ class Index:
                 self._vectors = Vectors(known[0][1].shape[1])
             self._vectors.load(known)
 
-    def remove(self, no: int) -> None:
-        """Forget an agent, if it is there."""
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Forget agents, those that are there."""
         with self._lock:
-            slot = self._slots.pop(no, None)
-            if slot is None:
-                return
-            self._forget(slot)
-            self._keywords.remove(slot)
-            self._numbers[slot] = 0
-            self._free.append(slot)
+            slots = [self._slots.pop(no) for no in dict.fromkeys(numbers) if no in self._slots]
+            self._forget(slots)
+            for slot in slots:
+                self._keywords.remove(slot)
+            self._numbers[slots] = 0
+            self._free += slots
 
     def _new_slot(self, no: int) -> int:
         if self._free:
@@ -149,12 +147,13 @@ class Index:
         self._stale_at[slot] = self._gone_at[slot] = _NEVER
         return slot
 
-    def _forget(self, slot: int) -> None:
-        """Forget what a card said but for its words, which are replaced."""
-        self._tags.remove(slot)
-        self._skills.remove(slot)
+    def _forget(self, slots: Sequence[int]) -> None:
+        """Forget what cards said but for their words, which are replaced."""
+        self._tags.remove(slots)
+        self._skills.remove(slots)
         if self._vectors is not None:
-            self._vectors.remove(slot)
+            for slot in slots:
+                self._vectors.remove(slot)
 
     # Searching.
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FIRST_ROOM = 256
+_FEW = 8
 
 
 class Labels:
@@ -30,10 +31,17 @@ class Labels:
         self._slots[self._end : self._end + count] = slot
         self._end += count
 
-    def remove(self, slot: int) -> None:
-        """Forget the labels of a slot."""
-        slots = self._slots[: self._end]
-        slots[slots == slot] = -1
+    def remove(self, slots: Sequence[int]) -> None:
+        """Forget the labels of some slots; of many in one go, since all labels are looked at."""
+        kept = self._slots[: self._end]
+        if len(slots) <= _FEW:
+            for slot in slots:
+                kept[kept == slot] = -1
+        else:
+            # The last one stands for those that were removed before.
+            gone = np.zeros(max(int(kept.max(initial=-1)), *slots) + 2, np.bool_)
+            gone[slots] = True
+            kept[gone[kept]] = -1
 
     def mark(self, labels: Iterable[str], among: NDArray[np.bool_]) -> None:
         """Leave true in ``among``, by slot, only those that have all the labels."""

@@ -69,6 +69,7 @@ class Meanings:
     async def start(self) -> None:
         """Begin: the model is loaded, cards are read, and the index follows, all behind this call."""
         self._task = asyncio.create_task(self._run(), name="registry-model")
+        self._task.add_done_callback(_tell)
 
     async def read(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request, (texts, dims), to compare with those in the index; or why there are none."""
@@ -178,6 +179,11 @@ async def _surely(work: Callable[[], Awaitable[T]]) -> T:
                 log.warning("the models wait for the store", why=str(error))
             said = str(error)
             await asyncio.sleep(STORE_SECONDS)
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("models are not looked after any more", exc_info=error)
 
 
 def _spaces(tx: Transaction, _now: int) -> Sequence[str]:

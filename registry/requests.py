@@ -59,7 +59,7 @@ class Found:
     scores: list[float]
     states: list[State]
     total: int
-    """How many there are on all pages."""
+    """How many were found; a search has the best of them on its pages, see :data:`registry.index.MAX_RANKED`."""
     next: str | None
     mode: str
     """``list``, ``text`` or ``semantic``: how they were found."""

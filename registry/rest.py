@@ -1,5 +1,6 @@
 """The registry over HTTP: REST under /agents, JSON alone, as the tenant that the API token says (G1–G3, A6)."""
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,8 @@ from registry.requests import Discover, Who
 PATH = "/agents"
 BUDGET = 1024 * 1024
 """Bytes of cards and reports on one page: a caller who reads slowly holds them that long."""
+TURNS = 8
+"""Searches at once: each holds a page."""
 FETCH_SECONDS = 8.0
 """For a card that is registered by its URL; an HTTP request as a whole has little more."""
 MAX_URL = 2048
@@ -44,6 +47,7 @@ class Rest:
         self._directory = directory
         self._tenants = tenants
         self._guard = guard
+        self._turns = asyncio.Semaphore(TURNS)
         self._openapi = orjson.dumps(document())
 
     def add_routes(self, app: web.Application) -> None:
@@ -84,7 +88,8 @@ class Rest:
     async def _find(self, request: web.Request) -> web.Response:
         tenant = self._tenant(request)
         query = reading.listing(request.query)
-        page = await self._directory.discover(tenant, query, BUDGET)
+        async with self._turns:
+            page = await self._directory.discover(tenant, query, BUDGET)
         return _json(writing.found(page, query), headers=_next(query, page.next))
 
     async def _show(self, request: web.Request) -> web.Response:

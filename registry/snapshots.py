@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 KEEP_SECONDS = 60.0
 MAX_BYTES = 64 * 1024 * 1024
-"""Of all that are kept; above it the oldest go."""
+"""Of all that are kept; above it the oldest of the tenant who has the most go."""
 ID_BYTES = 12
 
 
@@ -57,9 +57,11 @@ class Snapshots:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[str, Snapshot] = OrderedDict()
+        self._kept: defaultdict[str, OrderedDict[str, Snapshot]] = defaultdict(OrderedDict)
+        """By tenant and id, the oldest first."""
         self._asked: dict[tuple[str, bytes], str] = {}
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()
+        """By tenant."""
 
     def keep(self, tenant: str, key: bytes, result: Result) -> Snapshot:
         """Keep a result; who asks the same for a further page without a cursor is given this one from now on.
@@ -72,21 +74,20 @@ class Snapshots:
 
     def add(self, id: str, tenant: str, key: bytes, result: Result) -> Snapshot:
         """Keep a result under an id, as :meth:`keep` does."""
-        former = self._kept.pop(id, None)
-        if former is not None:
-            self._bytes -= former.size
+        if id in self._kept[tenant]:
+            self._forget(tenant, id)
         snapshot = Snapshot(id, tenant, key, result, self._clock())
         self._trim(snapshot.size)
-        self._kept[snapshot.id] = snapshot
-        self._asked[tenant, key] = snapshot.id
-        self._bytes += snapshot.size
+        self._kept[tenant][id] = snapshot
+        self._asked[tenant, key] = id
+        self._bytes[tenant] += snapshot.size
         return snapshot
 
     def get(self, tenant: str, id: str) -> Snapshot | None:
         """Return a list of a tenant by its id."""
         self._trim(0)
-        found = self._kept.get(id)
-        return found if found is not None and found.tenant == tenant else None
+        kept = self._kept.get(tenant)
+        return None if kept is None else kept.get(id)
 
     def asked(self, tenant: str, key: bytes) -> Snapshot | None:
         """Return the newest list for the same question."""
@@ -94,13 +95,17 @@ class Snapshots:
         return None if id is None else self.get(tenant, id)
 
     def _trim(self, size: int) -> None:
-        """Forget what is too old, and the oldest until there is room."""
+        """Forget what is too old, and until there is room the oldest of the tenant who has the most."""
         oldest = self._clock() - KEEP_SECONDS
-        while self._kept:
-            first = next(iter(self._kept.values()))
-            if first.made_at > oldest and self._bytes + size <= MAX_BYTES:
-                return
-            del self._kept[first.id]
-            self._bytes -= first.size
-            if self._asked.get((first.tenant, first.key)) == first.id:
-                del self._asked[first.tenant, first.key]
+        for tenant, kept in self._kept.items():
+            while kept and next(iter(kept.values())).made_at <= oldest:
+                self._forget(tenant, next(iter(kept)))
+        while self._bytes.total() and self._bytes.total() + size > MAX_BYTES:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            self._forget(most, next(iter(self._kept[most])))
+
+    def _forget(self, tenant: str, id: str) -> None:
+        gone = self._kept[tenant].pop(id)
+        self._bytes[tenant] -= gone.size
+        if self._asked.get((tenant, gone.key)) == id:
+            del self._asked[tenant, gone.key]

@@ -99,6 +99,7 @@ async def trial(catalog: Catalog, model: str | None, data_dir: Path, told: Told)
             await meanings.start()
             await meanings.encoder.wait_ready()
         directory = Directory(broker, Liveness(), 0, following, searching, meanings, Meters(CollectorRegistry()))
+        stack.callback(directory.close)
         keys = await _register(directory, catalog, told)
         if meanings is not None:
             await _embedded(following, meanings, len(keys), told)

@@ -15,7 +15,7 @@ from registry.cards import Card
 
 MAX_TEXT = 20_000
 """Characters of one text that are read."""
-MAX_WORDS = 8_192
+MAX_WORDS = 2_048
 """Words of one card that are counted, the weightiest fields first."""
 MAX_LENGTH = 40
 """Characters of a word; what is longer is data rather than language, and is cut."""
@@ -101,13 +101,14 @@ _SHORTENED = re.compile(r"['’](?:s|t|d|m|re|ve|ll)\b", re.IGNORECASE)
 _UNSPACED = re.compile("([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]+)")
 """Thai, Lao, Burmese, Khmer, Chinese, Japanese, Korean."""
 _ACCENTS = re.compile("[\u0300-\u036f]+")
+_PIECE = 256
+"""Characters brought into one form at once."""
 MAX_JOINED = 3
 """Words of an identifier that is also known as a whole."""
 
 
 def _words(text: str) -> Iterator[str]:
-    plain = unicodedata.normalize("NFKC", text[:MAX_TEXT])[:MAX_TEXT]
-    for run in _RUN.findall(_SHORTENED.sub("", plain)):
+    for run in _RUN.findall(_SHORTENED.sub("", _plain(text[:MAX_TEXT]))):
         if run.isascii() and run.isalnum() and run.islower():
             yield run[:MAX_LENGTH]
             continue
@@ -125,10 +126,19 @@ def _words(text: str) -> Iterator[str]:
                     yield _folded(piece)
 
 
+def _plain(text: str) -> str:
+    """Return a text with each character in one form, of at most :data:`MAX_TEXT`."""
+    if text.isascii():
+        return text
+    # Accents are put in order by moving each past all before it: a row of thousands would take a second.
+    pieces = (unicodedata.normalize("NFKC", text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+    return "".join(pieces)[:MAX_TEXT]
+
+
 def _folded(word: str) -> str:
     if word.isascii():
         return word.lower()[:MAX_LENGTH]
-    bare = _ACCENTS.sub("", unicodedata.normalize("NFD", word.casefold()))
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFD", word[:_PIECE].casefold()))
     return unicodedata.normalize("NFC", bare)[:MAX_LENGTH]
 
 

@@ -30,6 +30,8 @@ QUEUE = "mediator"
 REPLY_MARGIN = 4096
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Bytes of messages and replies under way; above it requests are refused as busy."""
+MAX_ASKED_BYTES = 256 * 1024 * 1024
+"""The same for the bodies of requests that may wait: they are counted apart, since what waits for room holds them."""
 WRITE_BYTES = 1024 * 1024
 SELF_TEST = "_SELFTEST"
 TRIES = 20
@@ -78,6 +80,7 @@ class Door:
         self._publisher: asyncio.Task[None] | None = None
         self._closing = False
         self._held_bytes = 0
+        self._asked_bytes = 0
         self._verbs: dict[str, tuple[str, Verb]] = {
             "MSG.FETCH": ("FETCH", self._fetch),
             "MSG.ACK": ("ACK", self._ack),
@@ -187,16 +190,23 @@ class Door:
                 return
             verb, work = self._verb(name)
             tenant = self._tenants.of(account)
-            if len(self._tasks) >= self._max_pending or self._held_bytes > MAX_HELD_BYTES:
+            size = len(message.data)
+            full = self._held_bytes > MAX_HELD_BYTES or self._asked_bytes + size > MAX_ASKED_BYTES
+            if len(self._tasks) >= self._max_pending or full:
                 raise BusyError("too many requests are under way")
+            self._asked_bytes += size
             task = asyncio.create_task(self._do(verb, work, tenant, message, started))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._did, size))
         except MediatorError as error:
             self._refuse(message.reply, verb, error, started)
         except Exception:
             log.exception("request", verb=verb)
             self._refuse(message.reply, verb, MediatorError(), started)
+
+    def _did(self, size: int, task: asyncio.Task[None]) -> None:
+        self._asked_bytes -= size
+        self._tasks.discard(task)
 
     def _verb(self, name: str) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]]:
         if name == "MAILBOX.CREATE":

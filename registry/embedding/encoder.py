@@ -197,6 +197,11 @@ class Encoder:
             except (OSError, LookupError, ValueError) as error:
                 why = str(error)
                 self._lose(why, hopeless=True)
+            except Exception as error:
+                # Nobody else would start it again.
+                log.exception("the encoder failed")
+                why = f"the encoder failed: {type(error).__name__}"
+                self._lose(why, hopeless=False)
             if loop.time() - began > _CALM:
                 delay = shortest
             log.warning("search by meaning has to wait", why=why, retry_in=delay)
@@ -285,6 +290,9 @@ class Encoder:
                 if self._worker is worker:
                     self._worker = None
                 job.fail(UnavailableError(str(error)))
+            except Exception as error:
+                log.exception("the encoder failed")
+                job.fail(UnavailableError(f"the encoder failed: {type(error).__name__}"))
             except BaseException:
                 job.fail(UnavailableError("the encoder has stopped"))
                 raise

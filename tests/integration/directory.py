@@ -45,12 +45,13 @@ async def instance(store: Store, space: str = "", announcer: Announcer | None = 
     broker = Broker(store, Bounds())
     following = Following(broker, Liveness())
     searching = Searching(broker, Liveness(), following, None, announcer)
+    directory = Directory(broker, Liveness(), 0, following, searching, None, Meters(CollectorRegistry()))
     try:
         await searching.open()
         await following.start(space)
-        directory = Directory(broker, Liveness(), 0, following, searching, None, Meters(CollectorRegistry()))
         yield Instance(broker, following, directory)
     finally:
         await following.stop()
         searching.close()
+        directory.close()
         await broker.close()

@@ -23,7 +23,7 @@ from registry.embedding import fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
 from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
 from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, find
-from registry.embedding.process import export
+from registry.embedding.process import Worker, export
 from tests.integration.door import until
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +254,38 @@ async def test_a_worker_that_is_killed_comes_back_and_who_waited_is_told(encoder
     assert (await behind).shape == (1, 384)
     assert encoder.pid not in (None, pid)
     assert (await _asked(encoder, ["asked"])).shape == (1, 384)
+
+
+async def test_an_error_that_nobody_expected_fails_one_request_or_one_worker(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [ZeroDivisionError(), MemoryError()]
+    encode, gone = Worker.encode, Worker.gone
+
+    async def fails_once(self: Worker, texts: list[str]) -> NDArray[np.float32]:
+        if len(failures) == 2:
+            raise failures.pop()
+        return await encode(self, texts)
+
+    async def fails_when_it_ends(self: Worker) -> str:
+        said = await gone(self)
+        if failures:
+            raise failures.pop()
+        return said
+
+    monkeypatch.setattr(Worker, "encode", fails_once)
+    monkeypatch.setattr(Worker, "gone", fails_when_it_ends)
+    with pytest.raises(UnavailableError, match="the encoder failed: MemoryError"):
+        await encoder.cards(["one"])
+    assert (await encoder.cards(["one"])).shape[0] == 1
+    pid = encoder.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: encoder.pid not in (pid, None), LOADS_WITHIN)
+    os.kill(encoder.pid or 0, signal.SIGKILL)
+    await until(lambda: "ZeroDivisionError" in (encoder.problem or ""))
+    await asyncio.wait_for(encoder.wait_ready(), LOADS_WITHIN)
+    assert (await encoder.cards(["two"])).shape[0] == 1
 
 
 async def test_stop_ends_a_worker_that_is_stuck_and_tells_who_waits(encoder: Encoder) -> None:

@@ -356,6 +356,21 @@ async def test_more_waiting_than_the_bound_is_refused_at_once(tmp_path: Path) ->
         assert ids(await service.fetch()) == [0]
 
 
+@pytest.mark.rule("A9", "N1")
+async def test_the_bodies_of_requests_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.nats.door.MAX_ASKED_BYTES", 100_000)
+    async with serving(tmp_path) as service:
+        await service.create()
+        wait = {"config": {"max_wait_ms": 4500}, "padding": "x" * 30_000}
+        waiting = [asyncio.create_task(service.ask("MSG.FETCH.task", wait)) for _ in range(3)]
+        await service.waits(3)
+        reply = await service.ask("MSG.FETCH.task", wait)
+        assert reply == refused("MSG.FETCH", "unavailable: too many requests are under way")
+        assert await service.send(b"1") == 0
+        assert [ids(reply["messages"]) for reply in await asyncio.gather(*waiting)] == [[0]] * 3
+        assert ids((await service.done("MSG.QUERY.task", {"padding": "x" * 90_000}))["messages"]) == [0]
+
+
 @pytest.mark.rule("A9", "N1", "A8")
 async def test_more_sends_than_the_bound_are_refused_at_once(tmp_path: Path) -> None:
     store = Gated(tmp_path / "mail.db")

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from mediator.agents.records import Agent
+from mediator.errors import BusyError
 from mediator.store.memory import MemoryStore
 from mediator.store.memory_agents import Agents
-from registry import searching
+from registry import directory, searching
+from registry.cards import Card, read_card
 from registry.requests import Discover
 from registry.sharing import Sharing
 from registry.snapshots import Result, Snapshot, Snapshots
@@ -76,3 +78,25 @@ async def test_nobody_waits_while_a_request_is_read(monkeypatch: pytest.MonkeyPa
         asyncio.get_running_loop().call_soon(others_go_on.set)
         page = await one.directory.discover("default", asked, 1 << 20)
         assert [agent.name for agent in page.agents] == ["payments"]
+
+
+async def test_large_cards_that_wait_to_be_read_are_bounded_and_keep_nobody_else_from_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    going_on = threading.Event()
+
+    def slow(data: bytes) -> Card:
+        assert going_on.wait(5), "whoever else needs a thread waits"
+        return read_card(data)
+
+    monkeypatch.setattr(directory, "read_card", slow)
+    monkeypatch.setattr(directory, "MAX_READING", 40 * LARGE)
+    async with instance(MemoryStore()) as one:
+        registering = [asyncio.create_task(one.register(f"a{n}", pad="x" * LARGE)) for n in range(100)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(going_on.set)
+        outcomes = await asyncio.gather(*registering, return_exceptions=True)
+        done = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert {type(outcome) for outcome in outcomes} == {int, BusyError}
+        assert 40 <= len(done) <= 42
+        assert (await one.discover()).total == len(done)

@@ -16,9 +16,9 @@ from mediator.store.base import Store, Transaction
 from mediator.store.memory import MemoryStore
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
-from registry import following
+from registry import changes, following
+from registry.changes import CHUNK, PART
 from registry.digest import Digest
-from registry.following import CHUNK
 from registry.index import Index
 from registry.packing import pack_rows
 from registry.requests import Who
@@ -124,6 +124,25 @@ async def test_a_restart_reads_all_that_was_there(data: Data):
         assert await two.found(text="word7") == []
 
 
+async def test_large_cards_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    put, counts = Index.put, []
+
+    def counted(self: Index, items: Sequence[tuple[int, Digest]]) -> None:
+        counts.append(len(items))
+        put(self, items)
+
+    store = MemoryStore()
+    async with instance(store) as one:
+        await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(5 * PART + 1)))
+        await one.directory.unregister("default", Who(name="a7"))
+    monkeypatch.setattr(Index, "put", counted)
+    monkeypatch.setattr(changes, "CHUNK_BYTES", 50 * PART)
+    async with instance(store) as two:
+        assert len(await two.following.index("default")) == 5 * PART
+        assert await two.found(text=f"word{5 * PART}") == [f"a{5 * PART}"]
+        assert max(counts) <= 2 * PART
+
+
 async def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path):
     with closing(SqliteStore(tmp_path / "mail.db")) as store:
         async with instance(store) as one:
@@ -209,3 +228,25 @@ async def caught_up(*instances: Instance) -> None:
     revision = await instances[0].broker.read(lambda tx, _now: tx.agents.revision())
     for each in instances:
         await each.following.reach(revision)
+
+
+async def test_large_indexes_settle_beside_searches_whatever_fails_and_all_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps: list[int] = []
+
+    def settle(index: Index) -> bool:
+        steps.append(len(index))
+        if len(steps) == 1:
+            raise MemoryError
+        return False
+
+    monkeypatch.setattr(following, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(Index, "settle", settle)
+    before = asyncio.all_tasks()
+    async with instance(MemoryStore()) as one:
+        await one.register("payments", "Pays an invoice")
+        with capture_logs() as said:
+            await until(lambda: len(steps) > 2, 20, "it goes on")
+        assert [line["event"] for line in said if line["log_level"] == "error"] == ["a large index does not settle"]
+    assert asyncio.all_tasks() == before

@@ -309,7 +309,7 @@ async def test_an_index_that_does_not_follow_makes_the_service_unready(tmp_path:
         await until(ready)
 
 
-async def test_what_nobody_thought_of_is_told_and_the_index_goes_on_when_it_is_over(store: Store):
+async def test_vectors_that_are_damaged_cost_nobody_else_anything(store: Store):
     space = "test@1/2/1"
     async with instance(store, space) as registry:
         no = await registry.register("baker", "bakes bread")
@@ -320,8 +320,13 @@ async def test_what_nobody_thought_of_is_told_and_the_index_goes_on_when_it_is_o
                 lambda tx, _now: tx.vectors.put(space, [Embedded(no, kept.card_revision, vectors)])
             )
 
-        await embed(b"odd")
-        assert await until(registry.following.check) == "failed: ValueError"
+        await until(lambda: registry.following.agents == 1)
+        with capture_logs() as said:
+            await embed(b"odd")
+            await registry.register("miller", "grinds grain")
+            assert await registry.found(text="grain") == ["miller"]
+        assert [line["agent"] for line in said if line["event"] == "vectors are damaged"] == [no]
+        assert await registry.following.check() is None
         assert await registry.found(text="bread") == ["baker"]
         await embed(pack_rows(np.array([[1.0, 0.0]], np.float32)))
         await until(lambda: registry.following.embedded == 1)

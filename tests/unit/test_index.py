@@ -136,8 +136,8 @@ def test_a_new_card_takes_the_place_of_the_former_with_all_it_said(index: Index)
 @pytest.mark.rule("G2")
 def test_who_is_removed_is_found_by_nothing_and_its_place_is_free_for_another(index: Index):
     index.embed([(12, unit(1, 0))])
-    index.remove(12)
-    index.remove(12)
+    index.remove([12])
+    index.remove([12, 12])
     assert len(index) == 2
     assert index.all(Wanted(), NOW).tolist() == [11, 13]
     assert by_words(index, "invoice") == []

@@ -18,7 +18,7 @@ def having(labels: Labels, *words: str) -> set[int]:
 def test_marks_are_those_of_a_dictionary(steps: list[tuple[int, list[str] | None]], asked: list[str]):
     labels, kept = Labels(), dict[int, list[str]]()
     for slot, words in steps:
-        labels.remove(slot)
+        labels.remove([slot])
         kept.pop(slot, None)
         if words is not None:
             labels.put(slot, words)
@@ -30,8 +30,26 @@ def test_marks_are_those_of_a_dictionary(steps: list[tuple[int, list[str] | None
 def test_room_is_made_by_what_was_removed():
     labels = Labels()
     for turn in range(300):
-        labels.remove(turn % 3)
+        labels.remove([turn % 3])
         labels.put(turn % 3, [f"label {turn}", "same"])
     assert having(labels, "same") == {0, 1, 2}
     assert having(labels, "label 299") == {2}
     assert having(labels, "label 3") == set()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), WORDS), max_size=60, unique_by=lambda one: one[0]),
+    st.lists(st.integers(0, 60), max_size=50),
+    st.lists(st.integers(0, 60), max_size=50),
+)
+def test_many_are_removed_in_one_go_as_one_by_one(
+    there: list[tuple[int, list[str]]], first: list[int], then: list[int]
+):
+    labels = Labels()
+    for slot, words in there:
+        labels.put(slot, words)
+    labels.remove(first)
+    labels.remove(then)
+    among = np.ones(61, np.bool_)
+    labels.mark(["news"], among)
+    assert set(np.flatnonzero(among)) == {slot for slot, words in there if "news" in words} - {*first, *then}

@@ -63,3 +63,13 @@ def test_who_asks_the_same_again_and_again_takes_no_more_memory_while_the_answer
     assert snapshots.get("default", other.id) is other
     assert snapshots.get("default", kept.id) is kept
     assert snapshots.keep("default", b"other", result(1, 3)).id != other.id
+
+
+def test_a_tenant_that_asks_a_lot_costs_no_other_its_pages():
+    snapshots = Snapshots(Clock())
+    few = [snapshots.keep("quiet", bytes([n]), result(n)) for n in range(3)]
+    large = result(*range(MAX_BYTES // 12 // 3))
+    for n in range(20):
+        newest = snapshots.keep("busy", bytes([n]), large)
+    assert all(snapshots.get("quiet", one.id) is one for one in few)
+    assert snapshots.get("busy", newest.id) is newest

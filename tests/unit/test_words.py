@@ -124,3 +124,8 @@ def test_damaged_terms_and_those_of_another_version_are_refused() -> None:
     for data in bad:
         with pytest.raises(ValueError):  # noqa: PT011
             Terms.unpack(data)
+
+
+def test_rows_of_accents_in_disorder_are_no_words():
+    assert words("a" + "\u0301\u0316" * 40_000) == ["a"]
+    assert words("cafe\u0301 " * 200) == ["cafe"] * 200
