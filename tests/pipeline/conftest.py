@@ -1,6 +1,7 @@
 """What the pipeline's tests share: one Spark, started once."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,17 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
 }
+
+
+SPARK_SECONDS = 300
+"""Jobs of Spark take seconds each, and many times that while others have the cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder that name no limit one that fits Spark."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
 
 
 @pytest.fixture(scope="session")
