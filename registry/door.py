@@ -1,7 +1,7 @@
-"""Puts the registry together, and opens it for the doors."""
+"""Runs the registry of a service: its parts, and what operators see of it."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -11,16 +11,11 @@ from mediator.http.health import Health
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Examine
 from mediator.settings_registry import Registry
+from registry.assembly import assembled
 from registry.directory import Directory
-from registry.following import Following
-from registry.meanings import Meanings
 from registry.meters import Meters
 from registry.operating import RegistryOperating
-from registry.searching import Searching
 from registry.sharing import Announcer
-
-MODELS = "models"
-"""The folder of files made from models, in the data folder."""
 
 
 @asynccontextmanager
@@ -40,23 +35,10 @@ async def registry_door(
 
     Nothing here waits for a model or for the index: both come while the service answers already.
     """
-    async with AsyncExitStack() as stack:
-        following = Following(broker, chosen.liveness)
-        meanings = (
-            Meanings(broker, following, chosen.model, data_dir / MODELS, shared=announcer is not None)
-            if chosen.semantic
-            else None
-        )
-        searching = Searching(broker, chosen.liveness, following, meanings, announcer)
-        await searching.open()
-        stack.callback(searching.close)
-        stack.push_async_callback(following.stop)
-        if meanings is None:
-            await following.start("")
-        else:
-            stack.push_async_callback(meanings.stop)
-            await meanings.start()
-        meters = Meters(metrics)
+    meters = Meters(metrics)
+    model = chosen.model if chosen.semantic else None
+    async with assembled(broker, chosen.liveness, chosen.max_agents, model, data_dir, meters, announcer) as made:
+        following, meanings = made.following, made.meanings
         meters.agents.set_function(lambda: following.agents)
         if meanings is not None:
             models = meanings
@@ -65,6 +47,4 @@ async def registry_door(
         operating = RegistryOperating(following, meanings)
         operating.register(control)
         examined.append(operating.examine)
-        directory = Directory(broker, chosen.liveness, chosen.max_agents, following, searching, meanings, meters)
-        stack.callback(directory.close)
-        yield directory
+        yield made.directory

@@ -13,16 +13,15 @@ from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.memory import MemoryStore
+from registry.assembly import assembled
 from registry.cases import Catalog
 from registry.directory import Directory
-from registry.door import MODELS
 from registry.evaluation import DEPTH
 from registry.following import Following
 from registry.index import Question, Wanted
 from registry.meanings import Meanings
 from registry.meters import Meters
 from registry.requests import Discover
-from registry.searching import Searching
 from registry.splitting import parts
 
 TENANT = "trial"
@@ -87,19 +86,11 @@ async def trial(catalog: Catalog, model: str | None, data_dir: Path, told: Told)
     async with AsyncExitStack() as stack:
         broker = Broker(MemoryStore(), Bounds())
         stack.push_async_callback(broker.close)
-        following = Following(broker, Liveness())
-        meanings = None if model is None else Meanings(broker, following, model, data_dir / MODELS, shared=False)
-        searching = Searching(broker, Liveness(), following, meanings)
-        stack.callback(searching.close)
-        stack.push_async_callback(following.stop)
-        if meanings is None:
-            await following.start("")
-        else:
-            stack.push_async_callback(meanings.stop)
-            await meanings.start()
+        meters = Meters(CollectorRegistry())
+        made = await stack.enter_async_context(assembled(broker, Liveness(), 0, model, data_dir, meters))
+        following, meanings, directory = made.following, made.meanings, made.directory
+        if meanings is not None:
             await meanings.encoder.wait_ready()
-        directory = Directory(broker, Liveness(), 0, following, searching, meanings, Meters(CollectorRegistry()))
-        stack.callback(directory.close)
         keys = await _register(directory, catalog, told)
         if meanings is not None:
             await _embedded(following, meanings, len(keys), told)
