@@ -61,6 +61,8 @@ class Embedder:
         self._fresh: dict[int, None] = {}
         self._refused: dict[int, int] = {}
         """Cards that the model cannot read, as they were: the agent's number and the revision."""
+        self._under_way: dict[int, int] = {}
+        """Cards of the batch read last, as they were; the store has no vectors of them yet."""
         self._search = True
         """Whether the store is to be asked what is missing."""
         self._problem: str | None = None
@@ -122,6 +124,7 @@ class Embedder:
         assert space is not None
         after: int | None = 0 if self._search else None
         self._search = False
+        self._under_way = {}
         # The next batch is read while one is encoded.
         batch, after = await self._next(space, after)
         while batch is not None:
@@ -140,7 +143,9 @@ class Embedder:
                 assert after is not None
                 cards, after = await self._broker.read(partial(_missing, space, after, self._others))
                 cards = [card for card in cards if self._refused.get(card.no) != card.card_revision]
+            cards = [card for card in cards if self._under_way.get(card.no) != card.card_revision]
             if cards:
+                self._under_way = {card.no: card.card_revision for card in cards}
                 return await asyncio.to_thread(_written_out, cards), after
         return None, None
 

@@ -36,9 +36,11 @@ class Counting:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.failures: list[Exception] = []
+        self.ready = asyncio.Event()
+        self.ready.set()
 
     async def wait_ready(self) -> None:
-        """It always is."""
+        await self.ready.wait()
 
     async def cards(self, texts: list[str]) -> NDArray[np.float32]:
         if self.failures:
@@ -100,6 +102,15 @@ async def test_who_registers_the_same_card_as_a_sign_of_life_is_not_encoded_agai
     await house.register("one", "Waters plants")
     assert await house.idle() == 2
     assert len(house.encoder.texts) == 3 * encoded
+
+
+async def test_what_was_registered_before_the_model_was_there_is_encoded_once(house: House):
+    house.encoder.ready.clear()
+    await house.register("one", "Pays invoices")
+    await house.register("two", "Waters plants")
+    house.encoder.ready.set()
+    assert await house.idle() == 2
+    assert sorted(house.encoder.texts) == ["one\nPays invoices", "two\nWaters plants"]
 
 
 async def test_an_error_that_nobody_expected_is_told_and_does_not_end_it(house: House, monkeypatch: pytest.MonkeyPatch):
