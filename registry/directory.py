@@ -1,7 +1,9 @@
 """The directory: what every door of the registry asks; it changes the store and searches the index."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from mediator.agents import registering
 from mediator.agents.records import Agent, Liveness, Registration, State
@@ -15,6 +17,7 @@ from registry.meters import Meters
 from registry.requests import Discover, Found, Registered, Who
 from registry.searching import Searching
 
+T = TypeVar("T")
 SMALL_CARD = 4096
 """Bytes up to which a card is read where we stand: handing it to a thread takes longer."""
 MAX_READING = 64 * 1024 * 1024
@@ -56,8 +59,8 @@ class Directory:
         Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`, :class:`BusyError`.
         """
         large = SMALL_CARD < len(data) <= MAX_CARD
-        card, digest = await self._read(data) if large else _read(data)
-        new = Registration(tenant, card.address, card.name, data, digest, card.ttl)
+        card, digest = await self._apart(len(data), lambda: _read(data)) if large else _read(data)
+        new = _registration(tenant, data, card, digest)
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
         )
@@ -67,14 +70,38 @@ class Directory:
         await self._following.reach(agent.revision)
         return Registered(agent, card, created)
 
-    async def _read(self, data: bytes) -> tuple[Card, bytes]:
+    async def take(
+        self, tenant: str, space: str, cards: Sequence[bytes], packed: Callable[[int, Card], bytes]
+    ) -> registering.Taken:
+        """Keep many cards with the vectors that a model made of them elsewhere, all or none (G1).
+
+        ``packed`` gives the vectors of the card at a place, in the form of :mod:`registry.packing`. Cards that are
+        there stay as they are. Behind all requests, since they come by thousands. Errors as of :meth:`register`.
+        """
+
+        def read() -> list[registering.Read]:
+            found = []
+            for at, data in enumerate(cards):
+                card, digest = _read(data)
+                found.append(registering.Read(_registration(tenant, data, card, digest), packed(at, card)))
+            return found
+
+        ready = await self._apart(sum(map(len, cards)), read)
+        taken = await self._broker.chore(
+            lambda tx, now: registering.take(tx, self._liveness, self._max_agents, tenant, space, ready, now)
+        )
+        await self._following.reach(taken.revision)
+        return taken
+
+    async def _apart(self, size: int, read: Callable[[], T]) -> T:
+        """Read cards, of so many bytes, on their own thread."""
         if self._reading > MAX_READING:
             raise BusyError("too many cards are being read")
-        self._reading += len(data)
+        self._reading += size
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._reader, _read, data)
+            return await asyncio.get_running_loop().run_in_executor(self._reader, read)
         finally:
-            self._reading -= len(data)
+            self._reading -= size
 
     async def unregister(self, tenant: str, who: Who) -> Agent:
         """Forget an agent (G2); :class:`NoSuchAgentError`."""
@@ -105,6 +132,10 @@ class Directory:
         found = await self._searching.discover(tenant, query, budget)
         self._meters.searched(found)
         return found
+
+
+def _registration(tenant: str, data: bytes, card: Card, digest: bytes) -> Registration:
+    return Registration(tenant, card.address, card.name, data, digest, card.ttl)
 
 
 def _read(data: bytes) -> tuple[Card, bytes]:

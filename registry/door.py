@@ -13,6 +13,7 @@ from mediator.operators.diagnosis import Examine
 from mediator.settings_registry import Registry
 from registry.assembly import assembled
 from registry.directory import Directory
+from registry.handover import Handover
 from registry.meters import Meters
 from registry.operating import RegistryOperating
 from registry.sharing import Announcer
@@ -46,5 +47,6 @@ async def registry_door(
         health.add("registry", following.check)
         operating = RegistryOperating(following, meanings)
         operating.register(control)
+        Handover(broker, made.directory, meanings).register(control)
         examined.append(operating.examine)
         yield made.directory

@@ -18,6 +18,8 @@ from mediator.errors import BadRequestError, MediatorError, SetupError, Unavaila
 
 SOCKET_FILE = "control.sock"
 MAX_REQUEST = 64 * 1024
+"""Bytes of a line; of a command that says so when it is registered, up to :data:`MAX_LONG`."""
+MAX_LONG = 4 * 1024 * 1024
 MAX_ANSWER = 1024 * 1024
 MAX_CONNECTIONS = 16
 IDLE_SECONDS = 10.0
@@ -38,14 +40,19 @@ class ControlServer:
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / SOCKET_FILE
-        self._commands: dict[str, tuple[Command, float]] = {}
+        self._commands: dict[str, tuple[Command, float, int]] = {}
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._serving: set[asyncio.Task[Any]] = set()
 
-    def register(self, name: str, command: Command, within: float = COMMAND_SECONDS) -> None:
-        """Answer ``name`` with ``command`` from now on; it is given up after ``within`` seconds."""
-        self._commands[name] = command, within
+    def register(
+        self, name: str, command: Command, within: float = COMMAND_SECONDS, longest: int = MAX_REQUEST
+    ) -> None:
+        """Answer ``name`` with ``command`` from now on; it is given up after ``within`` seconds.
+
+        Its requests have ``longest`` bytes at most, and no command's more than :data:`MAX_LONG`.
+        """
+        self._commands[name] = command, within, longest
 
     async def start(self) -> None:
         """Listen; :class:`SetupError` when another service does so here, or the socket cannot be made."""
@@ -59,7 +66,7 @@ class ControlServer:
             self._path.chmod(0o600)
             self._inode = self._path.stat().st_ino
             listener.setblocking(False)
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_REQUEST)
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LONG)
         except OSError as error:
             listener.close()
             raise SetupError(f"data_dir: cannot listen on {SOCKET_FILE}: {error.strerror or error}") from error
@@ -105,7 +112,7 @@ class ControlServer:
         try:
             line = await asyncio.wait_for(reader.readline(), IDLE_SECONDS)
         except ValueError:
-            await _send(writer, {"error": f"request: longer than {MAX_REQUEST} bytes"})
+            await _send(writer, {"error": f"request: longer than {MAX_LONG} bytes"})
             writer.write_eof()
             # Closing on unread bytes could take the answer away from who reads late.
             await asyncio.wait_for(_discard(reader), IDLE_SECONDS)
@@ -118,7 +125,9 @@ class ControlServer:
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             request = _parse(line)
-            command, within = self._command(request)
+            command, within, longest = self._command(request)
+            if len(line) > longest:
+                raise BadRequestError("request", f"longer than {longest} bytes")
             async with asyncio.timeout(within):
                 return {"error": ""} | await command(request)
         except MediatorError as error:
@@ -129,7 +138,7 @@ class ControlServer:
             _log.exception("a command failed")
             return {"error": "internal error"}
 
-    def _command(self, request: dict[str, Any]) -> tuple[Command, float]:
+    def _command(self, request: dict[str, Any]) -> tuple[Command, float, int]:
         name = request.get("command")
         if not isinstance(name, str) or name not in self._commands:
             raise BadRequestError("command", f"expected one of {', '.join(sorted(self._commands))}")

@@ -13,7 +13,7 @@ import pytest
 
 from mediator.errors import NoSuchMailboxError, SetupError, UnavailableError
 from mediator.operators import control
-from mediator.operators.control import MAX_CONNECTIONS, MAX_REQUEST, SOCKET_FILE, ControlServer, ask
+from mediator.operators.control import MAX_CONNECTIONS, MAX_LONG, MAX_REQUEST, SOCKET_FILE, ControlServer, ask
 
 
 @asynccontextmanager
@@ -107,14 +107,37 @@ async def test_what_is_no_request_is_refused_and_the_next_is_heard(tmp_path: Pat
     assert second["error"] == ""
 
 
-@pytest.mark.parametrize("size", [MAX_REQUEST + 1, 10 * MAX_REQUEST])
+@pytest.mark.parametrize("size", [MAX_LONG + 1, 3 * MAX_LONG])
 async def test_an_oversize_request_is_refused_and_ends_the_connection(tmp_path: Path, size: int) -> None:
     line = b'{"command": "echo", "x": "' + b"x" * size + b'"}\n'
     async with serving(tmp_path):
         assert await raw(tmp_path, line, b'{"command": "echo"}\n') == [
-            {"error": f"request: longer than {MAX_REQUEST} bytes"}
+            {"error": f"request: longer than {MAX_LONG} bytes"}
         ]
         assert (await ask(tmp_path, "echo"))["error"] == ""
+
+
+async def test_only_a_command_that_says_so_is_asked_at_length(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+
+        async def swallow(_request: dict[str, Any]) -> dict[str, Any]:
+            return {}
+
+        server.register("swallow", swallow, longest=2 * MAX_REQUEST)
+        long = b'"x": "%b"}\n' % (b"x" * MAX_REQUEST)
+        answers = await raw(
+            tmp_path,
+            b'{"command": "echo", ' + long,
+            b'{"command": "swallow", ' + long,
+            b'{"command": "swallow", "y": "%b", ' % (b"y" * MAX_REQUEST) + long,
+            b'{"command": "echo"}\n',
+        )
+    assert [answer["error"] for answer in answers] == [
+        f"request: longer than {MAX_REQUEST} bytes",
+        "",
+        f"request: longer than {2 * MAX_REQUEST} bytes",
+        "",
+    ]
 
 
 async def test_half_a_request_is_not_answered(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ class Agency(Broker):
     def register(self, address: str, name: str = "", text: str = "", **more: Any) -> Agent:
         return self.put(registration(address, name, text, **more))[0]
 
+    def take(self, *read: tuple[Registration, bytes], space: str = SPACE) -> registering.Taken:
+        ready = [registering.Read(*each) for each in read]
+        return self.run(lambda tx: registering.take(tx, self.liveness, self.limit, TENANT, space, ready, self.now))
+
+    def vectors(self, *agents: Agent, space: str = SPACE) -> dict[int, Embedded]:
+        with self.store.reading() as tx:
+            return tx.vectors.read(space, [agent.no for agent in agents])
+
     def unregister(self, address: str | None = None, name: str | None = None, tenant: str = TENANT) -> Agent:
         return self.run(lambda tx: registering.unregister(tx, tenant, address, name, self.now))
 

@@ -96,6 +96,63 @@ def test_a_tenant_has_no_more_agents_than_it_may() -> None:
     agency.register("c")
 
 
+# Many at once, with vectors that were made elsewhere.
+
+
+@pytest.mark.rule("G1")
+def test_many_are_kept_with_their_vectors_as_if_each_had_registered(agency: Agency) -> None:
+    former = agency.register("a", "one", "rain", ttl=SECOND)
+    lacking = agency.register("b", "two", "snow")
+    agency.advance(SECOND)
+    taken = agency.take(
+        (registration("a", "one", "hail"), b"A"),
+        (registration("b", "two", "snow"), b"B"),
+        (registration("c", "three", "fog", ttl=5 * SECOND), b"C"),
+    )
+    assert taken == (1, 1, 1, 0, agency.revision())
+    a, b, c = (agency.find(address) for address in "abc")
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a.no, a.edition, a.card, a.ttl) == (former.no, 2, card("a", "hail"), 0)
+    assert (b.edition, b.updated_at, b.seen_at) == (1, lacking.updated_at, lacking.seen_at)
+    assert (c.edition, c.ttl, c.seen_at) == (1, 5 * SECOND, agency.now)
+    assert [one.vectors for one in agency.vectors(a, b, c).values()] == [b"A", b"B", b"C"]
+    assert agency.missing() == []
+
+
+@pytest.mark.rule("G1")
+def test_the_same_once_more_changes_nothing(agency: Agency) -> None:
+    many = [(registration(address, ttl=SECOND), b"V") for address in "abc"]
+    agency.take(*many)
+    before, revision = [agency.find(address) for address in "abc"], agency.revision()
+    agency.advance(SECOND)
+    assert agency.take(*many) == (0, 0, 0, 3, revision)
+    assert [agency.find(address) for address in "abc"] == before
+    assert agency.revision() == revision
+
+
+@pytest.mark.rule("G1")
+def test_of_several_cards_for_one_mailbox_the_last_counts(agency: Agency) -> None:
+    taken = agency.take((registration("a", text="rain"), b"R"), (registration("a", text="snow"), b"S"))
+    assert (taken.added, taken.replaced) == (1, 0)
+    agent = agency.find("a")
+    assert agent is not None
+    assert (agent.card, agent.edition, agency.vectors(agent)[agent.no].vectors) == (card("a", "snow"), 1, b"S")
+
+
+@pytest.mark.rule("G1")
+def test_many_that_are_one_too_many_are_refused_as_a_whole(agency: Agency) -> None:
+    agency.limit = 3
+    agency.register("a", "one", "rain")
+    agency.register("b")
+    with pytest.raises(QuotaExceededError):
+        agency.take((registration("a", "one", "snow"), b"A"), (registration("c"), b"C"), (registration("d"), b"D"))
+    assert agency.find("a").card == card("a", "rain")  # type: ignore[union-attr]
+    assert agency.find("c") is None
+    assert agency.take((registration("a", "one", "snow"), b"A"), (registration("c"), b"C"))[:2] == (1, 1)
+
+
 # UNREGISTER and REPORT.
 
 
