@@ -38,6 +38,7 @@ from mediator.nats.door import Door, Further, limit_of, payload_for
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
+from mediator.operators.archive import ArchiveOperating
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Examine
 from mediator.operators.operating import Operating
@@ -262,6 +263,7 @@ async def _open_pipeline(
     await book.measure()
     operating = RunsOperating(book, settings.pipeline.every)
     operating.register(control)
+    ArchiveOperating(broker).register(control)
     examined.append(operating.examine)
     if settings.pipeline.every:
         rounds = Rounds(book, broker, settings)

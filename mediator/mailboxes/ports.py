@@ -242,13 +242,16 @@ class Leases(Protocol):
 
 
 class Outbox(Protocol):
-    """Copies that wait for the archive (S6)."""
+    """Copies that wait for the archive (S6), each under a number above those of all that came before."""
 
     def backlog(self) -> int:
         """Return how many copies wait, delayed messages that will need one included."""
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
         """Copy a message."""
+
+    def remove(self, numbers: Sequence[int]) -> int:
+        """Take out copies that the archive has, and return how many of them were there."""
 
 
 class TailRow(NamedTuple):

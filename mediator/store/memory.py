@@ -41,7 +41,9 @@ class _Data:
     addresses: dict[Place, int] = field(default_factory=dict)
     delayed: list[tuple[int, int, Delayed]] = field(default_factory=list)
     leases: dict[int, dict[int, Lease]] = field(default_factory=dict)
-    outbox: list[tuple[Mailbox, Message]] = field(default_factory=list)
+    outbox: dict[int, Message] = field(default_factory=dict)
+    copies: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """The numbers of what goes into the outbox."""
     tail: dict[int, TailRow] = field(default_factory=dict)
     mediation: Mediation = field(default_factory=Mediation)
     registry: Registry = field(default_factory=Registry)
@@ -89,7 +91,7 @@ class MemoryStore:
     def archived(self) -> list[Message]:
         """Return what the outbox holds, for tests."""
         with self._lock:
-            return [message for _, message in self._data.outbox]
+            return list(self._data.outbox.values())
 
 
 class MemoryTransaction:
@@ -471,8 +473,14 @@ class _Outbox(_Table):
         return len(self._data.outbox) + sum(1 for entry in self._data.delayed if entry[2].archive)
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
-        self._data.outbox.append((replace(mailbox), replace(message)))
-        self._undo.append(self._data.outbox.pop)
+        del mailbox
+        self._set(self._data.outbox, next(self._data.copies), replace(message))
+
+    def remove(self, numbers: Sequence[int]) -> int:
+        there = [number for number in numbers if number in self._data.outbox]
+        for number in there:
+            self._pop(self._data.outbox, number)
+        return len(there)
 
 
 class _Tail(_Table):

@@ -310,3 +310,39 @@ def test_the_outbox_counts_copies_and_delayed_messages_that_will_need_one(opened
         assert tx.outbox.backlog() == 1
     with store.transaction() as tx:
         assert tx.outbox.backlog() == 1
+
+
+@pytest.mark.rule("S6")
+def test_what_the_archive_has_leaves_the_outbox_by_its_numbers(opened):
+    store = opened.store
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        for _ in range(700):
+            tx.outbox.add(mailbox, put(tx, mailbox, bytes(range(256))))
+        tx.delays.add(waiting(mailbox, T0 + 1, archive=True))
+    with store.transaction() as tx:
+        assert tx.outbox.remove([]) == 0
+        assert tx.outbox.remove(range(1, 601)) == 600
+        assert tx.outbox.backlog() == 101
+
+    def remove_and_fail():
+        with store.transaction() as tx:
+            assert tx.outbox.remove([601, 602]) == 2
+            assert tx.outbox.backlog() == 99
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        remove_and_fail()
+    with store.transaction() as tx:
+        assert tx.outbox.backlog() == 101
+    if opened.durable:
+        store = opened.reopen()
+    with store.transaction() as tx:
+        assert tx.outbox.remove([1, 601, 700, 701]) == 2
+        tx.outbox.add(get(tx), put(tx, get(tx), b"new"))
+    with store.transaction() as tx:
+        # Messages stay, and numbers only grow.
+        assert len(tx.messages.first(get(tx), ALL)) == 701
+        assert tx.outbox.remove([1, 601, 700]) == 0
+        assert tx.outbox.remove(range(602, 1000)) == 99
+        assert tx.outbox.backlog() == 1

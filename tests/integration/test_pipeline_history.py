@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
-from mediator.housekeeping import history
+from mediator.housekeeping import owner
 from mediator.housekeeping.history import History
 from mediator.housekeeping.runs import RunBook
 from mediator.operators.runs import RunsOperating
@@ -88,7 +88,7 @@ def test_no_database_is_made_for_the_sake_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_store_that_another_holds_is_not_waited_for_long(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "START_SECONDS", 0.2)
+    monkeypatch.setattr(owner, "START_SECONDS", 0.2)
     store = SqliteStore(database_path(database))
     try:
         with pytest.raises(StoreHeldError):

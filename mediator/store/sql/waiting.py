@@ -182,3 +182,11 @@ class Outbox(Table):
                 message.payload,
             ),
         )
+
+    def remove(self, numbers: Sequence[int]) -> int:
+        gone = 0
+        for chunk in chunks(numbers):
+            wanted, parameters = self._session.dialect.any_of("seq", chunk)
+            gone += len(self._session.dialect.execute(f"DELETE FROM outbox WHERE {wanted} RETURNING seq", parameters))
+        self._backlog.add(-gone)
+        return gone

@@ -1,0 +1,108 @@
+"""Seals what messages say before it lies in the lake: AES-256-GCM, by keys that are in a file of the operator's.
+
+A sealed text is a random nonce of 12 bytes, then the ciphertext with its tag. It is bound to its message and its
+column, so none can be put in the place of another. Keys stay in memory: on the way to Spark's tasks they travel in
+what the tasks run, never in an option, a plan, a log or a table.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mediator.errors import DamagedError, SetupError
+
+KEY_BYTES = 32
+MAX_KEYS = 1000
+_MAX_FILE = 64 * MAX_KEYS
+_NONCE_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key, and the name by which rows say that they were sealed with it."""
+
+    secret: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """The first 8 hexadecimal digits of its SHA-256."""
+        return sha256(self.secret).hexdigest()[:8]
+
+
+def read_keys(path: Path) -> list[Key]:
+    """Read a key file: a line for each key, in base64; the first seals, all open.
+
+    Raises :class:`SetupError` when it cannot be read, others may read it too, or a line is no key.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            text = file.read(_MAX_FILE + 1)
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise SetupError(f"{path}: expected mode 600, got {mode:o}; others may have read the keys")
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(text) > _MAX_FILE or not 1 <= len(lines) <= MAX_KEYS:
+        raise SetupError(f"{path}: expected 1 to {MAX_KEYS} keys, each a line")
+    return [Key(_decoded(line, f"{path}, line {number}")) for number, line in lines]
+
+
+def _decoded(line: bytes, where: str) -> bytes:
+    try:
+        secret = base64.b64decode(line, validate=True)
+    except binascii.Error:
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise SetupError(f"{where}: expected {KEY_BYTES} bytes in base64")
+    return secret
+
+
+class Sealer:
+    """Seals with one key. Made in the task that uses it."""
+
+    def __init__(self, key: Key) -> None:
+        self._cipher = AESGCM(key.secret)
+
+    def seal(self, data: bytes, column: str, mailbox_no: int, msg_id: int) -> bytes:
+        """Return ``data`` sealed as what a column of a message says."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, data, _bound(column, mailbox_no, msg_id))
+
+
+class Opener:
+    """Opens what any of several keys sealed. Made in the task that uses it."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._ciphers: Mapping[str, AESGCM] = {key.id: AESGCM(key.secret) for key in keys}
+
+    def open(self, key_id: str, sealed: bytes, column: str, mailbox_no: int, msg_id: int) -> bytes:
+        """Return what was sealed.
+
+        Raises :class:`SetupError` when the key is not there, and :class:`DamagedError` when it does not fit.
+        """
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise unknown_key(key_id)
+        try:
+            return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _bound(column, mailbox_no, msg_id))
+        except (InvalidTag, ValueError):
+            raise DamagedError(
+                f"archive: {column} of message {mailbox_no}.{msg_id} was changed since key {key_id} sealed it"
+            ) from None
+
+
+def unknown_key(key_id: str) -> SetupError:
+    """Say that a key is missing."""
+    return SetupError(f"archive: messages are sealed with key {key_id}, which is not in the key file")
+
+
+def _bound(column: str, mailbox_no: int, msg_id: int) -> bytes:
+    return f"{column} {mailbox_no}.{msg_id}".encode()
