@@ -108,8 +108,8 @@ class Messages(Protocol):
     def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
         """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
 
-    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
-        """Return a lane's messages behind ``after`` up to and with ``last``, expired or not."""
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
+        """Return a lane's living messages behind ``after`` up to and with ``last``."""
 
     def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
         """Return the oldest messages of a mailbox, expired or not."""

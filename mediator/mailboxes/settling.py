@@ -44,7 +44,7 @@ def ack(tx: Transaction, request: Ack, now: int) -> None:
         elif handle is not None and group.was_delivered(handle.lane, msg_id):
             covered = group.covered_by(handle.lane, msg_id, lease is not None)
             marks = [max(pair) for pair in zip(marks, covered, strict=True)]
-    done += _cover(tx, mailbox, group, marks, ended)
+    done += _cover(tx, mailbox, group, marks, ended, now)
     if ended:
         if tx.leases.count(group) >= MAX_LEASED:
             tx.woken.add(mailbox.place)
@@ -66,8 +66,13 @@ def _tell(
     )
 
 
-def _cover(tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int], ended: list[int]) -> list[Handle]:
-    """Settle every lane up to its mark; return the messages, and add to ``ended`` the leases that go with them."""
+def _cover(
+    tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int], ended: list[int], now: int
+) -> list[Handle]:
+    """Settle every lane up to its mark; return the messages, and add to ``ended`` the leases that go with them.
+
+    What has expired is gone (K4), and may have expired before it was given to anybody.
+    """
     done: list[Handle] = []
     for lane in LANES:
         mark = marks[lane]
@@ -78,10 +83,10 @@ def _cover(tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int]
         if mark <= settled and not loose:
             continue
         ended += loose
-        # Not all that stands between them: that may be the whole mailbox. Expired ones are settled too.
-        done += tx.messages.handles(mailbox, loose, 0).values()
+        # Not all that stands between them: that may be the whole mailbox.
+        done += tx.messages.handles(mailbox, loose, now).values()
         if mark > settled:
-            done += tx.messages.between(mailbox, lane, settled, mark)
+            done += tx.messages.between(mailbox, lane, settled, mark, now)
     if any(mark > settled for mark, settled in zip(marks, group.settled, strict=True)):
         group.settle(marks)
         tx.groups.save(group)

@@ -94,9 +94,9 @@ def inspect(tx: Transaction, tenant: str, address: str, tenant_quota: Quota, now
         window = _Window(oldest, 0)
     else:
         start = max(0, mailbox.next_id - WINDOW)
-        newest = [h for lane in LANES for h in tx.messages.between(mailbox, lane, start - 1, mailbox.next_id - 1)]
-        alive = tx.messages.handles(mailbox, [handle.msg_id for handle in newest], now)
-        window = _Window(list(alive.values()), start)
+        last = mailbox.next_id - 1
+        alive = [h for lane in LANES for h in tx.messages.between(mailbox, lane, start - 1, last, now)]
+        window = _Window(alive, start)
     ends = _ends(tx, mailbox, oldest, now)
     delayed = tx.delays.usage(mailbox)
     groups = tx.groups.of(mailbox, GROUPS)

@@ -249,9 +249,9 @@ class _Messages(_Table):
         )
         return _within(found, limit, budget)[::-1]
 
-    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         messages = self._box(mailbox).messages
-        return [m.handle for i, m in messages.items() if after < i <= last and m.lane == lane]
+        return [m.handle for i, m in messages.items() if after < i <= last and m.lane == lane and _lives(m, now)]
 
     def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
         return [message.handle for message in itertools.islice(self._box(mailbox).messages.values(), limit)]

@@ -205,7 +205,7 @@ def test_ids_sizes_and_times_may_be_large(opened, start):
         assert ids(tx.messages.lane(mailbox, Lane.NORMAL, start, ALL, 2**40, T0)) == there[1:]
         assert ids(tx.messages.pick(mailbox, there, 2**40, T0)) == there
         assert ids(tx.messages.newest(mailbox, Filter(before_id=start + 1), ALL, ALL, T0)) == there[:1]
-        assert ids(tx.messages.between(mailbox, Lane.NORMAL, start, start + 3)) == there[1:]
+        assert ids(tx.messages.between(mailbox, Lane.NORMAL, start, start + 3, T0)) == there[1:]
         assert sorted(tx.messages.handles(mailbox, [*there, start + 3], T0)) == there
         assert tx.messages.first_since(mailbox, 10**13) == start
         assert tx.messages.first_since(mailbox, 10**13 + 1) == start + 4

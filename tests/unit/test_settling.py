@@ -44,9 +44,9 @@ def test_an_old_message_among_new_ones_is_settled_without_a_look_at_all_between(
     with broker.store.transaction() as tx:
         between = type(tx.messages).between
 
-    def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+    def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         looked.append((after, last))
-        return between(messages, mailbox, lane, after, last)
+        return between(messages, mailbox, lane, after, last, now)
 
     monkeypatch.setattr(type(tx.messages), "between", watched)
     broker.ack(50)
@@ -344,6 +344,21 @@ def test_an_id_that_is_gone_changes_nothing(broker: Broker, options: dict[str, i
     broker.ack(1, 2, 3)
     broker.advance(HOUR)
     assert broker.take() == [0, 4]
+
+
+@pytest.mark.rule("K2", "K4")
+@pytest.mark.parametrize("box", [BOX, QUEUE])
+def test_what_expired_before_it_was_delivered_is_not_acknowledged_by_what_came_behind(broker: Broker, box: str) -> None:
+    broker.send(to=box)
+    broker.send(to=box, ttl=SECOND)
+    broker.advance(2 * SECOND)
+    broker.send(to=box)
+    assert broker.take(box=box) == [0, 2]
+    broker.ack(2, box=box)
+    assert broker.take(box=box) == []
+    assert broker.told(What.ACKNOWLEDGED) == [0, 2]
+    broker.collect()
+    assert broker.told(What.EXPIRED) == [1]
 
 
 @pytest.mark.rule("K4")

@@ -96,13 +96,14 @@ class Messages(Table):
                 break
         return taken
 
-    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM {self._session.dialect.lane_source(lane)}"
-            f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ? ORDER BY msg_id"
+            f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
+            " AND (expire_at IS NULL OR expire_at > ?) ORDER BY msg_id"
         )
-        return [rows.handle(row) for row in self._session.dialect.execute(sql, (mailbox.no, after, last))]
+        return [rows.handle(row) for row in self._session.dialect.execute(sql, (mailbox.no, after, last, now))]
 
     def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
         self._session.flush()
