@@ -131,7 +131,7 @@ class Encoder:
         """
         if self._worker is None or self._dims is None or len(texts) > MAX_QUERY_TEXTS:
             return None
-        texts = [_proper(text) for text in texts]
+        texts = [proper(text) for text in texts]
         keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
         known = {key: self._remembered[key] for key in keys if key in self._remembered}
         wanted = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
@@ -160,7 +160,7 @@ class Encoder:
         """
         await self.wait_ready()
         assert self._dims is not None
-        texts = [_proper(text) for text in texts]
+        texts = [proper(text) for text in texts]
         groups = list(batches(texts))
         jobs = self._jobs.add_cards([[texts[at] for at in group] for group in groups])
         self._tell()
@@ -305,6 +305,6 @@ class Encoder:
         await self._changed.wait()
 
 
-def _proper(text: str) -> str:
-    """Cut a text, and replace what is no Unicode: half a surrogate pair is valid in JSON."""
+def proper(text: str) -> str:
+    """Return a text as models are given it: cut, and without what is no Unicode, as half a surrogate pair in JSON."""
     return text[:MAX_TEXT].encode(errors="replace").decode()

@@ -21,7 +21,7 @@ _LOADS_WITHIN: Final = 900.0  # seconds; 1 to 8 are usual, a download takes long
 _ANSWERS_WITHIN: Final = 60.0  # seconds; .1 is usual
 _EXPORTS_WITHIN: Final = 1800.0  # seconds; 10 are usual, on a busy machine it gets the rest
 _MAX_LINE: Final = 1000  # bytes of one log line
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     # A service for others: one thread leaves the other processors to the rest, and is as fast for single texts.
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
@@ -145,7 +145,7 @@ async def export(folder: Path, target: Path) -> str | None:
 
 
 async def _spawn(module: str, *arguments: str, local: bool) -> tuple[Process, asyncio.Task[None], deque[str]]:
-    environment = os.environ | _ENVIRONMENT
+    environment = os.environ | ENVIRONMENT
     if local:
         environment["HF_HUB_OFFLINE"] = "1"
     else:

@@ -35,7 +35,7 @@ def main() -> int:
     folder, fingerprint, name, cache_dir = sys.argv[1:]
     try:
         place = Place(Path(folder), fingerprint) if folder else fetch(name)
-        model = _load(place, Path(cache_dir))
+        model = load(place, Path(cache_dir))
         dims = model.encode(["ready"]).shape[1]
     except Exception as error:
         traceback.print_exc()
@@ -51,7 +51,8 @@ def main() -> int:
     return 0
 
 
-def _load(place: Place, cache_dir: Path) -> Model:
+def load(place: Place, cache_dir: Path) -> Model:
+    """Load the exported files of a model from ``cache_dir``, or where they are of no use the model itself."""
     from registry.embedding.fast import Fast, folder_of
 
     try:

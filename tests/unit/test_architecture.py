@@ -88,6 +88,7 @@ FORBIDDEN = {
         "mediator.service",
         "mediator.cli",
         "pickup",
+        "pipeline",
     ],
     "pipeline": [
         "mediator.broker",
@@ -97,8 +98,10 @@ FORBIDDEN = {
         "mediator.service",
         "mediator.cli",
         "pickup",
-        "registry",
     ],
+    "pipeline/lake": ["registry", "pipeline.embedding"],
+    "pipeline/reports": ["registry", "pipeline.embedding"],
+    "pipeline/source": ["registry", "pipeline.embedding"],
     "pickup": [
         "registry",
         "mediator.store.sql",

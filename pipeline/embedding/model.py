@@ -1,0 +1,97 @@
+"""The model that reads cards: found in the driver as the service finds it, loaded once in each worker of Spark."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from mediator.errors import SetupError
+from pipeline.telling import Told
+from registry.cards import read_card
+from registry.embedding import models
+from registry.embedding.encoder import proper
+from registry.embedding.fast import folder_of
+from registry.embedding.process import ENVIRONMENT, export
+from registry.embedding.worker import Model as Loaded
+from registry.embedding.worker import load
+from registry.packing import pack_rows
+from registry.texts import TEMPLATE, texts
+
+TOGETHER = 256
+"""Cards whose vectors are in a worker's memory at a time."""
+_MADE = "digest binary, vectors binary, problem string"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model on a disk that driver and executors share, with the files made of it."""
+
+    folder: Path
+    fingerprint: str
+    cache_dir: Path
+    space: str
+    """As of :attr:`registry.embedding.encoder.Encoder.space`."""
+
+    def encode(self, cards: DataFrame) -> DataFrame:
+        """Return ``digest``, ``vectors`` and ``problem`` of cards with ``digest`` and ``card``.
+
+        ``vectors`` are in the form of :mod:`registry.packing`, the same that the service makes, or null where the model
+        makes nothing of a card: then ``problem`` says what.
+        """
+        return cards.select("digest", "card").mapInArrow(partial(_encode, self), _MADE)
+
+
+def find_model(name: str, cache_dir: Path, told: Told) -> Model:
+    """Find the model of a name or folder, and have it exported to ``cache_dir`` where the service has not done so yet.
+
+    The name becomes part of the space, so it has to be as in ``registry.model``. Raises :class:`SetupError` when it
+    cannot be had.
+    """
+    if models.lacking(name):
+        raise SetupError("the libraries for search by meaning are not installed: pip install 'agent-mediator[search]'")
+    try:
+        place = models.find(name) or models.fetch(name)
+    except (OSError, LookupError) as error:
+        raise SetupError(f"registry.model: {error}") from error
+    cache_dir = cache_dir.absolute()
+    target = folder_of(cache_dir, place.fingerprint)
+    if not target.exists():
+        told("exporting the model", 0, None)
+        # Where that cannot be, workers run sentence-transformers, as the service does.
+        asyncio.run(export(place.folder, target))
+    dims = models.dims_of(place) or _loaded(place.folder, place.fingerprint, cache_dir).encode(["ready"]).shape[1]
+    return Model(place.folder, place.fingerprint, cache_dir, f"{name}@{place.fingerprint}/{dims}/{TEMPLATE}")
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path, fingerprint: str, cache_dir: Path) -> Loaded:
+    # A worker each core: threads of their own would only be in each other's way.
+    os.environ.update(ENVIRONMENT)
+    return load(models.Place(folder, fingerprint), cache_dir)
+
+
+def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, TOGETHER):
+            some = batch.slice(start, TOGETHER)
+            made = [_vectors(model, card) for card in some.column("card").to_pylist()]
+            vectors, problems = zip(*made, strict=True)
+            yield pa.RecordBatch.from_arrays(
+                [some.column("digest"), pa.array(vectors, pa.binary()), pa.array(problems, pa.string())],
+                names=["digest", "vectors", "problem"],
+            )
+
+
+def _vectors(model: Model, card: bytes) -> tuple[bytes | None, str | None]:
+    loaded = _loaded(model.folder, model.fingerprint, model.cache_dir)
+    rows = loaded.encode([proper(text) for text in texts(read_card(card))])
+    if not np.isfinite(rows).all():
+        return None, "the model gives vectors that are not finite"
+    return pack_rows(rows), None

@@ -1,0 +1,150 @@
+"""Embeds a catalog, or anew what is registered, and hands it over; a run that is killed loses one batch at most."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from mediator.errors import BadRequestError
+from pipeline.embedding.catalogs import read_catalog
+from pipeline.embedding.handing import Service, agent_with, card_with
+from pipeline.embedding.model import Model
+from pipeline.embedding.registered import read_registered
+from pipeline.embedding.tables import BAD_CARDS, Vectors, keep_bad
+from pipeline.lake.folder import held
+from pipeline.source.options import Options
+from pipeline.telling import Told, to_nobody
+
+PART_CARDS = 2000
+"""Cards that the driver holds at a time while they are handed over."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run did."""
+
+    cards: int = 0
+    """That were to be had: good ones, each mailbox once."""
+    repeated: int = 0
+    """Cards of a mailbox that has a later one in the catalog."""
+    bad: int = 0
+    """That are no cards, or that the model makes nothing of."""
+    encoded: int = 0
+    """The others were in the lake."""
+    added: int = 0
+    replaced: int = 0
+    embedded: int = 0
+    """Agents that were there with this card and got vectors."""
+    unchanged: int = 0
+    """Agents that had both, or whose card is another one by now."""
+
+    def lines(self) -> Iterator[str]:
+        """Say it to people."""
+        yield f"{self.cards:,} cards read, {self.encoded:,} of them encoded now"
+        if self.repeated:
+            yield f"{self.repeated:,} left out, since a later card has their mailbox"
+        yield (
+            f"handed over: {self.added:,} new agents, {self.replaced:,} with another card,"
+            f" {self.embedded:,} given vectors, {self.unchanged:,} as they were"
+        )
+        if self.bad:
+            yield f"{self.bad:,} could not be read: see the table {BAD_CARDS}"
+
+
+def embed_catalog(
+    spark: SparkSession,
+    lake: Path,
+    files: Sequence[Path],
+    model: Model,
+    service: Service,
+    tenant: str,
+    told: Told = to_nobody,
+) -> Summary:
+    """Embed the cards of files and register them with a service, as agents of a tenant; make the lake if needed.
+
+    Raises :class:`BadRequestError` naming ``space`` when the service reads with another model, what
+    :func:`pipeline.lake.folder.held` raises, and :class:`UnavailableError` when the service refuses or goes away:
+    what was encoded stays in the lake, and what was handed over with the service.
+    """
+    space = service.space()
+    if space != model.space:
+        raise BadRequestError("model", f"expected that of the service, {space}, got {model.space}")
+    with held(lake, create=True):
+        told("cards", 0, None)
+        read = read_catalog(spark, files).persist(StorageLevel.DISK_ONLY)
+        try:
+            summary = _counted(read)
+            if summary.bad:
+                keep_bad(spark, lake, read.where(F.col("reason").isNotNull()))
+            cards = read.where(F.col("reason").isNull() & F.col("latest")).select("file", "digest", "card")
+            vectors = _filled(spark, lake, cards, model, summary, told)
+            agents = (card_with(bytes(row.card), bytes(row.vectors)) for row in _rows(cards, vectors, summary.cards))
+            counts = service.put(tenant, space, agents, lambda done: told("cards handed over", done, summary.cards))
+        finally:
+            read.unpersist()
+    for name, count in counts.items():
+        setattr(summary, name, count)
+    return summary
+
+
+def embed_registered(
+    spark: SparkSession, lake: Path, place: Options, model: Model, service: Service, told: Told = to_nobody
+) -> Summary:
+    """Embed the cards that are registered at a service, of all tenants, and hand it the vectors.
+
+    The model may be one that the service shall have later. Raises as :func:`embed_catalog`, and
+    :class:`BadRequestError` when the database cannot be read.
+    """
+    service.status()
+    with held(lake, create=True):
+        told("cards", 0, None)
+        read = read_registered(spark, place, model.space).persist(StorageLevel.DISK_ONLY)
+        try:
+            summary = Summary(cards=read.count())
+            # Two tenants may have the same card.
+            cards = read.select("digest", "card", F.lit("registered").alias("file")).dropDuplicates(["digest"])
+            vectors = _filled(spark, lake, cards, model, summary, told)
+            rows = _rows(read.select("digest", "no", "card_revision"), vectors, summary.cards)
+            agents = (agent_with(row.no, row.card_revision, bytes(row.vectors)) for row in rows)
+            counts = service.embed(model.space, agents, lambda done: told("cards handed over", done, summary.cards))
+        finally:
+            read.unpersist()
+    summary.embedded = counts.get("embedded", 0)
+    summary.unchanged = summary.cards - summary.bad - summary.embedded
+    return summary
+
+
+def _counted(read: DataFrame) -> Summary:
+    good = F.col("reason").isNull()
+    row = read.agg(
+        F.count_if(good & F.col("latest")).alias("cards"),
+        F.count_if(good & ~F.col("latest")).alias("repeated"),
+        F.count_if(~good).alias("bad"),
+    ).first()
+    assert row is not None
+    return Summary(cards=row["cards"], repeated=row["repeated"], bad=row["bad"])
+
+
+def _filled(spark: SparkSession, lake: Path, cards: DataFrame, model: Model, summary: Summary, told: Told) -> DataFrame:
+    """Return the vectors of cards, those that can be had."""
+    table = Vectors(spark, lake)
+    summary.encoded = table.fill(cards, model, told)
+    vectors = table.of(model.space)
+    refused = vectors.where(F.col("problem").isNotNull()).withColumnRenamed("problem", "reason")
+    refusing = cards.join(refused.select("digest", "reason"), "digest")
+    count = refusing.count()
+    if count:
+        summary.bad += count
+        keep_bad(spark, lake, refusing)
+    return vectors.where(F.col("vectors").isNotNull()).select("digest", "vectors")
+
+
+def _rows(cards: DataFrame, vectors: DataFrame, count: int) -> Iterator[Row]:
+    """Bring cards and vectors together in parts that the driver takes one by one."""
+    parts = max(1, ceil(count / PART_CARDS))
+    joined = cards.repartition(parts, "digest").join(vectors.repartition(parts, "digest"), "digest")
+    return joined.toLocalIterator(prefetchPartitions=True)
