@@ -1,0 +1,246 @@
+"""Catalogs on their way into the registry: what is read, what is encoded once, and what the service is handed."""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from mediator.errors import BadRequestError, SetupError, UnavailableError
+from mediator.settings import Settings
+from pipeline.embedding import run, tables
+from pipeline.embedding.catalogs import files_of
+from pipeline.embedding.handing import Service as Handed
+from pipeline.embedding.handing import card_with, together
+from pipeline.embedding.model import Model, find_model
+from pipeline.embedding.registered import place_of
+from pipeline.telling import to_nobody
+from registry.cards import read_card
+from registry.embedding.fast import Fast, folder_of
+from registry.embedding.models import DEFAULT_MODEL
+from registry.handover import MAX_TOGETHER
+from registry.packing import pack_rows, unpack_rows
+from registry.texts import texts
+from tests.acceptance.service import Service, Services
+from tests.models import copy_model, exports, mirror, wants_models
+
+pytestmark = wants_models
+
+
+def card(name: str, text: str = "", **more: Any) -> bytes:
+    """Return a card that no writer of JSON would write so."""
+    said = {"name": name, "mailbox": name, "description": text, "skills": [{"name": f"“{name}” \t\\ {text}"}], **more}
+    return b" " + json.dumps(said, ensure_ascii=False).encode() + b"\t"
+
+
+class Place:
+    """A service, and the lake beside it."""
+
+    def __init__(self, service: Service, exported: Path) -> None:
+        self.service, self.exported = service, exported
+        self.lake = service.data_dir / "lake"
+        self.handed = Handed(service.data_dir)
+
+    def model(self, name: Path | str = DEFAULT_MODEL) -> Model:
+        return find_model(str(name), self.exported, to_nobody)
+
+    def asked(self, sql: str) -> list[Any]:
+        with closing(sqlite3.connect(self.service.data_dir / "mediator.db")) as database:
+            return database.execute(sql).fetchall()
+
+    def agents(self, prefix: str) -> dict[str, tuple[bytes, int]]:
+        """Return card and edition by address."""
+        found = self.asked(
+            "SELECT address, card, edition FROM agent JOIN agent_card ON agent_no = no"
+            f" WHERE address GLOB '{prefix}*' ORDER BY no"
+        )
+        return {address: (bytes(card), edition) for address, card, edition in found}
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return list(DeltaTable(self.lake / name).to_pyarrow_table().to_pylist())
+
+    def embed(self, spark: SparkSession, *sources: Path, told: Any = to_nobody) -> run.Summary:
+        files = files_of(list(map(str, sources)))
+        return run.embed_catalog(spark, self.lake, files, self.model(), self.handed, "default", told)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Run one service with a model."""
+    exported = exports(tmp_path_factory)
+    services = Services(tmp_path_factory.mktemp("embedding"))
+    try:
+        service = services.new()
+        shutil.copytree(exported, service.data_dir / "models")
+        service.start()
+        asyncio.run(service.ready())
+        yield Place(service, exported)
+    finally:
+        services.close()
+
+
+def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    lines = [card(f"a.{number}", f"books account {number}") for number in range(5)]
+    newer = card("a.1", "no longer books")
+    bad = [b"\xff{", b'{"name": "nowhere"}', b'{"mailbox": "a.9", "ttl": "soon"}']
+    (tmp_path / "odd [name]{1}").mkdir()
+    first = tmp_path / "odd [name]{1}" / "1.jsonl"
+    first.write_bytes(b"\n".join([*lines, *bad, b"  ", newer]))
+    pq.write_table(pa.table({"card": [card("a.json").decode(), None], "x": [1, 2]}), tmp_path / "2.parquet")
+    rows = [{"mailbox": "a.row", "name": "row", "tags": ["x", "y"]}, {"mailbox": "a.2", "name": None, "tags": None}]
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "3.parquet")
+
+    done = place.embed(spark, first)
+    assert (done.cards, done.repeated, done.bad, done.encoded) == (5, 1, 3, 5)
+    assert (done.added, done.replaced, done.embedded, done.unchanged) == (5, 0, 0, 0)
+    wanted = {f"a.{number}": (line.strip(b"\n"), 1) for number, line in enumerate(lines)} | {"a.1": (newer, 1)}
+    assert place.agents("a.") == wanted
+
+    # The service would have made the same, and has not.
+    model = place.model()
+    fast = Fast(folder_of(place.exported, model.fingerprint))
+    for (kept,) in place.asked("SELECT card FROM agent_card"):
+        (vectors,) = place.asked(
+            "SELECT vectors FROM agent_vectors JOIN agent_card USING (agent_no)"
+            f" WHERE space = '{model.space}' AND card = x'{kept.hex()}'"
+        )
+        assert vectors[0] == pack_rows(fast.encode(texts(read_card(kept))))
+    assert place.asked("SELECT count(*) FROM agent WHERE revision <> card_revision") == [(0,)]
+    reasons = {row["reason"].split(":")[0]: row for row in place.rows(tables.BAD_CARDS)}
+    assert set(reasons) == {"card", "mailbox", "ttl"}
+    assert reasons["card"]["text"] == "\ufffd{"
+    assert reasons["ttl"]["file"].endswith("1.jsonl")
+
+    before = place.asked("SELECT * FROM agent")
+    again = place.embed(spark, first, tmp_path / "2.parquet")
+    assert (again.cards, again.encoded, again.bad) == (6, 1, 4)
+    assert (again.added, again.replaced, again.embedded, again.unchanged) == (1, 0, 0, 5)
+    assert place.asked("SELECT * FROM agent WHERE address <> 'a.json'") == before
+    assert len(place.rows(tables.BAD_CARDS)) == 4, "what is bad is kept once"
+
+    done = place.embed(spark, tmp_path / "rows")
+    assert (done.cards, done.added, done.replaced) == (2, 1, 1)
+    assert place.agents("a.2") == {"a.2": (b'{"mailbox":"a.2"}', 2)}
+    assert json.loads(place.agents("a.row")["a.row"][0]) == rows[0]
+
+
+class Killed(Exception):
+    """What ends a run in its midst."""
+
+
+def test_what_was_encoded_before_a_run_ended_is_not_encoded_again(
+    place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_CARDS", 4)
+    (tmp_path / "1.jsonl").write_bytes(b"\n".join(card(f"b.{number}") for number in range(10)))
+    committed = []
+
+    def told(step: str, done: int, of: int | None) -> None:
+        if step == "cards encoded" and done:
+            committed.append(done)
+            raise Killed
+
+    with pytest.raises(Killed):
+        place.embed(spark, tmp_path / "*.jsonl", told=told)
+    assert 0 < committed[0] < 10
+    assert place.agents("b.") == {}
+    # What a crash leaves of a batch.
+    (place.lake / tables.VECTORS / f"{99:020d}-{tables.VECTORS}.0123abcd").mkdir()
+    done = place.embed(spark, tmp_path / "*.jsonl")
+    assert (done.cards, done.encoded, done.added) == (10, 10 - committed[0], 10)
+    assert len(place.agents("b.")) == 10
+    assert not list((place.lake / tables.VECTORS).glob("*.0123abcd"))
+
+
+def test_what_is_registered_is_embedded_for_another_model_beside_the_present_one(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "1.jsonl").write_bytes(b"\n".join(card(f"c.{number}") for number in range(3)))
+    place.embed(spark, tmp_path)
+    other = place.model(mirror(copy_model(tmp_path / "other")))
+    settings = Settings(data_dir=place.service.data_dir)
+
+    def again() -> run.Summary:
+        return run.embed_registered(spark, place.lake, place_of(settings), other, place.handed)
+
+    done = again()
+    agents = place.asked("SELECT count(*) FROM agent")[0][0]
+    assert (done.cards, done.encoded, done.embedded, done.unchanged) == (agents, agents, agents, 0)
+    both = place.asked(
+        "SELECT a.vectors, b.vectors FROM agent_vectors AS a JOIN agent_vectors AS b USING (agent_no, card_revision)"
+        f" WHERE a.space = '{place.model().space}' AND b.space = '{other.space}'"
+    )
+    assert len(both) == agents
+    assert all((unpack_rows(one) == -unpack_rows(two)).all() for one, two in both)
+    assert again() == run.Summary()
+    # And a card that has changed since.
+    (tmp_path / "1.jsonl").write_bytes(card("c.1", "quite another"))
+    place.embed(spark, tmp_path)
+    done = again()
+    assert (done.cards, done.encoded, done.embedded) == (1, 1, 1)
+
+    with pytest.raises(BadRequestError, match="model: expected that of the service"):
+        run.embed_catalog(spark, place.lake, [], other, place.handed, "default")
+
+
+# Without Spark.
+
+
+def test_vectors_that_the_service_cannot_use_are_refused_by_name(place: Place) -> None:
+    space = place.model().space
+    rows = unpack_rows(pack_rows(Fast(folder_of(place.exported, place.model().fingerprint)).encode(["x", "y"])))
+    good = card_with(card("d.1"), pack_rows(rows.astype("f4")))[0]
+
+    def refused(vectors: Any, where: str = space) -> str:
+        with pytest.raises((BadRequestError, UnavailableError)) as error:
+            place.handed.put("default", where, iter([(good, 1), (card_with(card("d.2"), vectors)[0], 1)]), print)
+        assert place.agents("d.") == {}, "not even the good one is kept"
+        return str(error.value)
+
+    wide = rows.astype("f4")
+    assert refused(pack_rows(wide[:1])).endswith("agents[1]: expected 2 vectors, got 1")
+    assert refused(pack_rows(wide[:, :7])).endswith("agents[1]: expected vectors of 384 numbers, got 7")
+    assert refused(pack_rows(wide * 2)).endswith("agents[1]: expected vectors of length one")
+    assert refused(pack_rows(wide * float("nan"))).endswith("agents[1]: expected vectors of length one")
+    assert refused(b"").endswith("agents[1]: expected packed vectors")
+    assert refused(pack_rows(wide), f"x{space}").startswith("space: expected that of the configured model, all-MiniLM")
+    assert refused(pack_rows(wide), "all").startswith("space: expected that of the configured model")
+    with pytest.raises(BadRequestError, match="space: expected MODEL@FINGERPRINT/DIMS/"):
+        place.handed.embed("all", iter([([1, 1, good[1]], 1)]), print)
+
+
+def test_without_a_service_it_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="no service runs on"):
+        Handed(tmp_path).space()
+
+
+def test_requests_have_few_cards_and_few_bytes() -> None:
+    large = card_with(b'{"x": "%b"}' % (b'\\"' * 120_000), b"v" * 50_000)
+    small = card_with(b"{}", b"v")
+    parts = list(together(iter([small] * (MAX_TOGETHER + 1) + [large] * 10)))
+    assert len(parts[0]) == MAX_TOGETHER
+    assert sum(map(len, parts)) == MAX_TOGETHER + 11
+    assert all(len(json.dumps(part)) <= 4 * 1024 * 1024 - 64 * 1024 for part in parts)
+    assert len(parts) < 8
+
+
+@pytest.mark.parametrize("source", ["none.jsonl", "*.parquet", "cards.csv", "empty"])
+def test_a_source_that_is_no_catalog_is_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cards.csv").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadRequestError, match="source: ") as error:
+        files_of([source])
+    assert source in str(error.value)
