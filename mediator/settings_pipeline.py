@@ -1,12 +1,14 @@
 """The options of the data pipeline that the service runs by itself."""
 
+from pathlib import Path
+
 from pydantic import BaseModel, Field
 
 from mediator.settings_types import CLOSED, Whole
 
 
 class Pipeline(BaseModel):
-    """The data pipeline: the service itself has the journal taken into the lake and reported on."""
+    """The data pipeline: the service itself has journal and archive taken into the lake, and reported on."""
 
     model_config = CLOSED
 
@@ -14,9 +16,10 @@ class Pipeline(BaseModel):
         default=0,
         ge=0,
         le=31 * 24,
-        description="Hours between two runs of `mediator pipeline ingest` and `report` into the folder `lake` in "
-        "data_dir, as a child process of low priority; 0 runs nothing. Set it where `agent-mediator[pipeline]` is "
-        "installed and no scheduler of yours does it; `mediator pipeline runs` shows what came of it.",
+        description="Hours between two runs of `mediator pipeline ingest`, `archive` and `report` into the folder "
+        "`lake` in data_dir, as a child process of low priority; 0 runs nothing. Set it where "
+        "`agent-mediator[pipeline]` is installed and no scheduler of yours does it; `mediator pipeline runs` shows "
+        "what came of it.",
     )
     max_minutes: Whole = Field(
         default=60,
@@ -24,4 +27,10 @@ class Pipeline(BaseModel):
         le=31 * 24 * 60,
         description="Minutes each of the commands may take; then it is ended, and what it has not done is left to the "
         "next. Protects the machine. Raise it when a run says that its time was over.",
+    )
+    archive_key_file: Path | None = Field(
+        default=None,
+        description="File of keys that seal payloads and headers in the archive, each a line of base64 of 32 bytes, "
+        "for `mediator pipeline archive` and `replay`; without one they are kept in clear. Protects what was said "
+        "from who can read the lake. Set it before the first message is archived, and keep a copy of the file.",
     )

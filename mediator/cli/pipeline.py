@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import typer
 
+from mediator.cli.pipeline_archive import register as register_archive
+from mediator.cli.pipeline_embed import register as register_embed
 from mediator.cli.pipeline_ingest import register as register_ingest
 from mediator.cli.pipeline_report import register as register_report
 from mediator.cli.pipeline_runs import register as register_runs
@@ -14,6 +16,12 @@ from mediator.cli.pipeline_runs import register as register_runs
 app = typer.Typer(
     help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
 )
-_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (register_ingest, register_report, register_runs)
+_COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
+    register_ingest,
+    register_archive,
+    register_report,
+    register_embed,
+    register_runs,
+)
 for register in _COMMANDS:
     register(app)

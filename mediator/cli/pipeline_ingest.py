@@ -1,16 +1,15 @@
 """The commands ``mediator pipeline ingest`` and ``compact``: from the journal into the lake, and the lake's upkeep."""
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, lake_of, require_spark
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, lake_of, require_spark, tell
 from mediator.errors import SetupError, UnavailableError
 
 MAX_DAYS = 36_500
@@ -39,13 +38,19 @@ def ingest(
         _rotate(work.settings.data_dir)
         summary = lake_ingest.ingest(work.spark, work.settings.data_dir / FOLDER, work.lake, work.told)
         work.numbers.update(asdict(summary))
-    _tell(summary.lines(), work.numbers, as_json)
+    tell(summary.lines(), work.numbers, as_json)
 
 
 def compact(
     keep_days: Annotated[
         int | None,
         typer.Option(help="Remove events older than so many days.", min=1, max=MAX_DAYS, show_default="keep all"),
+    ] = None,
+    keep_archive_days: Annotated[
+        int | None,
+        typer.Option(
+            help="Remove archived messages older than so many days.", min=1, max=MAX_DAYS, show_default="keep all"
+        ),
     ] = None,
     lake: Lake = None,
     config: Config = None,
@@ -58,9 +63,9 @@ def compact(
     with kept(settings, "compact") as numbers:
         from pipeline.lake import upkeep
 
-        done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days)
+        done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days, keep_archive_days=keep_archive_days)
         numbers.update(asdict(done))
-    _tell(done.lines(), numbers, as_json)
+    tell(done.lines(), numbers, as_json)
 
 
 def _rotate(data_dir: Path) -> None:
@@ -75,11 +80,3 @@ def _rotate(data_dir: Path) -> None:
         problem = str(error)
     if problem:
         show.hint(f"the journal's open file is left for the next time: {problem}")
-
-
-def _tell(lines: Iterable[str], numbers: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        show.as_json(numbers)
-        return
-    for line in lines:
-        show.say(line)

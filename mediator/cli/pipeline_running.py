@@ -1,7 +1,7 @@
 """What the pipeline's commands share: their options, the session that runs them, and the bar that shows how far."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -128,6 +128,15 @@ def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
     if not all(find_spec(name) for name in NEEDED):
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
+
+
+def tell(lines: Iterable[str], numbers: dict[str, int | float], as_json: bool) -> None:
+    """Print what was done, in words or as the numbers."""
+    if as_json:
+        show.as_json(numbers)
+        return
+    for line in lines:
+        show.say(line)
 
 
 @contextmanager

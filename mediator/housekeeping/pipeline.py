@@ -93,6 +93,8 @@ def _environment(settings: Settings) -> dict[str, str]:
     kept[variable_name(("instance",))] = settings.instance
     if settings.database_url is not None:
         kept[variable_name(("database_url",))] = settings.database_url.get_secret_value()
+    if settings.pipeline.archive_key_file is not None:
+        kept[variable_name(("pipeline", "archive_key_file"))] = str(settings.pipeline.archive_key_file.absolute())
     return kept
 
 

@@ -10,7 +10,7 @@ from mediator.metrics import Metrics
 from mediator.runs.recording import ending, new_run, seen, troubled
 from mediator.runs.records import KEPT, Outcome, Run
 
-SCHEDULED = ("ingest", "report")
+SCHEDULED = ("ingest", "archive", "report")
 """The commands that the service itself runs, in this order."""
 
 

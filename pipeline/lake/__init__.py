@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+ARCHIVE = "archive"
 EVENTS = "events"
 GAPS = "gaps"
 QUARANTINE = "quarantine"

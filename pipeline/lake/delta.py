@@ -82,6 +82,8 @@ class Table:
             writer = rows.write.option("compression", "zstd").partitionBy(*self._partition)
             writer.parquet(f"file:{folder}")
         files = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
+        for path in (folder, self.path):
+            _sync(path)
         done = [Transaction(source, number) for source, number in sources.items()]
         self._delta.create_write_transaction(
             [action for action, _ in files],

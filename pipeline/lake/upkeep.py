@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from deltalake import DeltaTable
 
-from pipeline.lake import EVENTS, table
+from pipeline.lake import ARCHIVE, EVENTS, table
 from pipeline.lake.events import PARTITION
 from pipeline.lake.folder import held
 from pipeline.telling import Told, to_nobody
@@ -25,6 +25,8 @@ class Upkept:
     made: int = 0
     days: int = 0
     """Days of events that were over and went."""
+    archive_days: int = 0
+    """Days of the archive that were over and went."""
     removed: int = 0
     """Files that left the disk."""
 
@@ -33,28 +35,44 @@ class Upkept:
         yield f"{self.merged:,} files became {self.made:,}, {self.removed:,} old ones removed from the disk"
         if self.days:
             yield f"{self.days:,} days of events removed"
+        if self.archive_days:
+            yield f"{self.archive_days:,} days of the archive removed"
 
 
-def compact(lake: Path, *, keep_days: int | None = None, now: datetime | None = None, told: Told = to_nobody) -> Upkept:
-    """Merge small files in all tables of the lake and vacuum them; ``keep_days`` removes events older than that.
+def compact(
+    lake: Path,
+    *,
+    keep_days: int | None = None,
+    keep_archive_days: int | None = None,
+    now: datetime | None = None,
+    told: Told = to_nobody,
+) -> Upkept:
+    """Merge small files in all tables of the lake and vacuum them.
+
+    ``keep_days`` removes events older than that, ``keep_archive_days`` archived messages.
 
     Raises :class:`SetupError` and :class:`UnavailableError` as :func:`pipeline.lake.folder.held`.
     """
     upkept = Upkept()
+    today = (now or datetime.now(UTC)).date()
     with held(lake):
         paths = sorted(path.parent for path in lake.glob("*/_delta_log"))
         for done, path in enumerate(paths):
             told("tables", done, len(paths))
-            if keep_days is not None and path == table(lake, EVENTS):
-                first = (now or datetime.now(UTC)).date() - timedelta(days=keep_days)
-                upkept.days += _forget(path, first.isoformat())
+            if path == table(lake, EVENTS):
+                upkept.days += _forget(path, today, keep_days)
+            elif path == table(lake, ARCHIVE):
+                upkept.archive_days += _forget(path, today, keep_archive_days)
             _merge(path, upkept)
         told("tables", len(paths), len(paths))
     return upkept
 
 
-def _forget(path: Path, first: str) -> int:
-    """Remove the days before ``first``; whole partitions, so no file is read."""
+def _forget(path: Path, today: date, keep_days: int | None) -> int:
+    """Remove the days that are older; whole partitions, so no file is read."""
+    if keep_days is None:
+        return 0
+    first = (today - timedelta(days=keep_days)).isoformat()
     delta = DeltaTable(path)
     days = [day for part in delta.partitions() if (day := part[PARTITION]) is not None and day < first]
     if days:

@@ -134,9 +134,10 @@ def test_of_processes_elsewhere_only_our_own_are_known_to_be_gone(name: str) -> 
 
 @contextlib.asynccontextmanager
 async def rounds(
-    home: House, program: Sequence[str], *, every: int = 1, minutes: int = 60
+    home: House, program: Sequence[str], *, every: int = 1, minutes: int = 60, **pipeline: str
 ) -> AsyncIterator[tuple[Rounds, RunBook]]:
-    settings = Settings(data_dir=home.data_dir, instance="here", pipeline={"every": every, "max_minutes": minutes})
+    pipeline_settings = {"every": every, "max_minutes": minutes, **pipeline}
+    settings = Settings(data_dir=home.data_dir, instance="here", pipeline=pipeline_settings)
     book = RunBook(home.broker, "here", home.metrics)
     made = Rounds(book, home.broker, settings, program)
     try:
@@ -152,7 +153,7 @@ async def ran(made: Rounds, book: RunBook) -> list[Run]:
     return (await book.newest())[::-1]
 
 
-async def test_a_round_is_ingest_then_report_and_comes_again_when_it_is_time(tmp_path: Path) -> None:
+async def test_a_round_has_its_order_and_comes_again_when_it_is_time(tmp_path: Path) -> None:
     clock = Clock()
     async with house(tmp_path, clock) as home, rounds(home, python("")) as (made, book):
         runs = await ran(made, book)
@@ -161,10 +162,10 @@ async def test_a_round_is_ingest_then_report_and_comes_again_when_it_is_time(tmp
         assert runs[0].arguments == ("--data-dir", str(tmp_path))
         assert all(run.started_at <= (run.ended_at or 0) for run in runs)
         clock.ahead = HOUR - 60_000
-        assert len(await ran(made, book)) == 2
+        assert len(await ran(made, book)) == len(SCHEDULED)
         clock.ahead = 2 * HOUR
         assert [run.command for run in await ran(made, book)] == [*SCHEDULED, *SCHEDULED]
-        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 4
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 2 * len(SCHEDULED)
 
 
 async def test_what_the_program_is_told_is_what_it_needs_and_no_secret(
@@ -177,14 +178,21 @@ async def test_what_the_program_is_told_is_what_it_needs_and_no_secret(
         "import json, os, sys; told = {k: v for k, v in os.environ.items() if k.startswith('MEDIATOR_')}\n"
         "open('%s', 'a').write(json.dumps([sys.argv[1:], told]) + '\\n')" % (tmp_path / "told")
     )
-    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+    keys = tmp_path / "keys"
+    async with house(tmp_path) as home, rounds(home, python(code), archive_key_file=str(keys)) as (made, book):
         runs = await ran(made, book)
     told: list[list[Any]] = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert [arguments for arguments, _ in told] == [
         ["pipeline", command, "--data-dir", str(tmp_path)] for command in SCHEDULED
     ]
     assert [environment for _, environment in told] == [
-        {"MEDIATOR_SPARK_MASTER": "local[1]", "MEDIATOR_INSTANCE": "here", RUN_VARIABLE: str(run.no)} for run in runs
+        {
+            "MEDIATOR_SPARK_MASTER": "local[1]",
+            "MEDIATOR_INSTANCE": "here",
+            "MEDIATOR_PIPELINE__ARCHIVE_KEY_FILE": str(keys),
+            RUN_VARIABLE: str(run.no),
+        }
+        for run in runs
     ]
 
 
@@ -273,8 +281,8 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
     async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
         RunsOperating(book, 1).register(home.control)
         runs = await ran(made, book)
-        assert [run.numbers for run in runs] == [{"events": 7}] * 2
-        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 2
+        assert [run.numbers for run in runs] == [{"events": 7}] * len(SCHEDULED)
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == len(SCHEDULED)
         [finding] = await RunsOperating(book, 1).examine()
         assert finding.level == "ok"
 

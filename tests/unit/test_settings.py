@@ -174,6 +174,7 @@ WRONG = [
     ("pipeline", "1", "expected a table of options, got '1'"),
     ("pipeline.every", "-1", "expected at least 0, got '-1'"),
     ("pipeline.max_minutes", "0", "expected at least 1, got '0'"),
+    ("pipeline.archive_key_file", "7", "expected text, got '7'"),
     ("tenants", "[]", "expected a table of options"),
     ("tenants.Acme", "{}", "expected text that matches ^[a-z0-9][a-z0-9_-]{0,62}$"),
     ("tenants.a.accounts", '["A.B"]', r".0: expected text that matches ^[^\s.*>]{1,128}$"),

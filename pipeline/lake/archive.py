@@ -1,0 +1,225 @@
+"""From the outbox into the lake (S6): each message once, and out of the outbox when the lake has it on the disk.
+
+A copy is known again by its number in the outbox, its message and its time. Before copies are read, those files of the
+lake are asked whose statistics say they may have some of them: on ordinary runs none, after a run that was killed
+between its two steps those it wrote. What the lake has then only has to leave the outbox.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
+
+from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
+from pipeline.lake import table
+from pipeline.lake.delta import Table
+from pipeline.lake.folder import check, held
+from pipeline.lake.outbox import SEQ, Piece, names, newest, pieces, read
+from pipeline.lake.sealing import Key, Opener, Sealer
+from pipeline.source.options import Options
+from pipeline.source.schema import MESSAGES
+from pipeline.telling import Told, to_nobody
+
+ARCHIVE = StructType(
+    [
+        *MESSAGES.fields,
+        StructField(SEQ, LongType()),
+        StructField("key_id", StringType()),
+        StructField("sealed_headers", BinaryType()),
+        StructField("date", DateType()),
+    ]
+)
+"""A message that was archived. ``date`` is the day of ``created_at`` in UTC.
+
+``key_id`` is null where nothing is sealed. Else it names the key that opens ``payload`` and ``sealed_headers``, which
+has the headers as JSON, and ``headers`` is null.
+"""
+PARTITION = "date"
+OPENED = StructType([field for field in ARCHIVE.fields if field.name != "sealed_headers"])
+_SOURCE = "outbox"
+_NAME = (SEQ, "mailbox_no", "msg_id", "created_at")
+_PLAIN = StructType([field for field in ARCHIVE.fields if field.name != PARTITION])
+_MAP = pa.map_(pa.string(), pa.string())
+
+Remove = Callable[[Sequence[int]], object]
+"""Takes copies out of the outbox by their numbers."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run did."""
+
+    messages: int = 0
+    """Added to the lake."""
+    found: int = 0
+    """Messages that the lake had, of a run that was killed; they left the outbox."""
+
+    def lines(self) -> Iterator[str]:
+        """Say it to people."""
+        yield f"{self.messages:,} messages archived"
+        if self.found:
+            yield f"{self.found:,} more were in the archive already, and left the outbox"
+
+
+def archive(
+    spark: SparkSession, place: Options, lake: Path, key: Key | None, remove: Remove, told: Told = to_nobody
+) -> Summary:
+    """Bring what waits in the outbox now into the table ``archive``; make the lake if needed.
+
+    ``place`` says where the store is, ``key`` seals payloads and headers. Raises :class:`BadRequestError` when the
+    store cannot be read, :class:`SetupError` when the folder is no lake, :class:`UnavailableError` when another works
+    on it, when it cannot be written, or the store goes away, and what ``remove`` raises: nothing is lost then, and
+    the next run goes on.
+    """
+    with held(lake, create=True):
+        archived = Table(table(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
+        archived.sweep()
+        summary = Summary()
+        until = newest(place)
+        while until is not None and (waiting := pieces(place, until)):
+            told("messages", summary.messages, summary.messages + until - waiting[0].first + 1)
+            there = _there(archived, place, Piece(waiting[0].first, waiting[-1].last))
+            if there:
+                remove(there)
+                summary.found += len(there)
+                continue
+            before = archived.version
+            number = archived.read_up_to(_SOURCE) + 1
+            rows = _rows(spark, place, waiting, key)
+            summary.messages += archived.append(rows, f"{number:020d}-{_SOURCE}", {_SOURCE: number})
+            # Not what was asked for: PostgreSQL shows some numbers later than higher ones.
+            written = archived.added_since(before) or []
+            remove(_column(written, SEQ))
+        return summary
+
+
+def _there(archived: Table, place: Options, span: Piece) -> list[int]:
+    """Return which copies of a span the lake has."""
+    bounds = f"min.{SEQ}", f"max.{SEQ}"
+    files = [
+        file["path"]
+        for file in archived.files(SEQ)
+        if None in (file[bounds[0]], file[bounds[1]])
+        or (file[bounds[0]] <= span.last and file[bounds[1]] >= span.first)
+    ]
+    if not files:
+        return []
+    within = (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)
+    kept = ds.dataset(files, format="parquet").to_table(columns=list(_NAME), filter=within)
+    milliseconds = kept.column("created_at").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    known = set(zip(*(kept.column(name).to_pylist() for name in _NAME[:3]), milliseconds.to_pylist(), strict=True))
+    waiting = names(place, span)
+    return [row[0] for row in zip(*(column.to_pylist() for column in waiting.columns), strict=True) if row in known]
+
+
+def _overlaps(span: Piece, low: int | None, high: int | None) -> bool:
+    # A file without statistics may hold anything.
+    return low is None or high is None or (low <= span.last and high >= span.first)
+
+
+def _column(files: Sequence[str], name: str) -> list[int]:
+    found: list[int] = ds.dataset(files, format="parquet").to_table(columns=[name]).column(name).to_pylist()
+    return found
+
+
+def _rows(spark: SparkSession, place: Options, waiting: Sequence[Piece], key: Key | None) -> DataFrame:
+    """Return the copies of pieces, each piece read by a task, as :data:`ARCHIVE`."""
+    numbers = spark.range(0, len(waiting), 1, len(waiting))
+    return numbers.mapInArrow(partial(_read, place, tuple(waiting), key), ARCHIVE)
+
+
+def _read(
+    place: Options, waiting: Sequence[Piece], key: Key | None, numbers: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    sealer = None if key is None else Sealer(key)
+    schema = to_arrow_schema(ARCHIVE, timezone="UTC")
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            for rows in read(place, waiting[number]):
+                columns = {name: rows.column(name) for name in rows.schema.names}
+                columns["key_id"] = columns["sealed_headers"] = pa.nulls(rows.num_rows)
+                columns[PARTITION] = columns["created_at"].cast(pa.timestamp("us")).cast(pa.date32())
+                if key is not None and sealer is not None:
+                    columns |= _sealed(columns, key, sealer)
+                yield pa.RecordBatch.from_arrays(
+                    [columns[field.name].cast(field.type) for field in schema], schema=schema
+                )
+
+
+def _sealed(columns: dict[str, Any], key: Key, sealer: Sealer) -> dict[str, Any]:
+    numbers, ids, headers, payloads = (
+        columns[name].to_pylist() for name in ("mailbox_no", "msg_id", "headers", "payload")
+    )
+    messages = list(zip(numbers, ids, strict=True))
+    told = [orjson.dumps(dict(each)) for each in headers]
+    return {
+        "payload": pa.array(
+            [sealer.seal(data, "payload", *name) for data, name in zip(payloads, messages, strict=True)], pa.binary()
+        ),
+        "sealed_headers": pa.array(
+            [sealer.seal(data, "headers", *name) for data, name in zip(told, messages, strict=True)], pa.binary()
+        ),
+        "headers": pa.nulls(len(messages), _MAP),
+        "key_id": pa.repeat(pa.scalar(key.id), len(messages)),
+    }
+
+
+def kept(spark: SparkSession, lake: Path) -> DataFrame:
+    """Return the archive's rows as they lie in the lake, as :data:`ARCHIVE`; none where nothing was archived yet.
+
+    Raises :class:`SetupError` when the folder is no lake, or a newer program wrote the table.
+    """
+    check(lake)
+    path = table(lake, ARCHIVE_TABLE)
+    files = [file["path"] for file in Table(path, ARCHIVE, PARTITION).files()] if (path / "_delta_log").exists() else []
+    if not files:
+        return spark.createDataFrame([], ARCHIVE)
+    # The day is in the names of folders, which differ between what was written and what was merged.
+    rows = spark.read.schema(_PLAIN).parquet(*(f"file:{path}" for path in files))
+    return rows.selectExpr("*", f"to_date(created_at) AS {PARTITION}")
+
+
+def opened(rows: DataFrame, keys: Sequence[Key]) -> DataFrame:
+    """Return rows of :func:`kept` with payloads and headers as they were sent, as :data:`OPENED`.
+
+    A task that meets a row sealed with another key fails with a :class:`SetupError` that names the key.
+    """
+    return rows.select(*ARCHIVE.names).mapInArrow(partial(_open, tuple(keys)), OPENED)
+
+
+def archived(spark: SparkSession, lake: Path, keys: Sequence[Key] = ()) -> DataFrame:
+    """Return what was archived, as :data:`OPENED`; see :func:`kept` and :func:`opened`."""
+    return opened(kept(spark, lake), keys)
+
+
+def _open(keys: Sequence[Key], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    opener = Opener(keys)
+    schema = to_arrow_schema(OPENED, timezone="UTC")
+    for rows in batches:
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        if columns["key_id"].null_count < rows.num_rows:
+            columns |= _unsealed(columns, opener)
+        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+def _unsealed(columns: dict[str, Any], opener: Opener) -> dict[str, Any]:
+    names = ("key_id", "mailbox_no", "msg_id", "payload", "headers", "sealed_headers")
+    payloads, headers = [], []
+    for key_id, number, msg_id, payload, plain, sealed in zip(
+        *(columns[name].to_pylist() for name in names), strict=True
+    ):
+        if key_id is None:
+            payloads.append(payload)
+            headers.append(plain)
+        else:
+            payloads.append(opener.open(key_id, payload, "payload", number, msg_id))
+            headers.append(list(orjson.loads(opener.open(key_id, sealed, "headers", number, msg_id)).items()))
+    return {"payload": pa.array(payloads, pa.binary()), "headers": pa.array(headers, _MAP)}
