@@ -10,7 +10,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.source.options import STREAM, parse
+from mediator.errors import BadRequestError
+from pipeline.source.options import STREAM, parse, words
 from pipeline.source.reading import MailReader
 from pipeline.source.schema import MESSAGES, narrowed
 
@@ -26,15 +27,22 @@ class MailSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the columns of a message, or those of an event where the option ``journal`` is given."""
+        """Return the columns of a message, fewer where a ``group`` is given it; with ``journal`` those of an event."""
         if self.options.get("journal"):
             from pipeline.lake.events import EVENTS
 
             return EVENTS
+        if self.options.get("group"):
+            from pipeline.source import group_rows
+
+            return group_rows.columns(words(self.options, "columns"), "columns")
         return StructType([MESSAGES[name] for name in parse(self.options, STREAM).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read what mailboxes hold now."""
+        if self.options.get("group"):
+            why = "nothing tells a batch that its job went well; use readStream with trigger(availableNow=True)"
+            raise BadRequestError("group", why)
         return MailReader(parse(self.options), narrowed(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -25,8 +25,12 @@ BATCH = (
     "numPartitions",
     "minPartitions",
 )
-STREAM = ("journal", "badLines", "startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss", "group")
+STREAM = ("journal", "badLines", "startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
 """What only ``readStream`` understands; see :mod:`pipeline.source.stream`."""
+SERVER = ("nats.url", "nats.user", "nats.password", "timeoutSeconds")
+"""Where the service is, for what is asked through its NATS door."""
+GROUP = ("group", "subscribe", "columns", "startingOffsets", "maxOffsetsPerTrigger", *SERVER)
+"""What a stream understands that is a consumer group; see :mod:`pipeline.source.group_stream`."""
 MAX_TIME = 8_640_000_000_000_000
 """Milliseconds since the epoch that Spark and Python still show as a date."""
 MAX_PARTITIONS = 10_000
@@ -74,12 +78,7 @@ def parse(given: Mapping[str, str], also: Sequence[str] = ()) -> Options:
 
     Raises :class:`BadRequestError` that names the option: unknown, of the wrong form, or two that exclude each other.
     """
-    known = {name.lower(): name for name in (*BATCH, *also)}
-    options: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() not in known:
-            raise BadRequestError(name[:100], f"unknown option, expected one of {', '.join(sorted(known.values()))}")
-        options[known[name.lower()]] = value
+    options = named_alike(given, (*BATCH, *also))
     _at_most_one(options, "data.dir", "database.url")
     _at_most_one(options, "subscribe", "subscribePattern", "prefix")
     _at_most_one(options, "numPartitions", "minPartitions")
@@ -92,16 +91,25 @@ def parse(given: Mapping[str, str], also: Sequence[str] = ()) -> Options:
         data_dir=_directory(options["data.dir"]) if "data.dir" in options else None,
         database_url=_url(options["database.url"]) if "database.url" in options else None,
         tenant=_text(options, "tenant", DEFAULT_TENANT),
-        addresses=tuple(parse_address(word, "subscribe") for word in _words(options, "subscribe")),
+        addresses=tuple(parse_address(word, "subscribe") for word in words(options, "subscribe")),
         pattern=_pattern(options),
         prefix=_text(options, "prefix", ""),
         starting=starting,
         ending=ending,
-        tags=_words(options, "tags"),
-        columns=columns(_words(options, "columns"), "columns") or NAMES,
+        tags=words(options, "tags"),
+        columns=columns(words(options, "columns"), "columns") or NAMES,
         partitions=_partitions(options, "numPartitions"),
         min_partitions=_partitions(options, "minPartitions") or 1,
     )
+
+
+def named_alike(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """Return options under their names here, written in any case there; :class:`BadRequestError` for an unknown one."""
+    names = {name.lower(): name for name in known}
+    for name in given:
+        if name.lower() not in names:
+            raise BadRequestError(name[:100], f"unknown option, expected one of {', '.join(sorted(known))}")
+    return {names[name.lower()]: value for name, value in given.items()}
 
 
 def _at_most_one(options: Mapping[str, str], *names: str) -> None:
@@ -117,7 +125,7 @@ def _text(options: Mapping[str, str], name: str, default: str) -> str:
     return text
 
 
-def _words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+def words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
     """Read words joined by commas, each once."""
     if name not in options:
         return ()

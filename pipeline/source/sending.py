@@ -1,60 +1,50 @@
 """Sends messages over one NATS connection, many under way at a time, in order, each until it has its receipt (S3)."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import nats
-import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from mediator.errors import BadRequestError, MessageTooLargeError, SetupError, UnavailableError
+from mediator.errors import BadRequestError, MessageTooLargeError, UnavailableError, UnreachableError
+from pipeline.source.asking import (
+    ANSWER_SECONDS,
+    FIRST_PAUSE,
+    FOR_NOW,
+    LONGEST_PAUSE,
+    SUBJECT,
+    Server,
+    connect,
+    disconnect,
+    refusal,
+    whole,
+    words,
+)
 from pipeline.source.messages import Message
 
-SUBJECT = "$mq9.AI.MSG.SEND."
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_IN_FLIGHT = 256
 MAX_IN_FLIGHT = 10_000
-DEFAULT_SECONDS = 60
-MAX_SECONDS = 3600
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes under way, in messages that are not the only one."""
-ANSWER_SECONDS = 5.0
-"""How long no receipt at all may come before all that waits for one is sent again."""
-CONNECT_SECONDS = 5.0
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-FOR_NOW = ("unavailable:", "quota_exceeded:", "archive_backlog_full:")
-"""How refusals begin that a later try may not meet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where to send, as whom, and how patiently."""
+class Target(Server):
+    """Where to send, as whom, how much at a time, and how patiently."""
 
-    servers: tuple[str, ...]
-    user: str | None
-    password: str | None = field(repr=False)
     in_flight: int
     """Messages without receipt at a time."""
-    patience: float
-    """Seconds without any success after which a task gives up."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """Read the options of the sink; :class:`BadRequestError` names a wrong one."""
-        return cls(
-            servers=tuple((options.get("nats.url") or DEFAULT_SERVER).split(",")),
-            user=options.get("nats.user"),
-            password=options.get("nats.password"),
-            in_flight=_whole(options, "maxInFlight", DEFAULT_IN_FLIGHT, MAX_IN_FLIGHT),
-            patience=_whole(options, "timeoutSeconds", DEFAULT_SECONDS, MAX_SECONDS),
-        )
+        server = Server.of(options)
+        in_flight = whole(options, "maxInFlight", DEFAULT_IN_FLIGHT, MAX_IN_FLIGHT)
+        return cls(server.servers, server.user, server.password, server.patience, in_flight)
 
 
 @dataclass(slots=True)
@@ -118,7 +108,7 @@ class Sender:
             await self._answered(self._target.in_flight * 3 // 4, MAX_BYTES - size)
         if not self._open:
             self._last_good = _now()
-        opened = _Open(row, SUBJECT + message.address, message.payload, headers, size)
+        opened = _Open(row, f"{SUBJECT}SEND.{message.address}", message.payload, headers, size)
         self._open[row] = opened
         self._bytes += size
         await self._publish(opened)
@@ -186,13 +176,13 @@ class Sender:
                 opened.subject, opened.payload, reply=f"{self._inbox}.{opened.row}", headers=opened.headers
             )
         except (NatsError, OSError) as error:
-            self._trouble = _words(error)
+            self._trouble = words(error)
 
     async def _received(self, answer: Msg) -> None:
         opened = self._open.get(int(answer.subject.rpartition(".")[2]))
         if opened is None:
             return
-        said = _refusal(answer)
+        said = refusal(answer)
         if not said:
             del self._open[opened.row]
             self._bytes -= opened.size
@@ -210,34 +200,14 @@ class Sender:
 
     async def _connect(self) -> None:
         """Try once to connect; where that fails for now, pause, and leave the trouble to the caller."""
-        said: list[Exception] = []
-
-        async def failed(error: Exception) -> None:
-            said[:] = [error]
-
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                self._client = await nats.connect(
-                    list(self._target.servers),
-                    name="mediator pipeline",
-                    user=self._target.user,
-                    password=self._target.password,
-                    connect_timeout=3,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=FIRST_PAUSE,
-                    error_cb=failed,
-                    closed_cb=self._closed,
-                )
-                self._inbox = self._client.new_inbox()
-                await self._client.subscribe(self._inbox + ".*", cb=self._received)
-        except (NatsError, OSError, TimeoutError, ValueError) as error:
+            self._client = await connect(self._target, self._closed)
+            self._inbox = self._client.new_inbox()
+            await self._client.subscribe(self._inbox + ".*", cb=self._received)
+        except (UnreachableError, NatsError, OSError) as error:
             await self._drop()
-            why = _words(said[-1] if said else error)
-            if "authorization violation" in why.lower():
-                raise SetupError(f"nats.user: the server refuses the login, {why}") from None
-            await self._rest(f"cannot connect: {why}")
-            self._trouble = why
+            await self._rest(words(error))
+            self._trouble = words(error)
 
     async def _closed(self) -> None:
         self._trouble = self._trouble or "the connection broke"
@@ -246,34 +216,8 @@ class Sender:
     async def _drop(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(NatsError, OSError, TimeoutError):
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await client.close()
-
-
-def _refusal(answer: Msg) -> str:
-    """Return why a message was not taken, "" when it was."""
-    if not answer.data and (answer.headers or {}).get("Status") == "503":
-        return "unavailable: nobody takes messages there"
-    try:
-        said = orjson.loads(answer.data)["error"]
-    except (ValueError, KeyError, TypeError):
-        return "unavailable: an answer that is none of the service"
-    return said if isinstance(said, str) else "unavailable: an answer that is none of the service"
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+            await disconnect(client)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _whole(options: Mapping[str, str], name: str, default: int, highest: int) -> int:
-    text = options.get(name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= highest:
-        raise BadRequestError(name, f'expected a whole number from 1 to {highest}, got "{text[:40]}"')
-    return int(text)

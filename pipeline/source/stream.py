@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
-from pipeline.source.options import STREAM
+from pipeline.source.options import STREAM, named_alike
 
 Offset: TypeAlias = dict[str, Any]
 """What Spark keeps in its checkpoint, as JSON."""
@@ -24,14 +24,16 @@ MAX_ROWS = 2**53
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
     """Make the reader of ``readStream.format("mq9")``; :class:`BadRequestError` names a wrong option.
 
-    With ``journal`` it follows the journal in that folder, else the mailboxes of ``subscribe``.
+    With ``group`` it is a consumer group, with ``journal`` it follows the journal in that folder, else mailboxes.
     """
     if options.get("group"):
-        raise BadRequestError("group", "a stream reads without a consumer group and moves none; leave the option out")
+        from pipeline.source.group_stream import GroupStream
+
+        return GroupStream(options, schema)
     if options.get("journal"):
         from pipeline.source.journal_stream import JournalStream
 
-        _only(options, STREAM)
+        named_alike(options, STREAM)
         skip = _one_of(options, "badLines", ("fail", "skip")) == "skip"
         return JournalStream(Path(options["journal"]), schema, Following.of(options, EARLIEST), skip_bad=skip)
     from pipeline.source.mailbox_stream import MailboxStream
@@ -63,12 +65,6 @@ class Following:
     def limit(self) -> ReadLimit:
         """What Spark hands back with each question for the next batch."""
         return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
-
-
-def _only(options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    for name in options:
-        if name.lower() not in map(str.lower, known):
-            raise BadRequestError(name[:100], f"unknown option beside journal, expected one of {', '.join(known)}")
 
 
 def rows_of(limit: ReadLimit) -> int | None:

@@ -216,7 +216,6 @@ def test_an_older_database_is_not_read_on_in_silence(kept: Kept) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"group": "workers"}, "group: a stream reads without a consumer group"),
         ({"subscribe": "nobody"}, 'subscribe: tenant "default" has no mailbox "nobody"'),
         ({"startingOffsets": '{"99": 0}'}, "startingOffsets: no mailbox that is followed has the number 99"),
         ({"startingOffsets": '{"orders": 0}'}, 'startingOffsets: expected {"MAILBOX_NO": MSG_ID}'),

@@ -305,7 +305,7 @@ def test_pieces_have_each_line_once(
         ({"maxOffsetsPerTrigger": "many"}, 'maxOffsetsPerTrigger: .*got "many"'),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: expected true or false"),
         ({"badLines": "drop"}, "badLines: expected fail or skip"),
-        ({"subscribe": "a"}, "subscribe: unknown option beside journal"),
+        ({"subscribe": "a"}, "subscribe: unknown option, expected one of badLines"),
     ],
 )
 def test_wrong_options_are_named(journal: Written, options: dict[str, str], problem: str) -> None:
