@@ -204,6 +204,42 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 self.vectors[space, one.no] = one
                 self.agents[one.no] = replace(self.agents[one.no], revision=self.revision)
 
+        @rule(requests=st.lists(requests, min_size=1, max_size=4), tenant=tenants, space=spaces)
+        def take(self, requests: list[Registration], tenant: str, space: str) -> None:
+            """Register several with vectors that somebody else made, all or none."""
+            read = [registering.Read(replace(new, tenant=tenant), b"of " + new.card) for new in requests]
+            wanted = {each.new.address: each for each in read}
+            before = {address: self.at(tenant, address) for address in wanted}
+            added = sum(agent is None for agent in before.values())
+
+            def taken() -> registering.Taken:
+                return self.agency.run(lambda tx: registering.take(tx, LIVENESS, LIMIT, tenant, space, read, self.now))
+
+            if added and self.of(tenant) + added > LIMIT:
+                with pytest.raises(QuotaExceededError):
+                    taken()
+                return
+            done, revision = taken(), self.revision + 1
+            counts = {"added": added, "replaced": 0, "embedded": 0, "unchanged": 0}
+            for address, (new, vectors) in wanted.items():
+                agent = before[address]
+                if agent is None or agent.card != new.card:
+                    there = self.agency.find(address, tenant)
+                    assert there is not None
+                    self.agents[there.no] = self.expected(new, agent, revision, there.no)
+                    self.terms[there.no] = new.terms
+                    counts["replaced"] += agent is not None
+                    agent = self.agents[there.no]
+                elif (kept := self.vectors.get((space, agent.no))) and kept.card_revision == agent.card_revision:
+                    counts["unchanged"] += 1
+                    continue
+                else:
+                    counts["embedded"] += 1
+                self.vectors[space, agent.no] = Embedded(agent.no, agent.card_revision, vectors)
+                self.agents[agent.no] = replace(agent, revision=revision)
+                self.revision = revision
+            assert done._asdict() == {**counts, "revision": self.revision}
+
         @rule(space=spaces, limit=st.integers(1, 3))
         def drop(self, space: str, limit: int) -> None:
             gone = sorted(place for place in self.vectors if place[0] == space)[:limit]
