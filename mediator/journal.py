@@ -339,8 +339,8 @@ class Journal:
                 if row.instance == self._instance:
                     for line in row.lines.splitlines():
                         past.absorb(orjson.loads(line))
-        # A folder without a past starts at a number that no former one can have reached.
-        first = now * 1000 if past.last is None else past.last + 1
+        # No former run can have reached this number, not even one that a backup which was put back knows nothing of.
+        first = max(now * 1000, (past.last or 0) + 1)
         self._seqs, self._last, self._written = count(first), past.last, first - 1
 
     def _rebuild(self, tx: Transaction, now: int) -> tuple[bool, int | None]:

@@ -31,7 +31,8 @@ WAITS = ("first", "ack")
 """From when a message became visible to when it was first handed to a group, and to its first ACK."""
 
 _MAILBOX = ("tenant", "mailbox")
-_MESSAGE = (*_MAILBOX, "msg_id")
+_MESSAGE = (*_MAILBOX, "msg_id", "created_at")
+"""After a backup was put back msg_ids are given again, to messages that became visible at another time."""
 _GIVEN = (What.DELIVERED, What.LEASED)
 _GONE = (What.EXPIRED, What.COMPACTED, What.DELETED)
 _ENDED = (What.MAILBOX_EXPIRED, What.MAILBOX_DELETED)
@@ -68,13 +69,14 @@ def groups(events: DataFrame) -> DataFrame:
 
     Columns: ``tenant``, ``mailbox``, ``group``, ``hour``, ``given``, ``acknowledged``; each message counts once.
     """
+    message = F.struct("msg_id", "created_at")
     return (
         events.where(_is(*_GIVEN, What.ACKNOWLEDGED) & (F.col("group") > 0))
         .withColumn("hour", hour_of(F.col("created_at")))
         .groupBy(*_MAILBOX, "group", "hour")
         .agg(
-            F.count_distinct(F.when(_is(*_GIVEN), F.col("msg_id"))).alias("given"),
-            F.count_distinct(F.when(_is(What.ACKNOWLEDGED), F.col("msg_id"))).alias("acknowledged"),
+            F.count_distinct(F.when(_is(*_GIVEN), message)).alias("given"),
+            F.count_distinct(F.when(_is(What.ACKNOWLEDGED), message)).alias("acknowledged"),
         )
     )
 
@@ -130,7 +132,9 @@ def _flows(events: DataFrame) -> DataFrame:
     born = (
         events.where(_is(*BORN))
         .groupBy(*_MESSAGE)
-        .agg(F.max("what").alias("what"), F.max("bytes").alias("bytes"), hour_of(F.max("created_at")).alias("hour"))
+        .agg(F.max("what").alias("what"), F.max("bytes").alias("bytes"))
+        .withColumn("hour", hour_of(F.col("created_at")))
+        .drop("created_at")
     )
     # After the clock was set back a message may go before it came; depths must not.
     others = events.where(~_is(*BORN)).withColumn("hour", hour_of(F.greatest("at", "created_at")))
@@ -158,7 +162,6 @@ def _handled(events: DataFrame) -> DataFrame:
         events.where(_is(*_GIVEN, What.ACKNOWLEDGED))
         .groupBy(*_MESSAGE)
         .agg(
-            F.max("created_at").alias("created_at"),
             F.min(F.when(_is(*_GIVEN), F.col("at"))).alias("first_at"),
             F.min(F.when(_is(What.ACKNOWLEDGED), F.col("at"))).alias("ack_at"),
         )
@@ -168,7 +171,7 @@ def _handled(events: DataFrame) -> DataFrame:
     known = [
         F.when(F.col(f"{wait}_at").isNotNull(), value).alias(wait) for wait, value in zip(WAITS, waits, strict=True)
     ]
-    return moments.select(*_MESSAGE, hour_of(F.col("created_at")).alias("hour"), *known)
+    return moments.select(*_MAILBOX, hour_of(F.col("created_at")).alias("hour"), *known)
 
 
 def _waits(handled: DataFrame, *keys: str) -> DataFrame:
