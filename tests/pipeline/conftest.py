@@ -10,14 +10,7 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 from pyspark.sql import SparkSession
 
 from pipeline.session import session
-
-SMALL = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-}
-
+from tests.spark import keeping
 
 SPARK_SECONDS = 300
 """Jobs of Spark take seconds each, and many times that while others have the cores."""
@@ -34,6 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores, small enough to start within seconds."""
     warehouse = ("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    started = session(master="local[2]", conf=[*SMALL.items(), warehouse], name="tests")
+    started = session(master="local[2]", conf=[*keeping().items(), warehouse], name="tests")
     yield started
     started.stop()

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.session import session
 from pipeline.source.datasource import register
-from tests.pipeline.conftest import SMALL
+from tests.spark import small
 
 
 def run(spark: SparkSession, journal: Path, data_dir: Path, out: Path) -> None:
@@ -35,4 +35,4 @@ def run(spark: SparkSession, journal: Path, data_dir: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(session(master="local[2]", conf=list(SMALL.items()), name="following"), *map(Path, sys.argv[1:]))
+    run(session(master="local[2]", conf=list(small().items()), name="following"), *map(Path, sys.argv[1:]))

@@ -9,13 +9,16 @@ import pytest
 
 from mediator.errors import SetupError
 from pipeline.java import find_java, packaged_java
+from tests.spark import JAVA
 
 TOOLS = ("bash", "cat", "dirname", "env", "head", "ls", "ps", "sh", "uname")
 """What Spark's scripts call; the folder that has them has Java, too."""
 JOB = """
+import sys
 from pipeline.session import session
 
-spark = session(master="local[1]", conf=[("spark.driver.memory", "600m")])
+settings = [("spark.driver.memory", "600m"), ("spark.driver.extraJavaOptions", sys.argv[1])]
+spark = session(master="local[1]", conf=settings)
 java = spark.sparkContext._jvm.System
 print(spark.range(5).count(), java.getProperty("java.home"))
 spark.stop()
@@ -99,7 +102,7 @@ def test_without_any_java_on_the_machine_spark_runs_on_the_packaged_one(tmp_path
         name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", JOB],
+        [sys.executable, "-c", JOB, JAVA],
         env=environment | {"PATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from mediator.journal import events as told
 from mediator.segments import read_up_to
 from pipeline.lake.ingest import ingest
-from tests.pipeline.conftest import SMALL
 from tests.pipeline.journals import fill, held, row, write
+from tests.spark import small
 
 PATIENCE = 90.0
 PROGRAM = """
@@ -40,7 +40,7 @@ def killed(journal: Path, lake: Path, shows: str) -> bool:
     """Run until a file appears, and kill it then; False when the run ended before."""
     before = set(lake.glob(shows))
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, journal, lake, *(f"{name}={value}" for name, value in SMALL.items())],
+        [sys.executable, "-c", PROGRAM, journal, lake, *(f"{name}={value}" for name, value in small().items())],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -14,6 +14,7 @@ from mediator.errors import BadRequestError, UnreachableError
 from pipeline.java import find_java
 from pipeline.session import reason, running, session
 from tests.acceptance.service import free_port, listening, spawn, until
+from tests.spark import small
 
 CONNECTED = """
 import sys
@@ -111,8 +112,8 @@ def test_a_spark_that_does_not_start_is_an_error_of_one_line(tmp_path):
 async def test_it_runs_on_a_connect_server(tmp_path):
     port = free_port()
     program = Path(pyspark.__path__[0], "bin", "spark-submit")
-    options = ["--master", "local[1]", "--driver-memory", "1g", "--conf", "spark.ui.enabled=false"]
-    options += ["--conf", f"spark.connect.grpc.binding.port={port}"]
+    settings = small() | {"spark.ui.enabled": "false", "spark.connect.grpc.binding.port": str(port)}
+    options = ["--master", "local[1]", *(word for pair in settings.items() for word in ("--conf", "=".join(pair)))]
     server = spawn(
         [
             str(program),
