@@ -1,0 +1,119 @@
+"""A catalog that the pipeline embeds: found by meaning at a real service, which has read none of its cards."""
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mediator.operators.control import ask
+from tests.acceptance.client import Client
+from tests.acceptance.service import Service, Services, until
+from tests.models import copy_model, exports, mirror, wants_models
+
+pytest.importorskip("pyspark", reason="needs the extra pipeline")
+
+pytestmark = [wants_models, pytest.mark.timeout(600)]
+
+COUNT = 300
+REQUEST = "my loaf did not come out well"
+RIGHT = "own.bread-baker"
+LOADS_WITHIN = 100.0
+
+
+def catalog() -> bytes:
+    """Return cards, of which only the right one shares a thought with the request, and none a word."""
+    cards: list[dict[str, Any]] = [
+        {"mailbox": f"own.ledger{number}", "name": f"Ledger {number}", "description": f"Keeps account {number}"}
+        for number in range(1, COUNT)
+    ]
+    baker = {
+        "mailbox": RIGHT,
+        "name": "Bread Baker",
+        "description": "Plans doughs, rising times and oven temperatures for home bakers",
+        "skills": [{"name": "plan dough"}],
+    }
+    return b"".join(json.dumps(card).encode() + b"\n" for card in [*cards, baker, {"name": "homeless"}])
+
+
+async def pipeline(service: Service, *arguments: str) -> dict[str, Any]:
+    """Run `mediator pipeline embed` on a small Spark, and return what it counted."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mediator", "pipeline", "embed", *arguments, "--json"),
+        *("--master", "local[1]", "--conf", "spark.driver.memory=600m", "--conf", "spark.sql.shuffle.partitions=1"),
+        *("--data-dir", str(service.data_dir)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, **service.environment},
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    return dict(json.loads(said))
+
+
+async def found(client: Client) -> bool:
+    """Ask for the right agent by meaning; False while keywords answer."""
+    answer = await client.ask("AGENT.DISCOVER", {"semantic": REQUEST, "limit": 3})
+    assert answer.error == ""
+    if "note" in answer.body:
+        return False
+    assert answer.body["agents"][0]["mailbox"] == RIGHT
+    return True
+
+
+def written_by_the_service(service: Service) -> int:
+    """Return how many agents changed after their cards came: vectors that come later are such a change."""
+    with closing(sqlite3.connect(service.data_dir / "mediator.db")) as database:
+        return int(database.execute("SELECT count(*) FROM agent WHERE revision <> card_revision").fetchone()[0])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exports(tmp_path_factory)
+
+
+@pytest.mark.rule("G1", "G3")
+async def test_a_catalog_is_found_by_meaning_and_another_model_takes_over_without_reading_it(
+    services: Services, tmp_path: Path, exported: Path
+) -> None:
+    one, two = copy_model(tmp_path / "one"), mirror(copy_model(tmp_path / "two"))
+    service = services.new()
+    shutil.copytree(exported, service.data_dir / "models")
+    service.environment["MEDIATOR_REGISTRY__MODEL"] = str(one)
+    service.start()
+    await service.ready()
+    (tmp_path / "cards.jsonl").write_bytes(catalog())
+
+    done = await pipeline(service, str(tmp_path / "cards.jsonl"))
+    assert (done["cards"], done["encoded"], done["added"], done["bad"]) == (COUNT, COUNT, COUNT, 1)
+    client = await Client.connect(service.nats_url)
+    try:
+        await until(lambda: found(client), LOADS_WITHIN, "requests are answered by meaning")
+    finally:
+        await client.close()
+    assert written_by_the_service(service) == 0
+
+    done = await pipeline(service, "--registered", "--model", str(two))
+    assert (done["cards"], done["encoded"], done["embedded"]) == (COUNT, COUNT, COUNT)
+    service.terminate()
+    await service.ended()
+    service.environment["MEDIATOR_REGISTRY__MODEL"] = str(two)
+    service.start()
+    await service.ready()
+    client = await Client.connect(service.nats_url)
+    try:
+        await until(lambda: found(client), LOADS_WITHIN, "requests are answered by the other model")
+    finally:
+        await client.close()
+    said = await ask(service.data_dir, "registry")
+    assert said["space"] == said["model"]["space"]
+    assert str(two) in said["space"]
+    assert said["embedded"] == COUNT
+    assert service.events("cards are read anew by another model") == []
+    assert service.complaints() == []
