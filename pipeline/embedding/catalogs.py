@@ -57,8 +57,9 @@ def _fits(path: Path) -> bool:
 def read_catalog(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     """Return every card of the files, good or bad.
 
-    Columns: ``file``; ``card`` as it was written, a row of Parquet as JSON; ``digest``, the SHA-256 of that; ``reason``
-    why it is no card, else null; ``latest``, whether no later card, in the order of the files' names, has its mailbox.
+    Columns: ``file``; ``card`` as it was written, without blanks around it, a row of Parquet as JSON; ``digest``, the
+    SHA-256 of that; ``reason`` why it is no card, else null; ``latest``, whether no later card, in the order of the
+    files' names, has its mailbox.
     """
     lines = [file for file in files if file.suffix.lower() in LINES]
     rows = [file for file in files if file.suffix.lower() == PARQUET]
@@ -74,7 +75,7 @@ def read_catalog(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 def _lines(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     text = spark.read.option("lineSep", "\n").text(list(map(_url, files)))
     card = F.col("value").cast("binary")
-    return _placed(text.where(F.length(F.trim("value")) > 0), card)
+    return _placed(text.where(F.expr("length(trim(BOTH ' \t\r' FROM value)) > 0")), card)
 
 
 def _rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
@@ -100,12 +101,13 @@ def _url(path: Path) -> str:
 
 def _read(batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
-        cards = batch.column("card").to_pylist()
+        cards = [(card or b"").strip() for card in batch.column("card").to_pylist()]
         addresses, reasons = zip(*map(_check, cards), strict=True) if cards else ((), ())
-        digests = [hashlib.sha256(card or b"").digest() for card in cards]
+        digests = [hashlib.sha256(card).digest() for card in cards]
         yield pa.RecordBatch.from_arrays(
             [
-                *(batch.column(name) for name in ("file", "block", "row", "card")),
+                *(batch.column(name) for name in ("file", "block", "row")),
+                pa.array(cards, pa.binary()),
                 pa.array(digests, pa.binary()),
                 pa.array(addresses, pa.string()),
                 pa.array(reasons, pa.string()),
@@ -114,9 +116,9 @@ def _read(batches: Iterator[Any]) -> Iterator[Any]:
         )
 
 
-def _check(card: bytes | None) -> tuple[str | None, str | None]:
+def _check(card: bytes) -> tuple[str | None, str | None]:
     """Return the address of a card, or what is wrong with it."""
     try:
-        return read_card(card or b"").address, None
+        return read_card(card).address, None
     except BadRequestError as error:
         return None, str(error)

@@ -110,11 +110,17 @@ def embed_registered(
             vectors = _filled(spark, lake, cards, model, summary, told)
             rows = _rows(read.select("digest", "no", "card_revision"), vectors, summary.cards)
             agents = (agent_with(row.no, row.card_revision, bytes(row.vectors)) for row in rows)
-            counts = service.embed(model.space, agents, lambda done: told("cards handed over", done, summary.cards))
+            handed = 0
+
+            def progress(done: int) -> None:
+                nonlocal handed
+                handed = done
+                told("cards handed over", done, summary.cards)
+
+            summary.embedded = service.embed(model.space, agents, progress).get("embedded", 0)
+            summary.unchanged = handed - summary.embedded
         finally:
             read.unpersist()
-    summary.embedded = counts.get("embedded", 0)
-    summary.unchanged = summary.cards - summary.bad - summary.embedded
     return summary
 
 

@@ -1,6 +1,7 @@
 """Catalogs on their way into the registry: what is read, what is encoded once, and what the service is handed."""
 
 import asyncio
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError
@@ -21,17 +22,17 @@ from pipeline.embedding import run, tables
 from pipeline.embedding.catalogs import files_of
 from pipeline.embedding.handing import Service as Handed
 from pipeline.embedding.handing import card_with, together
-from pipeline.embedding.model import Model, find_model
+from pipeline.embedding.model import Model, _encode, find_model
 from pipeline.embedding.registered import place_of
 from pipeline.telling import to_nobody
 from registry.cards import read_card
 from registry.embedding.fast import Fast, folder_of
-from registry.embedding.models import DEFAULT_MODEL
+from registry.embedding.models import DEFAULT_MODEL, find
 from registry.handover import MAX_TOGETHER
 from registry.packing import pack_rows, unpack_rows
 from registry.texts import texts
 from tests.acceptance.service import Service, Services
-from tests.models import copy_model, exports, mirror, wants_models
+from tests.models import copy_model, exports, mirror, spoil, wants_models
 
 pytestmark = wants_models
 
@@ -39,7 +40,7 @@ pytestmark = wants_models
 def card(name: str, text: str = "", **more: Any) -> bytes:
     """Return a card that no writer of JSON would write so."""
     said = {"name": name, "mailbox": name, "description": text, "skills": [{"name": f"“{name}” \t\\ {text}"}], **more}
-    return b" " + json.dumps(said, ensure_ascii=False).encode() + b"\t"
+    return b"\t{ " + json.dumps(said, ensure_ascii=False).encode()[1:] + b" \r"
 
 
 class Place:
@@ -96,7 +97,7 @@ def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors
     bad = [b"\xff{", b'{"name": "nowhere"}', b'{"mailbox": "a.9", "ttl": "soon"}']
     (tmp_path / "odd [name]{1}").mkdir()
     first = tmp_path / "odd [name]{1}" / "1.jsonl"
-    first.write_bytes(b"\n".join([*lines, *bad, b"  ", newer]))
+    first.write_bytes(b"\n".join([*lines, *bad, b" \r", newer]))
     pq.write_table(pa.table({"card": [card("a.json").decode(), None], "x": [1, 2]}), tmp_path / "2.parquet")
     rows = [{"mailbox": "a.row", "name": "row", "tags": ["x", "y"]}, {"mailbox": "a.2", "name": None, "tags": None}]
     (tmp_path / "rows").mkdir()
@@ -105,7 +106,7 @@ def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors
     done = place.embed(spark, first)
     assert (done.cards, done.repeated, done.bad, done.encoded) == (5, 1, 3, 5)
     assert (done.added, done.replaced, done.embedded, done.unchanged) == (5, 0, 0, 0)
-    wanted = {f"a.{number}": (line.strip(b"\n"), 1) for number, line in enumerate(lines)} | {"a.1": (newer, 1)}
+    wanted = {f"a.{number}": (line.strip(), 1) for number, line in enumerate(lines)} | {"a.1": (newer.strip(), 1)}
     assert place.agents("a.") == wanted
 
     # The service would have made the same, and has not.
@@ -158,9 +159,18 @@ def test_what_was_encoded_before_a_run_ended_is_not_encoded_again(
     assert place.agents("b.") == {}
     # What a crash leaves of a batch.
     (place.lake / tables.VECTORS / f"{99:020d}-{tables.VECTORS}.0123abcd").mkdir()
+    # Nor what the model makes nothing of.
+    odd = card("b.odd").strip()
+    (tmp_path / "2.jsonl").write_bytes(odd)
+    refused = {"digest": hashlib.sha256(odd).digest(), "space": place.model().space, "problem": "not finite"}
+    schema = pa.schema([("digest", "binary"), ("space", "string"), ("vectors", "binary"), ("problem", "string")])
+    write_deltalake(place.lake / tables.VECTORS, pa.Table.from_pylist([refused], schema), mode="append")
+
     done = place.embed(spark, tmp_path / "*.jsonl")
-    assert (done.cards, done.encoded, done.added) == (10, 10 - committed[0], 10)
+    assert (done.cards, done.encoded, done.added, done.bad) == (11, 10 - committed[0], 10, 1)
     assert len(place.agents("b.")) == 10
+    (kept,) = [row for row in place.rows(tables.BAD_CARDS) if row["reason"] == "not finite"]
+    assert (kept["text"], kept["file"].rpartition("/")[2]) == (odd.decode(), "2.jsonl")
     assert not list((place.lake / tables.VECTORS).glob("*.0123abcd"))
 
 
@@ -196,6 +206,20 @@ def test_what_is_registered_is_embedded_for_another_model_beside_the_present_one
 
 
 # Without Spark.
+
+
+def test_a_card_that_the_model_makes_nothing_of_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = spoil(copy_model(tmp_path / "spoiled"), "unicorn")
+    place = find(str(folder))
+    assert place is not None
+    # Without exported files it runs as it is.
+    model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/384/1")
+    cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]
+    batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b"], "card": cards})
+    (made,) = _encode(model, iter([batch]))
+    good, bad = made.to_pylist()
+    assert (good["digest"], unpack_rows(good["vectors"]).shape, good["problem"]) == (b"a", (2, 384), None)
+    assert bad == {"digest": b"b", "vectors": None, "problem": "the model gives vectors that are not finite"}
 
 
 def test_vectors_that_the_service_cannot_use_are_refused_by_name(place: Place) -> None:
