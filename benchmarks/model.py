@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mediator.operators.control import ask
-from registry.door import MODELS
+from registry.assembly import MODELS
 from registry.embedding.encoder import DEFAULT_MODEL, Encoder
 from registry.texts import TEMPLATE
 
