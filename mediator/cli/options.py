@@ -59,11 +59,12 @@ AnswerJson = Annotated[bool, typer.Option("--json", help="Print the service's an
 Tenant = Annotated[str, typer.Option(help="Tenant it is about.")]
 
 
-def _address(text: str) -> str:
+def mail_address(text: str) -> str:
+    """Read a mail address."""
     return parse_address(text)
 
 
-Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=_address)]
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=mail_address)]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
 

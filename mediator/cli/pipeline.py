@@ -10,6 +10,7 @@ import typer
 from mediator.cli.pipeline_archive import register as register_archive
 from mediator.cli.pipeline_embed import register as register_embed
 from mediator.cli.pipeline_ingest import register as register_ingest
+from mediator.cli.pipeline_replay import register as register_replay
 from mediator.cli.pipeline_report import register as register_report
 from mediator.cli.pipeline_runs import register as register_runs
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 _COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     register_ingest,
     register_archive,
+    register_replay,
     register_report,
     register_embed,
     register_runs,

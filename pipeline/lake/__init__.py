@@ -6,6 +6,8 @@ ARCHIVE = "archive"
 EVENTS = "events"
 GAPS = "gaps"
 QUARANTINE = "quarantine"
+REPLAYS = "replays"
+"""No table: the folder of what replays keep until they are done."""
 
 
 def table(lake: Path, name: str) -> Path:

@@ -35,7 +35,7 @@ def held(lake: Path, *, create: bool = False) -> Iterator[None]:
         if create:
             _create(lake)
         check(lake)
-        with _lock(lake):
+        with locked(lake, f"the lake {lake}"):
             yield
 
 
@@ -80,12 +80,13 @@ def _create(lake: Path) -> None:
 
 
 @contextmanager
-def _lock(lake: Path) -> Iterator[None]:
-    with os.fdopen(os.open(lake / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Own a folder while inside; :class:`UnavailableError` says that another has ``what``, and who."""
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UnavailableError(f"the lake {lake} is worked on by {_owner(file.read(4096))}") from None
+            raise UnavailableError(f"{what} is worked on by {_owner(file.read(4096))}") from None
         file.truncate()
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)

@@ -1,0 +1,215 @@
+"""Sends archived messages again, into one mailbox: in the order of the lanes, each once, also over killed runs.
+
+What is sent is planned first: which messages, in which order, as rows of a file in the lake. Then they are sent in
+chunks, few enough that the mailbox remembers the dedup ids of one (S3), and how far it came is kept beside the plan.
+Where a run was killed, the next with the same wishes goes on: it sends the last chunk again, of which the mailbox drops
+what it has.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.bounds import MAX_HEADERS
+from mediator.mailboxes.lanes import LANES
+from pipeline.lake.archive import ARCHIVE, kept, opened
+from pipeline.lake.folder import check, locked, told_plainly
+from pipeline.lake.replays import PLAN, Progress, Replays
+from pipeline.lake.sealing import Key, unknown_key
+from pipeline.source.datasource import FORMAT, register
+from pipeline.source.messages import Columns
+from pipeline.telling import Told, to_nobody
+
+ORIGINAL_TIME = "mq9-original-time"
+"""The header with the time of the archived message: Unix seconds, with milliseconds."""
+CHUNK = 20_000
+"""Messages that one step sends; a mailbox remembers five times as many."""
+
+_NAME = ("mailbox_no", "msg_id", "created_at")
+_MESSAGE = ("payload", "lane", "key", "tags", "reply_to", "headers")
+_TTL = StructField("ttl", LongType())
+_OUTGOING = StructType(
+    [
+        *(ARCHIVE[name] for name in _MESSAGE),
+        StructField("dedup_id", StringType()),
+        StructField("refused", StringType()),
+    ]
+)
+_MAP = pa.map_(pa.string(), pa.string())
+_WORDS = [lane.name.lower() for lane in LANES]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages of the archive. Times are milliseconds since the epoch, of becoming visible."""
+
+    tenant: str
+    mailboxes: tuple[str, ...]
+    since: int | None = None
+    until: int | None = None
+    """The first time that is not wanted any more."""
+    tags: tuple[str, ...] = ()
+    """A message has all of them (Q1)."""
+    ids: tuple[int, ...] = ()
+    """The msg_ids; none: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where they go: a mailbox, and the options of the sink that say how it is reached."""
+
+    address: str
+    options: tuple[tuple[str, str], ...]
+    ttl: int | None = None
+    """Seconds; None: they do not expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What would be sent."""
+
+    lanes: dict[str, int]
+    replaced: int
+
+    def lines(self) -> Iterator[str]:
+        """Say it to people."""
+        for lane, count in self.lanes.items():
+            yield f"{count:,} {lane}"
+        yield f"{sum(self.lanes.values()):,} messages would be sent, {self.replaced:,} older ones of their keys not"
+
+
+def preview(spark: SparkSession, lake: Path, wanted: Wanted) -> Planned:
+    """Say what a replay would send, without sending; raises as :func:`pipeline.lake.archive.kept`."""
+    found = _chosen(kept(spark, lake), wanted)
+    lanes = {row["lane"]: row["count"] for row in plan(found).groupBy("lane").count().collect()}
+    return Planned({word: lanes[word] for word in _WORDS if word in lanes}, found.count() - sum(lanes.values()))
+
+
+def replay(
+    spark: SparkSession, lake: Path, wanted: Wanted, target: Target, keys: Sequence[Key], told: Told = to_nobody
+) -> Progress:
+    """Send what is wanted and return what was done, by runs that were killed too.
+
+    Raises :class:`SetupError` for a folder that is no lake and for messages that are sealed with a key that is not
+    there, and :class:`UnavailableError` when the same replay runs already, or the lake cannot be written. What the sink
+    raises ends a task, and with it the run; the next one goes on.
+    """
+    check(lake)
+    register(spark)
+    replays = Replays(lake, [wanted, target.address, target.ttl, dict(target.options).get("nats.user")])
+    with told_plainly(lake), locked(replays.folder, f"the replay in {replays.folder}"):
+        progress = replays.progress()
+        if progress is None:
+            told("plan", 0, None)
+            progress = _begin(spark, lake, wanted, replays)
+        planned = spark.read.schema(_plan_schema()).parquet(f"file:{replays.folder / PLAN}")
+        for row in planned.select("key_id").where("key_id IS NOT NULL").distinct().collect():
+            if row["key_id"] not in {key.id for key in keys}:
+                raise unknown_key(row["key_id"])
+        while progress.done < progress.messages:
+            told("messages", progress.done, progress.messages)
+            progress = _send(spark, lake, planned, progress, target, keys)
+            replays.keep(progress)
+        told("messages", progress.done, progress.messages)
+        replays.forget()
+        return progress
+
+
+def plan(rows: DataFrame) -> DataFrame:
+    """Return the names of messages in the order in which they are to be sent, from ``no`` 0 on, with lane and key id.
+
+    Of several with one key only the newest is there: an older one in a lower lane, sent later, would replace it (S2).
+    """
+    plain = F.col("key").isNull()
+    of_key = Window.partitionBy("key", *(F.when(plain, F.col(name)) for name in _NAME)).orderBy(
+        *(F.desc(name) for name in ("created_at", "mailbox_no", "msg_id"))
+    )
+    rank = F.array_position(F.array(*map(F.lit, _WORDS)), F.col("lane"))
+    newest = rows.select(*_NAME, "lane", "key", "key_id", F.row_number().over(of_key).alias("age")).where("age = 1")
+    order = Window.orderBy(rank, *_NAME)
+    number = F.row_number().over(order).cast("bigint") - 1
+    return newest.select(number.alias("no"), *_NAME, "lane", "key_id")
+
+
+def _plan_schema() -> StructType:
+    return StructType([StructField("no", LongType()), *(ARCHIVE[name] for name in (*_NAME, "lane", "key_id"))])
+
+
+def _chosen(rows: DataFrame, wanted: Wanted) -> DataFrame:
+    found = rows.where((F.col("tenant") == wanted.tenant) & F.col("mailbox").isin(list(wanted.mailboxes)))
+    if wanted.since is not None:
+        found = found.where(F.col("created_at") >= F.timestamp_millis(F.lit(wanted.since)))
+    if wanted.until is not None:
+        found = found.where(F.col("created_at") < F.timestamp_millis(F.lit(wanted.until)))
+    for tag in wanted.tags:
+        found = found.where(F.array_contains("tags", tag))
+    return found.where(F.col("msg_id").isin(list(wanted.ids))) if wanted.ids else found
+
+
+def _begin(spark: SparkSession, lake: Path, wanted: Wanted, replays: Replays) -> Progress:
+    found = _chosen(kept(spark, lake), wanted)
+    path = f"file:{replays.folder / PLAN}"
+    plan(found).write.mode("overwrite").parquet(path)
+    messages = spark.read.schema(_plan_schema()).parquet(path).count()
+    progress = Progress(messages, replaced=found.count() - messages)
+    replays.keep(progress)
+    return progress
+
+
+def _send(
+    spark: SparkSession, lake: Path, planned: DataFrame, progress: Progress, target: Target, keys: Sequence[Key]
+) -> Progress:
+    """Send the next chunk."""
+    end = min(progress.done + CHUNK, progress.messages)
+    names = planned.where(F.col("no").between(progress.done, end - 1)).select("no", *_NAME)
+    bounds = names.agg(*(of(name).alias(f"{of.__name__}_{name}") for name in _NAME for of in (F.min, F.max))).collect()
+    rows = kept(spark, lake)
+    for name in _NAME:
+        # Said so that files without them are passed over.
+        rows = rows.where(F.col(name).between(F.lit(bounds[0][f"min_{name}"]), F.lit(bounds[0][f"max_{name}"])))
+    ordered = rows.join(F.broadcast(names), list(_NAME)).repartition(1).sortWithinPartitions("no")
+    shaped = opened(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
+    if target.ttl is not None:
+        shaped = shaped.withColumn(_TTL.name, F.lit(target.ttl).cast(_TTL.dataType))
+    sent = Observation()
+    counts = F.count(F.lit(1)).alias("rows"), F.count("refused").alias("refused"), F.min("refused").alias("example")
+    outgoing = shaped.observe(sent, *counts).where("refused IS NULL").drop("refused")
+    writer = outgoing.write.format(FORMAT).mode("append").option("address", target.address)
+    writer.options(**dict(target.options)).save()
+    return progress.after(end, int(sent.get["rows"]), int(sent.get["refused"]), sent.get["example"])
+
+
+def _outgoing(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Shape messages for the sink; what NATS does not carry as it is, is refused in words instead of sent."""
+    columns = Columns.of(StructType(_OUTGOING.fields[:-1]), address)
+    schema = to_arrow_schema(_OUTGOING, timezone="UTC")
+    for batch in batches:
+        for rows in (batch.slice(start, 512) for start in range(0, batch.num_rows, 512)):
+            shaped = [_shaped(row, columns) for row in rows.select([*_MESSAGE, *_NAME, "mailbox"]).to_pylist()]
+            yield pa.RecordBatch.from_pylist(shaped, schema=schema)
+
+
+def _shaped(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
+    at = round(row["created_at"].timestamp() * 1000)
+    number, msg_id = row["mailbox_no"], row["msg_id"]
+    message = {name: row[name] for name in _MESSAGE}
+    headers = row["headers"]
+    # One that was sent again before keeps its first time; one with all the headers there may be has no room for it.
+    if len(headers) < MAX_HEADERS and all(name.lower() != ORIGINAL_TIME for name, _ in headers):
+        message["headers"] = [*headers, (ORIGINAL_TIME, f"{at // 1000}.{at % 1000:03d}")]
+    # The time tells apart what stores that count from the beginning again call the same.
+    message["dedup_id"] = f"replay:{number}.{msg_id}.{at}"
+    try:
+        columns.message(message)
+    except BadRequestError as error:
+        return {**message, "refused": f"{row['mailbox']} {msg_id}: {error}"}
+    return {**message, "refused": None}
