@@ -116,6 +116,8 @@ class Group:
     firsts: defaultdict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     """Per lane: when a reply arrived, and the last msg_id in it that came for the first time."""
     sessions: int = 0
+    lossless: bool = True
+    """Whether every FETCH was answered at its first attempt, so that the service's counts must be ours."""
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY))
     """The last that happened, for a complaint."""
 
@@ -323,6 +325,7 @@ class Accountant:
         box = group.box
         if group.opened_by == NEVER:
             group.opened_from, group.opened_by = answer.first_at, answer.answered_at
+        group.lossless = group.lossless and self.lossless and answer.attempts == 1
         group.note("FETCH", answer.asked_at, answer.answered_at, (item["msg_id"] for item in answer.messages))
         found: list[Sent] = []
         firsts: defaultdict[str, list[int]] = defaultdict(list)
@@ -370,7 +373,7 @@ class Accountant:
         if answer.answered_at < group.held.get(msg_id, 0.0) - SLACK:
             self.complain("F6", box, f"{group.name} got {sent.uid} while it was leased")
         ours = group.delivered[msg_id]
-        if count < ours or (self.lossless and count != ours):
+        if count < ours or (group.lossless and count != ours):
             self.complain("F7", box, f"{group.name} got {sent.uid} {ours} times, the service says {count}")
         if group.max_deliver is not None and count > group.max_deliver:
             self.complain("F7", box, f"{group.name} got {sent.uid} {count} times, the bound is {group.max_deliver}")
@@ -438,7 +441,7 @@ class Accountant:
             msg_id = int(item["msg_id"])
             group.dead.add(msg_id)
             ours = group.delivered[msg_id]
-            if ours > (group.max_deliver or 0) or (self.lossless and ours != group.max_deliver):
+            if ours > (group.max_deliver or 0) or (group.lossless and ours != group.max_deliver):
                 self.complain("F7", group.box, f"{sent.uid} is dead for {group.name} after {ours} deliveries")
 
     def deleted(self, box: Box, msg_id: int, answer: Answer) -> None:
