@@ -25,12 +25,14 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _FIXED = {"spark.sql.session.timeZone": "UTC"}
 # Without it a data source in Python that can skip by its filters fails instead.
 _SESSION = {"spark.sql.python.filterPushdown.enabled": "true"}
+_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # What only a JVM that is started here can be given.
 _START = {
-    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_LITTLE = {_JAVA_OPTIONS: f"{_START[_JAVA_OPTIONS]} -XX:TieredStopAtLevel=1"}
 
 
 def session(
@@ -39,12 +41,14 @@ def session(
     conf: Iterable[tuple[str, str]] = (),
     remote: str | None = None,
     name: str = "mediator",
+    little: bool = False,
 ) -> SparkSession:
     """Return a session, started or, where this process has one, that one.
 
     ``master`` is Spark's (``local[2]``, ``spark://host:7077``); without one it is what spark-submit was given or
     Spark's own configuration says, else ``local[*]``. ``conf`` are settings of Spark, which win over ours. ``remote``
-    is a Spark Connect server, ``sc://host:port``, instead of ``master``.
+    is a Spark Connect server, ``sc://host:port``, instead of ``master``. With ``little`` to do, a Java that is started
+    here does not spend as much again on making its code fast.
 
     Raises :class:`BadRequestError` for settings that cannot be, :class:`SetupError` if there is no Java or Spark does
     not start, :class:`UnreachableError` if nobody answers at ``remote``.
@@ -54,7 +58,7 @@ def session(
         if master is not None:
             raise BadRequestError("remote", "expected no master beside it")
         return _connect(remote, settings, name)
-    return _start(master, settings, name)
+    return _start(master, settings, name, little)
 
 
 @contextmanager
@@ -64,10 +68,11 @@ def running(
     conf: Iterable[tuple[str, str]] = (),
     remote: str | None = None,
     name: str = "mediator",
+    little: bool = False,
 ) -> Iterator[SparkSession]:
     """Give a :func:`session` to a piece of work, and stop it at the end unless this process had it before."""
     had = SparkSession.getActiveSession() is not None
-    started = session(master=master, conf=conf, remote=remote, name=name)
+    started = session(master=master, conf=conf, remote=remote, name=name, little=little)
     try:
         yield started
     finally:
@@ -83,7 +88,7 @@ def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:
     return settings
 
 
-def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSession:
+def _start(master: str | None, settings: dict[str, str], name: str, little: bool) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if master is not None:
         if not MASTERS.fullmatch(master):
@@ -96,7 +101,8 @@ def _start(master: str | None, settings: dict[str, str], name: str) -> SparkSess
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # With spark-submit the JVM is there already and has started this program.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    for key, value in (settings if submitted else _START | settings).items():
+    own = {} if submitted else _START | (_LITTLE if little else {})
+    for key, value in (own | settings).items():
         builder = builder.config(key, value)
     with _environment({} if submitted else find_java().environment):
         try:

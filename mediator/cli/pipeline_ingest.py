@@ -1,9 +1,10 @@
 """The commands ``mediator pipeline ingest`` and ``compact``: from the journal into the lake, and the lake's upkeep."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, lake_of, require_spark, tell
 from mediator.errors import SetupError, UnavailableError
+
+if TYPE_CHECKING:
+    from mediator.settings import Settings
 
 MAX_DAYS = 36_500
 
@@ -31,7 +35,16 @@ def ingest(
     as_json: AnswerJson = False,
 ) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
-    with job("ingest", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
+    with job(
+        "ingest",
+        master=master,
+        conf=conf,
+        remote=remote,
+        lake=lake,
+        config=config,
+        data_dir=data_dir,
+        reads=_unread,
+    ) as work:
         from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
 
@@ -66,6 +79,15 @@ def compact(
         done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days, keep_archive_days=keep_archive_days)
         numbers.update(asdict(done))
     tell(done.lines(), numbers, as_json)
+
+
+def _unread(settings: "Settings", _lake: Path) -> Iterator[Path]:
+    from mediator.journal import FOLDER
+    from mediator.segments import read_up_to
+
+    folder = settings.data_dir / FOLDER
+    done = read_up_to(folder)
+    return (path for path in folder.glob("0*") if path.name > done)
 
 
 def _rotate(data_dir: Path) -> None:

@@ -1,10 +1,11 @@
 """The command ``mediator pipeline report``: what passed through the mediator, as tables in the lake and as a page."""
 
 import webbrowser
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.options import AnswerJson, Config, DataDir
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job
+
+if TYPE_CHECKING:
+    from mediator.settings import Settings
 
 PAGE = "report.html"
 _DAY = "YYYY-MM-DD"
@@ -57,7 +61,16 @@ def report(
     as_json: AnswerJson = False,
 ) -> None:
     """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
-    with job("report", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
+    with job(
+        "report",
+        master=master,
+        conf=conf,
+        remote=remote,
+        lake=lake,
+        config=config,
+        data_dir=data_dir,
+        reads=_events,
+    ) as work:
         from pipeline.reports import tables
         from pipeline.reports.page import page
         from pipeline.reports.summary import span_of, summarize
@@ -77,6 +90,12 @@ def report(
         show.say(f"{len(updated.days):,} days calculated anew; the page is {path}")
     if open_page and not webbrowser.open(path.as_uri()):
         show.hint(f"found no browser; open {path.as_uri()}")
+
+
+def _events(_settings: "Settings", lake: Path) -> Iterator[Path]:
+    from pipeline.lake import EVENTS, table
+
+    return table(lake, EVENTS).rglob("*.parquet")
 
 
 def _write(path: Path, text: str) -> None:

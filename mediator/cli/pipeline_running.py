@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +16,16 @@ from mediator.cli.options import load
 from mediator.errors import BadRequestError, SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from pyspark.sql import SparkSession
 
     from mediator.settings import Settings
     from pipeline.telling import Told
 
 MAX_CONF = 200
+LITTLE_BYTES = 8 << 20
+"""What is read, for which Java had better not compile as for hours of work: that took more than the work itself."""
 NEEDED = ("pyspark", "pyarrow", "deltalake", "plotly")
 
 
@@ -83,8 +87,11 @@ def job(
     lake: Path | None,
     config: Path | None,
     data_dir: Path | None,
+    reads: "Callable[[Settings, Path], Iterable[Path]] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
+
+    ``reads`` returns the files that will be read, of the settings and the lake: for little Spark is set up otherwise.
 
     What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
     wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
@@ -102,15 +109,30 @@ def job(
     with kept(settings, name) as numbers, _progress(name) as told:
         told("starting Spark", 0, None)
         try:
-            with running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}") as spark:
+            folder = lake_of(settings, lake)
+            little = reads is not None and is_little(reads(settings, folder))
+            started = running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}", little=little)
+            with started as spark:
                 began = True
-                yield Job(settings, lake_of(settings, lake), spark, told, numbers)
+                yield Job(settings, folder, spark, told, numbers)
         except BadRequestError as error:
             if began:
                 raise
             raise typer.BadParameter(str(error), param_hint=f"--{error.field}") from None
         except (PySparkException, Py4JError) as error:
             raise CommandError(f"{name}: {reason(error)}") from error
+
+
+def is_little(files: "Iterable[Path]") -> bool:
+    """Whether files are together so small that reading them takes seconds."""
+    size = 0
+    for path in files:
+        # The service drops the journal's oldest files, and an upkeep the lake's.
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+        if size > LITTLE_BYTES:
+            return False
+    return True
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import typer
 from mediator.cli import main
 from mediator.cli.failing import CommandError
 from mediator.cli.options import Config, DataDir
-from mediator.cli.pipeline_running import MAX_CONF, Conf, Lake, Master, Remote, job
+from mediator.cli.pipeline_running import LITTLE_BYTES, MAX_CONF, Conf, Lake, Master, Remote, is_little, job
 from mediator.errors import BadRequestError
 
 
@@ -127,3 +127,12 @@ def test_how_far_it_has_come_is_told_on_standard_error(run, spark):
     assert (code, out) == (0, "done\n")
     assert "count: segments" in err
     assert "1,200 of 4,000" in err
+
+
+def test_little_is_what_all_files_are_together(tmp_path):
+    half, more, gone = (tmp_path / name for name in ("half", "more", "gone"))
+    for path, size in ((half, LITTLE_BYTES // 2), (more, LITTLE_BYTES // 2 + 1)):
+        with path.open("wb") as file:
+            file.truncate(size)
+    assert is_little([half, gone, half])
+    assert not is_little([half, more])
