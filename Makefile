@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Tests at the same time; each has its servers to itself. More need a machine with more cores than that.
+JOBS ?= 2
 # Its pins are older than what it works with, so it comes alone; what it imports is in pyproject.toml.
 DIDCOMM := --no-deps didcomm==0.3.2
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
@@ -43,7 +45,7 @@ peers: $(VENV)-acapy/.done  ## install ACA-Py, in an environment of its own, for
 
 test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
 	-@$(MAKE) --no-print-directory peers
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check .

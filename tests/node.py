@@ -3,6 +3,7 @@
 The package is installed on first use. Where there is no npm the tests are skipped, but fail where CI is set.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -90,15 +91,18 @@ def _secrets(person: Person | None) -> list[dict[str, Any]]:
 
 
 def _install() -> None:
-    """Install what the lock file names, unless that is there."""
+    """Install what the lock file names, unless that is there; another process of the same run may be at it."""
     done = FOLDER / "node_modules" / ".installed"
-    wanted = (FOLDER / LOCK).read_text()
-    if done.exists() and done.read_text() == wanted:
-        return
-    ran = subprocess.run(["npm", "ci"], cwd=FOLDER, check=False, capture_output=True, text=True, timeout=110)
-    if ran.returncode != 0:
-        raise RuntimeError(f"npm ci failed: {ran.stderr[-2000:]}")
-    done.write_text(wanted)
+    lock = FOLDER / LOCK
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        wanted = file.read()
+        if done.exists() and done.read_text() == wanted:
+            return
+        ran = subprocess.run(["npm", "ci"], cwd=FOLDER, check=False, capture_output=True, text=True, timeout=110)
+        if ran.returncode != 0:
+            raise RuntimeError(f"npm ci failed: {ran.stderr[-2000:]}")
+        done.write_text(wanted)
 
 
 @pytest.fixture(scope="session")

@@ -374,7 +374,7 @@ async def test_a_point_of_small_order_is_refused(envelopes):
         {"kty": ["OKP"], "crv": {"X25519": 1}},
         dict(EVE.agreement[0].jwk),
     ],
-    ids=lambda epk: str(epk)[:50],
+    ids=lambda epk: str(epk)[:30],
 )
 async def test_an_epk_that_is_no_public_key_is_refused(envelopes, epk):
     envelope = jwe(PING, to_us())
