@@ -1,5 +1,6 @@
 """The lake: Delta tables that any tool can read."""
 
+import re
 from pathlib import Path
 
 ARCHIVE = "archive"
@@ -13,3 +14,8 @@ REPLAYS = "replays"
 def table(lake: Path, name: str) -> Path:
     """Return the folder of a table of the lake."""
     return lake / name
+
+
+def readable(path: Path | str) -> str:
+    """Return a path as Spark's readers take it for this one file: they look for patterns in it."""
+    return "file:" + re.sub(r"([\\*?{}\[\]])", r"\\\1", str(path))

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
-from pipeline.lake import table
+from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
 from pipeline.lake.folder import check, held
 from pipeline.lake.outbox import SEQ, Piece, names, newest, pieces, read
@@ -183,7 +183,7 @@ def kept(spark: SparkSession, lake: Path) -> DataFrame:
     if not files:
         return spark.createDataFrame([], ARCHIVE)
     # The day is in the names of folders, which differ between what was written and what was merged.
-    rows = spark.read.schema(_PLAIN).parquet(*(f"file:{path}" for path in files))
+    rows = spark.read.schema(_PLAIN).parquet(*map(readable, files))
     return rows.selectExpr("*", f"to_date(created_at) AS {PARTITION}")
 
 

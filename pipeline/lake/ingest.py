@@ -21,7 +21,7 @@ from mediator.segments import mark_read, read_up_to
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import table
+from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
 from pipeline.lake.events import EVENTS, PARTITION
 from pipeline.lake.folder import held
@@ -147,7 +147,7 @@ class _Ingest:
 
     def _lines_of(self, files: Sequence[str]) -> DataFrame:
         names = StructType([EVENTS[name] for name in _LINE])
-        return self._spark.read.schema(names).parquet(*(f"file:{path}" for path in files)).distinct()
+        return self._spark.read.schema(names).parquet(*map(readable, files)).distinct()
 
     def _keep_apart(self, batch: Sequence[Segment]) -> None:
         """Keep the bad lines of a batch; a run that was killed after that has kept them already."""

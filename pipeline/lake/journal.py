@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from mediator.errors import SetupError
 from mediator.journal_lines import COLUMNS
 from mediator.segments import FINAL, closed_segments
+from pipeline.lake import readable
 from pipeline.lake.events import EVENTS
 
 QUARANTINE = StructType(
@@ -79,7 +80,7 @@ def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
     Columns: ``file``, ``block`` (where in it Spark began to read), ``raw``; ``reason``, null for a good line; of a good
     one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.journal_lines.COLUMNS`.
     """
-    text = spark.read.option("lineSep", "\n").text([f"file:{segment.path}" for segment in files])
+    text = spark.read.option("lineSep", "\n").text([readable(segment.path) for segment in files])
     # A line that lost its end, or swallowed the next, closes the object too early or not at all: then ``end`` lacks.
     whole = F.concat(F.lit('{"line":'), "value", F.lit(',"end":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}

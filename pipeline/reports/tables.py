@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import table
+from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
 from pipeline.lake.events import EVENTS, PARTITION
 from pipeline.lake.folder import held
@@ -164,7 +164,7 @@ def _of(days: Collection[date], column: str) -> Any:
 def _read(spark: SparkSession, schema: StructType, files: list[str]) -> DataFrame:
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*(f"file:{path}" for path in files))
+    return spark.read.schema(schema).parquet(*map(readable, files))
 
 
 def _midnight(day: date) -> datetime:

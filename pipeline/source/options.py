@@ -29,6 +29,8 @@ STREAM = ("journal", "badLines", "startingOffsets", "maxOffsetsPerTrigger", "fai
 """What only ``readStream`` understands; see :mod:`pipeline.source.stream`."""
 SERVER = ("nats.url", "nats.user", "nats.password", "timeoutSeconds")
 """Where the service is, for what is asked through its NATS door."""
+SINK = ("address", "topic", "maxInFlight", "dedup.prefix", *SERVER)
+"""What a write understands; see :mod:`pipeline.source.sink`."""
 GROUP = ("group", "subscribe", "columns", "startingOffsets", "maxOffsetsPerTrigger", *SERVER)
 """What a stream understands that is a consumer group; see :mod:`pipeline.source.group_stream`."""
 MAX_TIME = 8_640_000_000_000_000

@@ -13,9 +13,12 @@ from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
 from pipeline.source.messages import Columns
+from pipeline.source.options import SINK, named_alike
 from pipeline.source.sending import Sender, Target
 
 MAX_PREFIX = 256
+_QUERY = ("checkpointlocation", "queryname")
+"""Options of a query that Spark tells its sink too."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class Sent(WriterCommitMessage):
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "Writer":
     """Make the writer of ``df.write.format("mq9").mode("append")``; BadRequestError names a wrong option or column."""
     _only_append(overwrite)
+    options = named_alike(options, SINK)
     # Made once, in the driver, so that a task that is tried again makes the same ids.
     return Writer(_columns(options, schema), Target.of(options), _prefix(options) or uuid4().hex)
 
@@ -39,6 +43,7 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
     """Make the writer of ``df.writeStream.format("mq9")``; BadRequestError names a wrong option or column."""
     _only_append(overwrite)
+    options = named_alike({name: value for name, value in options.items() if name.lower() not in _QUERY}, SINK)
     return StreamWriter(_columns(options, schema), Target.of(options), _prefix(options))
 
 

@@ -13,7 +13,8 @@ from tests.pipeline.journals import held, row
 
 
 async def test_what_happens_after_a_restore_is_ingested_and_counted(spark: SparkSession, tmp_path: Path) -> None:
-    data, lake = tmp_path / "data", tmp_path / "lake"
+    # Spark would look for a pattern.
+    data, lake = tmp_path / "{data}", tmp_path / "la[k]e *"
     run = await Run(data).start()
     await run.create()
     await run.stop()

@@ -230,6 +230,7 @@ async def test_a_row_that_is_refused_is_named(
         ("payload int", {"address": "a"}, "payload: expected binary or string, got int"),
         ("payload string, delay double", {"address": "a"}, "delay: expected a whole number or string, got double"),
         ("payload string", {"address": "a", "maxInFlight": "many"}, "maxInFlight: expected a whole number from 1 to"),
+        ("payload string", {"address": "a", "maxInflght": "9"}, "maxInflght: unknown option, expected one of address"),
         ("payload string", {"address": "a", "dedup.prefix": " "}, "dedup.prefix: expected at most 256 ASCII"),
     ],
 )
@@ -284,7 +285,8 @@ async def test_a_stream_that_fails_in_the_midst_of_a_batch_sends_each_row_once(
         query = (
             source.select(address, trip("number").alias("payload"))
             .writeStream.format("mq9")
-            .option("nats.url", mail.service.nats_url)
+            .queryName("streamed")
+            .option("NATS.url", mail.service.nats_url)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
