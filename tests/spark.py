@@ -1,5 +1,6 @@
 """Spark as tests start it: small, and from the second run of the tests on sooner, by classes that Java has kept."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def small() -> dict[str, str]:
 def keeping() -> dict[str, str]:
     """Return :func:`small` for a session that lasts as long as the tests, whose classes are kept for the next ones."""
     kept = classes()
-    if kept.exists():
+    # Of several workers one keeps: two would write into one file.
+    if kept.exists() or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return small()
     kept.parent.mkdir(exist_ok=True)
     return small() | {"spark.driver.extraJavaOptions": f"{JAVA} -XX:ArchiveClassesAtExit={kept} -Xlog:cds=off"}

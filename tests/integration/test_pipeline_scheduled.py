@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs the extra pipeline")
 
+from tests.spark import environment
+
 SERVICE = """
 import asyncio, json, sys
 from pathlib import Path
@@ -43,16 +45,16 @@ asyncio.run(main(Path(sys.argv[1])))
 async def test_one_line_of_configuration_brings_the_journal_into_the_lake(tmp_path: Path) -> None:
     await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-c", SERVICE, str(tmp_path)],
-        env={**os.environ, "MEDIATOR_SPARK_MASTER": "local[1]"},
+        [sys.executable, "-c", SERVICE, str(tmp_path / "data")],
+        env={**os.environ, **environment(tmp_path / "spark")},
         timeout=280,
         check=True,
     )
-    told = orjson.loads((tmp_path / "told").read_bytes())
+    told = orjson.loads((tmp_path / "data" / "told").read_bytes())
     assert told["spark"] == []
     # The report comes next, and ends with the service.
     ingest = told["runs"][-1]
     assert (ingest["command"], ingest["outcome"], ingest["error"]) == ("ingest", "succeeded", "")
     # A mailbox and its messages; how many came before the child asked is its own matter.
     assert ingest["numbers"]["events"] > 0
-    assert (tmp_path / "lake" / "events").is_dir()
+    assert (tmp_path / "data" / "lake" / "events").is_dir()
