@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
-import adbc_driver_manager.dbapi
 import adbc_driver_sqlite.dbapi
 import numpy as np
 
-from mediator.errors import BadRequestError, UnavailableError
+from mediator.errors import BadRequestError
+from pipeline.source.adbc import Snapshot
 from pipeline.source.mailboxes import SLICES, Slice, select
 from pipeline.source.options import Options
 
@@ -30,31 +31,20 @@ _LARGE = frozenset({"payload", "extra"})
 _MESSAGE = "message INDEXED BY message_uid"
 
 
-class SqliteMail:
+class SqliteMail(Snapshot):
     """One snapshot of the file; see :class:`pipeline.source.mailboxes.Database`."""
 
     find = "instr"
+    option = "data.dir"
+    batches = MappingProxyType({"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
 
     def __init__(self, options: Options) -> None:
         """Open the file; :class:`BadRequestError` names ``data.dir`` if there is none, or it is no such file."""
         file = options.file
         if not file.is_file():
-            raise BadRequestError("data.dir", f"there is no {file.name} in {file.parent}")
-        try:
-            # Without autocommit the first SELECT begins the snapshot that all others see.
-            self._connection = adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro")
-            try:
-                self.table("SELECT no FROM mailbox LIMIT 1")
-            except BaseException:
-                self._connection.close()
-                raise
-        except (adbc_driver_manager.dbapi.Error, UnavailableError) as error:
-            raise BadRequestError("data.dir", f"cannot read {file}: {error}") from None
-
-    def table(self, sql: str) -> Any:
-        """Return the few rows of a question."""
-        with self._asked(sql) as cursor:
-            return cursor.fetch_arrow_table()
+            raise BadRequestError(self.option, f"there is no {file.name} in {file.parent}")
+        # Without autocommit the first SELECT begins the snapshot that all others see.
+        super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro"), str(file))
 
     def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Iterator[Any]:
         """Yield batches of at most ``BATCH_ROWS`` messages, and about ``BATCH_BYTES`` where payloads are read."""
@@ -62,16 +52,12 @@ class SqliteMail:
         for at in range(0, len(slices), SLICES):
             chunk = slices[at : at + SLICES]
             for piece in self._pieces(chunk, where) if _LARGE & set(columns) else [chunk]:
-                yield from self._batches(select(shown, piece, where, _MESSAGE))
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._connection.close()
+                yield from self._stream(select(shown, piece, where, _MESSAGE))
 
     def _pieces(self, slices: Sequence[Slice], where: str) -> Iterator[list[Slice]]:
         """Cut slices so that each piece is one batch: the driver counts rows, not bytes."""
         addresses = {each.mailbox_no: each.address for each in slices}
-        for rows in self._batches(select("mailbox_no, msg_id, size", slices, where, _MESSAGE)):
+        for rows in self._stream(select("mailbox_no, msg_id, size", slices, where, _MESSAGE)):
             numbers, ids, sizes = (rows.column(at).to_numpy() for at in range(3))
             for begin, end in _runs(np.cumsum(sizes) // BATCH_BYTES):
                 piece = []
@@ -79,23 +65,6 @@ class SqliteMail:
                     number = int(numbers[begin + first])
                     piece.append(Slice(number, addresses[number], int(ids[begin + first]), int(ids[begin + after - 1])))
                 yield piece
-
-    def _batches(self, sql: str) -> Iterator[Any]:
-        with self._asked(sql) as cursor:
-            try:
-                yield from cursor.fetch_record_batch()
-            except (adbc_driver_manager.dbapi.Error, OSError) as error:
-                raise UnavailableError(f"data.dir: {error}") from error
-
-    def _asked(self, sql: str) -> Any:
-        cursor = self._connection.cursor()
-        try:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            cursor.execute(sql)
-        except adbc_driver_manager.dbapi.Error as error:
-            cursor.close()
-            raise UnavailableError(f"data.dir: {error}") from error
-        return cursor
 
 
 def _runs(values: Any) -> Iterator[tuple[int, int]]:
