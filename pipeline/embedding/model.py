@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from mediator.errors import SetupError
+from mediator.errors import BadRequestError, SetupError
 from pipeline.telling import Told
 from registry.cards import read_card
 from registry.embedding import models
@@ -91,7 +91,12 @@ def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
 
 def _vectors(model: Model, card: bytes) -> tuple[bytes | None, str | None]:
     loaded = _loaded(model.folder, model.fingerprint, model.cache_dir)
-    rows = loaded.encode([proper(text) for text in texts(read_card(card))])
+    try:
+        lines = texts(read_card(card))
+    except BadRequestError as error:
+        # It was registered when other rules held.
+        return None, str(error)
+    rows = loaded.encode([proper(line) for line in lines])
     if not np.isfinite(rows).all():
         return None, "the model gives vectors that are not finite"
     return pack_rows(rows), None

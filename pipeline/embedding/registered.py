@@ -36,16 +36,15 @@ def read_registered(spark: SparkSession, place: Options, space: str) -> DataFram
         (ends,) = database.table(
             "SELECT coalesce(min(no), 1) AS first, coalesce(max(no), 0) AS last FROM agent"
         ).to_pylist()
-    starts = range(ends["first"], ends["last"] + 1, SLICE)
-    slices = spark.createDataFrame([(start,) for start in starts], "first bigint")
     tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return slices.repartition(tasks).mapInArrow(partial(_read, place, space), _CARDS)
+    slices = spark.range(ends["first"], ends["last"] + 1, SLICE, tasks)
+    return slices.mapInArrow(partial(_read, place, space), _CARDS)
 
 
 def _read(place: Options, space: str, batches: Iterator[Any]) -> Iterator[Any]:
     with closing(open_database(place)) as database:
         for batch in batches:
-            for first in batch.column("first").to_pylist():
+            for first in batch.column("id").to_pylist():
                 found = database.table(_select(first, space))
                 cards = [bytes(card) for card in found["card"].to_pylist()]
                 yield pa.RecordBatch.from_arrays(

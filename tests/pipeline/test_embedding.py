@@ -54,6 +54,13 @@ class Place:
     def model(self, name: Path | str = DEFAULT_MODEL) -> Model:
         return find_model(str(name), self.exported, to_nobody)
 
+    def put(self, *cards: bytes) -> None:
+        """Hand cards over without Spark."""
+        model = self.model()
+        fast = Fast(folder_of(self.exported, model.fingerprint))
+        agents = [card_with(card, pack_rows(fast.encode(texts(read_card(card))))) for card in cards]
+        self.handed.put("default", model.space, iter(agents), lambda _done: None)
+
     def asked(self, sql: str) -> list[Any]:
         with closing(sqlite3.connect(self.service.data_dir / "mediator.db")) as database:
             return database.execute(sql).fetchall()
@@ -103,38 +110,36 @@ def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors
     (tmp_path / "rows").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "3.parquet")
 
-    done = place.embed(spark, first)
-    assert (done.cards, done.repeated, done.bad, done.encoded) == (5, 1, 3, 5)
-    assert (done.added, done.replaced, done.embedded, done.unchanged) == (5, 0, 0, 0)
-    wanted = {f"a.{number}": (line.strip(), 1) for number, line in enumerate(lines)} | {"a.1": (newer.strip(), 1)}
+    done = place.embed(spark, first, tmp_path / "2.parquet")
+    assert (done.cards, done.repeated, done.bad, done.encoded) == (6, 1, 4, 6)
+    assert (done.added, done.replaced, done.embedded, done.unchanged) == (6, 0, 0, 0)
+    wanted = {f"a.{number}": (line.strip(), 1) for number, line in enumerate(lines)}
+    wanted |= {"a.1": (newer.strip(), 1), "a.json": (card("a.json").strip(), 1)}
     assert place.agents("a.") == wanted
 
     # The service would have made the same, and has not.
     model = place.model()
     fast = Fast(folder_of(place.exported, model.fingerprint))
-    for (kept,) in place.asked("SELECT card FROM agent_card"):
+    for kept, _ in wanted.values():
         (vectors,) = place.asked(
             "SELECT vectors FROM agent_vectors JOIN agent_card USING (agent_no)"
             f" WHERE space = '{model.space}' AND card = x'{kept.hex()}'"
         )
         assert vectors[0] == pack_rows(fast.encode(texts(read_card(kept))))
     assert place.asked("SELECT count(*) FROM agent WHERE revision <> card_revision") == [(0,)]
-    reasons = {row["reason"].split(":")[0]: row for row in place.rows(tables.BAD_CARDS)}
+    reasons = {row["reason"].split(":")[0]: row for row in place.rows(tables.BAD_CARDS) if row["size"]}
     assert set(reasons) == {"card", "mailbox", "ttl"}
     assert reasons["card"]["text"] == "\ufffd{"
     assert reasons["ttl"]["file"].endswith("1.jsonl")
 
-    before = place.asked("SELECT * FROM agent")
-    again = place.embed(spark, first, tmp_path / "2.parquet")
-    assert (again.cards, again.encoded, again.bad) == (6, 1, 4)
-    assert (again.added, again.replaced, again.embedded, again.unchanged) == (1, 0, 0, 5)
-    assert place.asked("SELECT * FROM agent WHERE address <> 'a.json'") == before
-    assert len(place.rows(tables.BAD_CARDS)) == 4, "what is bad is kept once"
-
-    done = place.embed(spark, tmp_path / "rows")
-    assert (done.cards, done.added, done.replaced) == (2, 1, 1)
+    before = place.asked("SELECT * FROM agent WHERE address <> 'a.2'")
+    again = place.embed(spark, first, tmp_path / "rows")
+    assert (again.cards, again.repeated, again.bad, again.encoded) == (6, 2, 3, 2)
+    assert (again.added, again.replaced, again.embedded, again.unchanged) == (1, 1, 0, 4)
+    assert place.asked("SELECT * FROM agent WHERE address NOT IN ('a.2', 'a.row')") == before
     assert place.agents("a.2") == {"a.2": (b'{"mailbox":"a.2"}', 2)}
     assert json.loads(place.agents("a.row")["a.row"][0]) == rows[0]
+    assert len(place.rows(tables.BAD_CARDS)) == 4, "what is bad is kept once"
 
 
 class Killed(Exception):
@@ -177,15 +182,14 @@ def test_what_was_encoded_before_a_run_ended_is_not_encoded_again(
 def test_what_is_registered_is_embedded_for_another_model_beside_the_present_one(
     place: Place, spark: SparkSession, tmp_path: Path
 ) -> None:
-    (tmp_path / "1.jsonl").write_bytes(b"\n".join(card(f"c.{number}") for number in range(3)))
-    place.embed(spark, tmp_path)
+    place.put(*(card(f"c.{number}") for number in range(3)))
     other = place.model(mirror(copy_model(tmp_path / "other")))
     settings = Settings(data_dir=place.service.data_dir)
 
-    def again() -> run.Summary:
+    def embed() -> run.Summary:
         return run.embed_registered(spark, place.lake, place_of(settings), other, place.handed)
 
-    done = again()
+    done = embed()
     agents = place.asked("SELECT count(*) FROM agent")[0][0]
     assert (done.cards, done.encoded, done.embedded, done.unchanged) == (agents, agents, agents, 0)
     both = place.asked(
@@ -194,12 +198,9 @@ def test_what_is_registered_is_embedded_for_another_model_beside_the_present_one
     )
     assert len(both) == agents
     assert all((unpack_rows(one) == -unpack_rows(two)).all() for one, two in both)
-    assert again() == run.Summary()
-    # And a card that has changed since.
-    (tmp_path / "1.jsonl").write_bytes(card("c.1", "quite another"))
-    place.embed(spark, tmp_path)
-    done = again()
-    assert (done.cards, done.encoded, done.embedded) == (1, 1, 1)
+    # Only what has changed since.
+    place.put(card("c.1", "quite another"))
+    assert embed() == run.Summary(cards=1, encoded=1, embedded=1)
 
     with pytest.raises(BadRequestError, match="model: expected that of the service"):
         run.embed_catalog(spark, place.lake, [], other, place.handed, "default")
@@ -215,11 +216,13 @@ def test_a_card_that_the_model_makes_nothing_of_is_told_and_the_others_are_read(
     # Without exported files it runs as it is.
     model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/384/1")
     cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]
-    batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b"], "card": cards})
+    batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b", b"c"], "card": [*cards, b"{}"]})
     (made,) = _encode(model, iter([batch]))
-    good, bad = made.to_pylist()
+    good, bad, none = made.to_pylist()
     assert (good["digest"], unpack_rows(good["vectors"]).shape, good["problem"]) == (b"a", (2, 384), None)
     assert bad == {"digest": b"b", "vectors": None, "problem": "the model gives vectors that are not finite"}
+    assert none["vectors"] is None
+    assert none["problem"].startswith("mailbox: ")
 
 
 def test_vectors_that_the_service_cannot_use_are_refused_by_name(place: Place) -> None:
