@@ -9,7 +9,6 @@ from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, require_spark
 from mediator.errors import BadRequestError
-from mediator.settings import DEFAULT_TENANT
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +29,7 @@ def embed(
         bool, typer.Option("--registered", help="Instead of a catalog, embed what is registered, of all tenants.")
     ] = False,
     tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose agents a catalog's are.", show_default=DEFAULT_TENANT)
+        str | None, typer.Option(metavar="NAME", help="Whose agents a catalog's are.", show_default="default")
     ] = None,
     model: Annotated[
         str | None,
@@ -63,8 +62,8 @@ def embed(
         raise typer.BadParameter(
             "expected --registered: a catalog is read by the service's model", param_hint="--model"
         )
-    whose = DEFAULT_TENANT if tenant is None else tenant
-    if whose not in {DEFAULT_TENANT, *load(config, data_dir=data_dir).tenants}:
+    whose = "default" if tenant is None else tenant
+    if whose not in {"default", *load(config, data_dir=data_dir).tenants}:
         raise typer.BadParameter(f'no tenant "{whose[:100]}" in the settings', param_hint="--tenant")
     try:
         files = files_of(sources or [])

@@ -21,7 +21,6 @@ from mediator.cli.options import (
 )
 from mediator.cli.pipeline_archive import KeyFile, keys_of
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, require_spark, tell
-from mediator.settings import DEFAULT_TENANT
 
 MAX_VALUES = 1000
 """Of an option that may be repeated."""
@@ -39,7 +38,7 @@ def replay(
     from_mailbox: Annotated[
         list[str], typer.Option(metavar="ADDRESS", help="Mailbox whose messages are sent; give several.")
     ],
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose archived messages.")] = DEFAULT_TENANT,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose archived messages.")] = "default",
     since: Annotated[
         int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible since then.")
     ] = None,

@@ -26,6 +26,7 @@ _EXAMPLES = {
     "allow": '["did:web:wallet.example.com"]',
     "key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
     "outbound_networks": '["10.1.0.0/16"]',
+    "archive_key_file": '"/etc/mediator/archive.keys"',
     "push_webhook": '"https://push.example.com/ring"',
 }
 _TENANTS = """\
