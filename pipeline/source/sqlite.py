@@ -27,6 +27,8 @@ _COLUMNS = {
     "payload": f"{_BODY} AS payload",
 }
 _LARGE = frozenset({"payload", "extra"})
+# Where no service runs, the first reader puts in order what a killed one left, and others cannot read meanwhile.
+_WAIT = "PRAGMA busy_timeout = 30000"
 # In the order of this index, whatever the counters of the tables say.
 _MESSAGE = "message INDEXED BY message_uid"
 
@@ -44,7 +46,7 @@ class SqliteMail(Snapshot):
         if not file.is_file():
             raise BadRequestError(self.option, f"there is no {file.name} in {file.parent}")
         # Without autocommit the first SELECT begins the snapshot that all others see.
-        super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro"), str(file))
+        super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro"), str(file), (_WAIT,))
 
     def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Iterator[Any]:
         """Yield batches of at most ``BATCH_ROWS`` messages, and about ``BATCH_BYTES`` where payloads are read."""
