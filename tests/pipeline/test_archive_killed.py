@@ -1,0 +1,157 @@
+"""Mail that is archived, deleted and sent again by a real service, with commands that SIGKILL ends on the way."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import nats
+import pytest
+from deltalake import DeltaTable
+
+from mediator.store.opening import database_path
+from pipeline.replay import ORIGINAL_TIME
+from tests.acceptance.service import Service, Services
+from tests.integration.house import rows
+from tests.pipeline.test_sink import LANES, Mail, binary, running
+from tests.spark import environment
+
+PATIENCE = 240.0
+COUNT = 600
+BOX, INTO = "kept", "kept.again"
+ARCHIVE_SHOWS = ("archive/0*/_SUCCESS", "archive/_delta_log/*1.json")
+"""What appears when Parquet is written and not committed, and when it is committed while the outbox has all of it."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Runs commands of the pipeline beside a service."""
+
+    service: Service
+    environment: dict[str, str]
+
+    def line(self, *arguments: str) -> list[str]:
+        data_dir = str(self.service.data_dir)
+        return [sys.executable, "-m", "mediator", "pipeline", *arguments, "--data-dir", data_dir, "--json"]
+
+    def run(self, *arguments: str) -> dict[str, Any]:
+        """Run a command and return the numbers that it tells."""
+        done = subprocess.run(
+            self.line(*arguments), env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        # Java may have had something to say before.
+        numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return numbers
+
+    def kill(self, shows: Callable[[], object], *arguments: str) -> bool:
+        """Run a command until something shows, and kill it and its Spark then; False when it ended before."""
+        child = subprocess.Popen(
+            self.line(*arguments),
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        until = monotonic() + PATIENCE
+        try:
+            while child.poll() is None:
+                assert monotonic() < until
+                if shows():
+                    child.send_signal(signal.SIGKILL)
+                    return child.wait() == -signal.SIGKILL
+            return False
+        finally:
+            # The JVM too: it would end a moment later by itself.
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def held(data_dir: Path, address: str) -> list[int]:
+    """Return the msg_ids that a mailbox holds."""
+    with closing(sqlite3.connect(f"{database_path(data_dir).as_uri()}?mode=ro", uri=True)) as connection:
+        sql = "SELECT msg_id FROM message JOIN mailbox ON mailbox_no = no WHERE address = ?"
+        return [row[0] for row in connection.execute(sql, (address,))]
+
+
+async def send(client: nats.NATS, number: int) -> dict[str, str]:
+    """Send one of them, and return the headers that are its sender's own."""
+    own = {"Own-Number": str(number), "X": "Grüße 😀, \\u00fc" if number % 3 else ""}
+    ours = {
+        "mq9-priority": LANES[number % 4],
+        "mq9-storage": "archive",
+        "mq9-tags": f"a,t{number % 7}",
+        "mq9-dedup-id": f"d{number}",
+        "mq9-ttl": "7200",
+    }
+    if number % 5 == 0:
+        ours["mq9-key"] = f"key {number}"
+    if number % 6 == 0:
+        ours["mq9-reply-to"] = "back"
+    answer = await client.request(f"$mq9.AI.MSG.SEND.{BOX}", binary(number), headers={**own, **ours}, timeout=20)
+    assert json.loads(answer.data)["error"] == ""
+    return own
+
+
+def comparable(item: dict[str, Any], *, again: bool) -> dict[str, Any]:
+    """Return what a message that is sent again has to have in common with the first."""
+    headers = dict(item["headers"])
+    at = headers.pop(ORIGINAL_TIME) if again else f"{item['create_time']:.3f}"
+    kept = {name: item.get(name) for name in ("payload", "priority", "key", "tags", "reply_to")}
+    return {**kept, "headers": headers, "second": int(float(at))}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.rule("S6")
+async def test_archived_deleted_and_sent_again_byte_for_byte(tmp_path: Path) -> None:
+    services = Services(tmp_path)
+    try:
+        service = await running(services)
+        client = await nats.connect(service.nats_url)
+        mail = Mail(service, client)
+        commands = Commands(service, {**os.environ, **environment(tmp_path / "spark")})
+        await mail.create(BOX, INTO)
+        for start in range(0, COUNT, 50):
+            await asyncio.gather(*[send(client, number) for number in range(start, start + 50)])
+        sent = await mail.items(BOX)
+        assert len(sent) == COUNT
+
+        lake = service.data_dir / "lake"
+        for shows in ARCHIVE_SHOWS:
+            before = set(lake.glob(shows))
+            # While it runs the service's own time goes on.
+            assert await asyncio.to_thread(commands.kill, lambda s=shows, b=before: set(lake.glob(s)) - b, "archive")
+        told = await asyncio.to_thread(commands.run, "archive")
+        assert told["messages"] + told["found"] <= COUNT
+        assert rows(service.data_dir, "outbox") == 0
+        assert DeltaTable(lake / "archive").to_pyarrow_table(columns=["msg_id"]).num_rows == COUNT
+        assert await asyncio.to_thread(commands.run, "archive") == {"messages": 0, "found": 0}
+
+        await asyncio.gather(*[mail.ask(f"MSG.DELETE.{BOX}.{item['msg_id']}") for item in sent])
+        assert await mail.items(BOX) == []
+        replay = ("replay", INTO, "--from-mailbox", BOX, "--server", service.nats_url)
+
+        def some() -> bool:
+            return len(held(service.data_dir, INTO)) > COUNT // 10
+
+        assert await asyncio.to_thread(commands.kill, some, *replay)
+        told = await asyncio.to_thread(commands.run, *replay)
+        assert told == {"messages": COUNT, "sent": COUNT, "replaced": 0, "missing": 0, "refused": 0}
+        received = sorted(await mail.items(INTO), key=lambda item: item["msg_id"])
+        assert [item["msg_id"] for item in received] == list(range(COUNT))
+        wanted = sorted(sent, key=lambda item: (int(item["headers"]["Own-Number"]) % 4, item["msg_id"]))
+        assert [comparable(item, again=True) for item in received] == [comparable(item, again=False) for item in wanted]
+        assert not any(item.get("expire_at") for item in received)
+        assert list((lake / "replays").iterdir()) == []
+        await client.close()
+    finally:
+        services.close()
