@@ -15,6 +15,10 @@ from pipeline.telling import Told, to_nobody
 VACUUM_HOURS = 168
 """Files that no table has any more are kept so long for readers that have begun, and for looks into the past."""
 
+ARCHIVE_FILE_BYTES = 32 << 20
+"""Up to so large archived messages are merged: what is merged is one group of rows, of which a reader's task may have
+to hold all payloads at once."""
+
 
 @dataclass(slots=True)
 class Upkept:
@@ -63,7 +67,7 @@ def compact(
                 upkept.days += _forget(path, today, keep_days)
             elif path == table(lake, ARCHIVE):
                 upkept.archive_days += _forget(path, today, keep_archive_days)
-            _merge(path, upkept)
+            _merge(path, ARCHIVE_FILE_BYTES if path == table(lake, ARCHIVE) else None, upkept)
         told("tables", len(paths), len(paths))
     return upkept
 
@@ -80,9 +84,9 @@ def _forget(path: Path, today: date, keep_days: int | None) -> int:
     return len(days)
 
 
-def _merge(path: Path, upkept: Upkept) -> None:
+def _merge(path: Path, file_bytes: int | None, upkept: Upkept) -> None:
     delta = DeltaTable(path)
-    merged = delta.optimize.compact()
+    merged = delta.optimize.compact(target_size=file_bytes)
     upkept.merged += merged["numFilesRemoved"]
     upkept.made += merged["numFilesAdded"]
     upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False, full=True))
