@@ -1,33 +1,29 @@
 """Takes what the archive has out of the outbox (S6): within the service in slices, for commands wherever it is."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mediator.broker import Broker
 from mediator.housekeeping.owner import Answer, Owner
 from mediator.housekeeping.slices import Slice
+from mediator.mailboxes.ports import Copy
 from mediator.settings import Settings
 from mediator.store.base import Store, Transaction
 
-REMOVED_AT_ONCE = 2000
-"""Copies, and ranges of their numbers, in one request: it is answered in time, and fits into a line of the socket."""
-MAX_RANGES = 1000
+REMOVED_AT_ONCE = 750
+"""Copies in one request: it is answered in time, and fits into a line of the socket."""
 SLICE_SECONDS = 0.0015
 """From the beginning of a slice's transaction to its end on disk: for so long senders wait behind it."""
 
-Range = tuple[int, int]
-"""The first and the last of numbers that follow each other."""
 
-
-async def remove_slowly(broker: Broker, ranges: Sequence[Range]) -> int:
-    """Remove copies by their numbers while senders leave time for it; return how many were there."""
-    numbers = [number for first, last in ranges for number in range(first, last + 1)]
+async def remove_slowly(broker: Broker, copies: Sequence[Copy]) -> int:
+    """Remove copies while senders leave time for it; return how many were there."""
     size = Slice(SLICE_SECONDS)
     removed = 0
-    while numbers:
-        part, numbers = numbers[: size.limit], numbers[size.limit :]
+    while copies:
+        part, copies = copies[: size.limit], copies[size.limit :]
 
-        def work(tx: Transaction, _now: int, part: Sequence[int] = part) -> tuple[int, float]:
+        def work(tx: Transaction, _now: int, part: Sequence[Copy] = part) -> tuple[int, float]:
             begun = time.perf_counter()
             return tx.outbox.remove(part), begun
 
@@ -43,28 +39,14 @@ class Outbox:
     def __init__(self, settings: Settings) -> None:
         self._owner = Owner(settings)
 
-    def remove(self, seqs: Sequence[int]) -> int:
-        """Remove copies by their numbers, and return how many were there."""
-        return sum(self._removed(ranges) for ranges in _requests(sorted(seqs)))
+    def remove(self, copies: Sequence[Copy]) -> int:
+        """Remove copies, and return how many were there."""
+        parts = (copies[start : start + REMOVED_AT_ONCE] for start in range(0, len(copies), REMOVED_AT_ONCE))
+        return sum(map(self._removed, parts))
 
-    def _removed(self, ranges: Sequence[Range]) -> int:
+    def _removed(self, copies: Sequence[Copy]) -> int:
         def here(store: Store) -> Answer:
             with store.transaction() as tx:
-                return {"removed": sum(tx.outbox.remove(range(first, last + 1)) for first, last in ranges)}
+                return {"removed": tx.outbox.remove(copies)}
 
-        return int(self._owner.turn("archive-remove", {"ranges": ranges}, here)["removed"])
-
-
-def _requests(seqs: Sequence[int]) -> Iterator[list[Range]]:
-    """Write ascending numbers as ranges, and share these out among requests."""
-    for start in range(0, len(seqs), REMOVED_AT_ONCE):
-        ranges: list[Range] = []
-        for seq in seqs[start : start + REMOVED_AT_ONCE]:
-            if ranges and ranges[-1][1] == seq - 1:
-                ranges[-1] = ranges[-1][0], seq
-            elif len(ranges) < MAX_RANGES:
-                ranges.append((seq, seq))
-            else:
-                yield ranges
-                ranges = [(seq, seq)]
-        yield ranges
+        return int(self._owner.turn("archive-remove", {"copies": list(map(list, copies))}, here)["removed"])

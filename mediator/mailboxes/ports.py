@@ -241,6 +241,16 @@ class Leases(Protocol):
         """End all leases of a group (F4)."""
 
 
+class Copy(NamedTuple):
+    """What tells a copy in the outbox from all others, also from those of another store or of an older backup."""
+
+    seq: int
+    mailbox_no: int
+    msg_id: int
+    created_at: int
+    """Milliseconds since the epoch."""
+
+
 class Outbox(Protocol):
     """Copies that wait for the archive (S6), each under a number above those of all that came before."""
 
@@ -250,7 +260,7 @@ class Outbox(Protocol):
     def add(self, mailbox: Mailbox, message: Message) -> None:
         """Copy a message."""
 
-    def remove(self, numbers: Sequence[int]) -> int:
+    def remove(self, copies: Sequence[Copy]) -> int:
         """Take out copies that the archive has, and return how many of them were there."""
 
 

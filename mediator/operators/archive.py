@@ -4,7 +4,8 @@ from typing import Any
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
-from mediator.housekeeping.archived import REMOVED_AT_ONCE, Range, remove_slowly
+from mediator.housekeeping.archived import REMOVED_AT_ONCE, remove_slowly
+from mediator.mailboxes.ports import Copy
 from mediator.operators.control import ControlServer
 from mediator.operators.requests import Request
 
@@ -20,22 +21,21 @@ class ArchiveOperating:
         control.register("archive-remove", self._remove)
 
     async def _remove(self, request: Request) -> dict[str, Any]:
-        return {"removed": await remove_slowly(self._broker, _ranges(request.get("ranges")))}
+        return {"removed": await remove_slowly(self._broker, _copies(request.get("copies")))}
 
 
-def _ranges(value: object) -> list[Range]:
-    if not isinstance(value, list) or not all(_is_range(each) for each in value):
-        raise BadRequestError("ranges", "expected pairs of whole numbers, the lower one first")
-    count = sum(last - first + 1 for first, last in value)
-    if count > REMOVED_AT_ONCE:
-        raise BadRequestError("ranges", f"expected at most {REMOVED_AT_ONCE} numbers, got {count}")
-    return [(first, last) for first, last in value]
+def _copies(value: object) -> list[Copy]:
+    """``copies``: lists of what names a copy, in the order of :class:`Copy`."""
+    if not isinstance(value, list) or not all(_is_copy(each) for each in value):
+        raise BadRequestError("copies", f"expected lists of whole numbers: {', '.join(Copy._fields)}")
+    if len(value) > REMOVED_AT_ONCE:
+        raise BadRequestError("copies", f"expected at most {REMOVED_AT_ONCE}, got {len(value)}")
+    return [Copy(*each) for each in value]
 
 
-def _is_range(value: object) -> bool:
+def _is_copy(value: object) -> bool:
     return (
         isinstance(value, list)
-        and len(value) == 2
-        and all(type(number) is int for number in value)
-        and 0 <= value[0] <= value[1] < 2**63
+        and len(value) == len(Copy._fields)
+        and all(type(number) is int and 0 <= number < 2**63 for number in value)
     )

@@ -15,7 +15,7 @@ from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
+from mediator.mailboxes.ports import Copy, Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
 from mediator.store.memory_agents import Agents, Registry, Vectors
 from mediator.store.memory_mediation import Connections, Identities, Invitations, Mediation, Routes
@@ -41,7 +41,7 @@ class _Data:
     addresses: dict[Place, int] = field(default_factory=dict)
     delayed: list[tuple[int, int, Delayed]] = field(default_factory=list)
     leases: dict[int, dict[int, Lease]] = field(default_factory=dict)
-    outbox: dict[int, Message] = field(default_factory=dict)
+    outbox: dict[int, tuple[Copy, Message]] = field(default_factory=dict)
     copies: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """The numbers of what goes into the outbox."""
     tail: dict[int, TailRow] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class MemoryStore:
     def archived(self) -> list[Message]:
         """Return what the outbox holds, for tests."""
         with self._lock:
-            return list(self._data.outbox.values())
+            return [message for _, message in self._data.outbox.values()]
 
 
 class MemoryTransaction:
@@ -473,13 +473,13 @@ class _Outbox(_Table):
         return len(self._data.outbox) + sum(1 for entry in self._data.delayed if entry[2].archive)
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
-        del mailbox
-        self._set(self._data.outbox, next(self._data.copies), replace(message))
+        copy = Copy(next(self._data.copies), mailbox.no, message.msg_id, message.created_at)
+        self._set(self._data.outbox, copy.seq, (copy, replace(message)))
 
-    def remove(self, numbers: Sequence[int]) -> int:
-        there = [number for number in numbers if number in self._data.outbox]
-        for number in there:
-            self._pop(self._data.outbox, number)
+    def remove(self, copies: Sequence[Copy]) -> int:
+        there = [copy for copy in copies if copy.seq in self._data.outbox and self._data.outbox[copy.seq][0] == copy]
+        for copy in there:
+            self._pop(self._data.outbox, copy.seq)
         return len(there)
 
 

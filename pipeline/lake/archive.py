@@ -18,6 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
+from mediator.errors import UnavailableError
+from mediator.mailboxes.ports import Copy
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
@@ -45,12 +47,11 @@ has the headers as JSON, and ``headers`` is null.
 PARTITION = "date"
 OPENED = StructType([field for field in ARCHIVE.fields if field.name != "sealed_headers"])
 _SOURCE = "outbox"
-_NAME = (SEQ, "mailbox_no", "msg_id", "created_at")
 _PLAIN = StructType([field for field in ARCHIVE.fields if field.name != PARTITION])
 _MAP = pa.map_(pa.string(), pa.string())
 
-Remove = Callable[[Sequence[int]], object]
-"""Takes copies out of the outbox by their numbers."""
+Remove = Callable[[Sequence[Copy]], object]
+"""Takes copies out of the outbox."""
 
 
 @dataclass(slots=True)
@@ -76,32 +77,37 @@ def archive(
 
     ``place`` says where the store is, ``key`` seals payloads and headers. Raises :class:`BadRequestError` when the
     store cannot be read, :class:`SetupError` when the folder is no lake, :class:`UnavailableError` when another works
-    on it, when it cannot be written, or the store goes away, and what ``remove`` raises: nothing is lost then, and
-    the next run goes on.
+    on it, when it cannot be written, the store goes away, or what ``remove`` took out of it is still there, and what
+    ``remove`` raises: nothing is lost then, and the next run goes on.
     """
     with held(lake, create=True):
         archived = Table(table(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
         archived.sweep()
         summary = Summary()
         until = newest(place)
+        before: list[Copy] = []
         while until is not None and (waiting := pieces(place, until)):
             told("messages", summary.messages, summary.messages + until - waiting[0].first + 1)
             there = _there(archived, place, Piece(waiting[0].first, waiting[-1].last))
             if there:
+                if there == before:
+                    raise UnavailableError(
+                        "the outbox keeps what was taken out of it: is the store that the settings name the service's?"
+                    )
                 remove(there)
                 summary.found += len(there)
+                before = there
                 continue
-            before = archived.version
+            version = archived.version
             number = archived.read_up_to(_SOURCE) + 1
             rows = _rows(spark, place, waiting, key)
             summary.messages += archived.append(rows, f"{number:020d}-{_SOURCE}", {_SOURCE: number})
             # Not what was asked for: PostgreSQL shows some numbers later than higher ones.
-            written = archived.added_since(before) or []
-            remove(_column(written, SEQ))
+            remove(_copies(archived.added_since(version) or []))
         return summary
 
 
-def _there(archived: Table, place: Options, span: Piece) -> list[int]:
+def _there(archived: Table, place: Options, span: Piece) -> list[Copy]:
     """Return which copies of a span the lake has."""
     bounds = f"min.{SEQ}", f"max.{SEQ}"
     files = [
@@ -112,22 +118,21 @@ def _there(archived: Table, place: Options, span: Piece) -> list[int]:
     ]
     if not files:
         return []
-    within = (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)
-    kept = ds.dataset(files, format="parquet").to_table(columns=list(_NAME), filter=within)
-    milliseconds = kept.column("created_at").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-    known = set(zip(*(kept.column(name).to_pylist() for name in _NAME[:3]), milliseconds.to_pylist(), strict=True))
-    waiting = names(place, span)
-    return [row[0] for row in zip(*(column.to_pylist() for column in waiting.columns), strict=True) if row in known]
+    known = set(_copies(files, (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)))
+    return [copy for copy in _named(names(place, span)) if copy in known]
 
 
-def _overlaps(span: Piece, low: int | None, high: int | None) -> bool:
-    # A file without statistics may hold anything.
-    return low is None or high is None or (low <= span.last and high >= span.first)
+def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[Copy]:
+    """Return what files of the lake have; where another archive was quicker, a commit brought none."""
+    if not files:
+        return []
+    columns = {name: ds.field(name) for name in (SEQ, *Copy._fields[1:])}
+    columns["created_at"] = columns["created_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    return _named(ds.dataset(files, format="parquet").to_table(columns=columns, filter=wanted))
 
 
-def _column(files: Sequence[str], name: str) -> list[int]:
-    found: list[int] = ds.dataset(files, format="parquet").to_table(columns=[name]).column(name).to_pylist()
-    return found
+def _named(rows: Any) -> list[Copy]:
+    return [Copy(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
 
 
 def _rows(spark: SparkSession, place: Options, waiting: Sequence[Piece], key: Key | None) -> DataFrame:

@@ -8,9 +8,9 @@ import pytest
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.housekeeping import archived
-from mediator.housekeeping.archived import MAX_RANGES, REMOVED_AT_ONCE, Outbox
+from mediator.housekeeping.archived import REMOVED_AT_ONCE, Outbox
+from mediator.mailboxes.ports import Copy
 from mediator.operators.archive import ArchiveOperating
-from mediator.operators.control import MAX_REQUEST
 from mediator.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
@@ -18,8 +18,8 @@ from tests.conformance.samples import add, put
 from tests.integration.house import house
 
 
-def fill(data_dir: Path, count: int) -> None:
-    """Let copies wait under the numbers from 1 on, in a store that nobody holds afterwards."""
+def fill(data_dir: Path, count: int) -> list[Copy]:
+    """Let copies wait in a store that nobody holds afterwards, and return what names them."""
     store = SqliteStore(database_path(data_dir))
     with store.transaction() as tx:
         mailbox = add(tx)
@@ -27,6 +27,7 @@ def fill(data_dir: Path, count: int) -> None:
         for _ in range(count):
             tx.outbox.add(mailbox, message)
     store.close()
+    return [Copy(seq, mailbox.no, message.msg_id, message.created_at) for seq in range(1, count + 1)]
 
 
 def backlog(data_dir: Path) -> int:
@@ -39,67 +40,81 @@ def backlog(data_dir: Path) -> int:
 
 @pytest.mark.rule("S6")
 def test_in_the_store_where_no_service_runs(tmp_path: Path) -> None:
-    fill(tmp_path, 9)
+    copies = fill(tmp_path, 9)
     outbox = Outbox(Settings(data_dir=tmp_path))
     assert outbox.remove([]) == 0
-    assert outbox.remove([9, 1, 2, 4]) == 4
-    assert outbox.remove([1, 2, 3]) == 1
+    assert outbox.remove([copies[8], *copies[:2], copies[3]]) == 4
+    assert outbox.remove(copies[:3]) == 1
     assert backlog(tmp_path) == 4
     with pytest.raises(SetupError, match="no database in"):
-        Outbox(Settings(data_dir=tmp_path / "none")).remove([1])
+        Outbox(Settings(data_dir=tmp_path / "none")).remove(copies[:1])
 
 
 @pytest.mark.rule("S6")
 async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = REMOVED_AT_ONCE + 2 * MAX_RANGES + 10
-    fill(tmp_path, count)
+    copies = fill(tmp_path, 2 * REMOVED_AT_ONCE + 10)
     asked: list[int] = []
     turn = archived.Owner.turn
 
     def counting(self: Any, command: str, fields: dict[str, Any], here: Any) -> Any:
-        asked.append(len(fields["ranges"]))
+        asked.append(len(fields["copies"]))
         return turn(self, command, fields, here)
 
     monkeypatch.setattr(archived.Owner, "turn", counting)
     async with house(tmp_path) as home:
         ArchiveOperating(home.broker).register(home.control)
         outbox = Outbox(Settings(data_dir=tmp_path))
-        assert await asyncio.to_thread(outbox.remove, range(1, REMOVED_AT_ONCE + 2)) == REMOVED_AT_ONCE + 1
-        odd = range(REMOVED_AT_ONCE + 2, count, 2)
-        assert await asyncio.to_thread(outbox.remove, odd) == len(odd)
-        assert asked == [1, 1, MAX_RANGES, 4]
-        assert home.rows("outbox") == count - REMOVED_AT_ONCE - 1 - len(odd)
-    assert len(str([[2**62, 2**62]] * MAX_RANGES)) < MAX_REQUEST
+        assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
+        assert asked == [REMOVED_AT_ONCE, REMOVED_AT_ONCE, 5]
+        assert home.rows("outbox") == 5
+        largest = [[2**63 - 1] * 4] * REMOVED_AT_ONCE
+        assert await home.ask("archive-remove", copies=largest) == {"error": "", "removed": 0}
+
+
+@pytest.mark.rule("S6")
+async def test_what_was_read_in_another_store_costs_the_service_nothing(tmp_path: Path) -> None:
+    """A data directory may have the file of a store from before its service went over to another one."""
+    former = fill(tmp_path / "former", 3)
+    fill(tmp_path / "now", 1)
+    store = SqliteStore(database_path(tmp_path / "now"))
+    with store.transaction() as tx:
+        other = add(tx, "task.other")
+        for _ in range(2):
+            tx.outbox.add(other, put(tx, other, created_at=former[0].created_at + 1))
+    store.close()
+    async with house(tmp_path / "now") as home:
+        ArchiveOperating(home.broker).register(home.control)
+        await asyncio.to_thread(Outbox(Settings(data_dir=tmp_path / "now")).remove, former[1:])
+        assert home.rows("outbox") == 3
 
 
 @pytest.mark.parametrize(
-    "ranges",
+    "copies",
     [
         None,
         7,
         [7],
-        [[1]],
         [[1, 2, 3]],
-        [[2, 1]],
-        [[-1, 1]],
-        [["1", 2]],
-        [[True, 2]],
-        [[1, 2**63]],
-        [[1, REMOVED_AT_ONCE + 1]],
+        [[1, 2, 3, 4, 5]],
+        [[-1, 1, 1, 1]],
+        [["1", 2, 3, 4]],
+        [[True, 2, 3, 4]],
+        [[1, 2, 3, 2**63]],
+        [[1, 2, 3, 4]] * (REMOVED_AT_ONCE + 1),
     ],
 )
-async def test_what_cannot_be_ranges_is_refused(tmp_path: Path, ranges: Any) -> None:
+async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> None:
     fill(tmp_path, 3)
     async with house(tmp_path) as home:
         ArchiveOperating(home.broker).register(home.control)
-        answer = await home.ask("archive-remove", ranges=ranges)
-        assert answer["error"].startswith("ranges: expected ")
+        answer = await home.ask("archive-remove", copies=copies)
+        assert answer["error"].startswith("copies: expected ")
         assert home.rows("outbox") == 3
 
 
 async def test_a_service_that_does_not_know_the_command_keeps_its_outbox(tmp_path: Path) -> None:
-    fill(tmp_path, 3)
+    copies = fill(tmp_path, 3)
     async with house(tmp_path) as home:
         with pytest.raises(UnavailableError, match="expected one of"):
-            await asyncio.to_thread(Outbox(Settings(data_dir=tmp_path)).remove, [1])
+            await asyncio.to_thread(Outbox(Settings(data_dir=tmp_path)).remove, copies[:1])
         assert home.rows("outbox") == 3

@@ -6,7 +6,7 @@ from typing import Any
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Delayed, Message
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.ports import Copy, Usage
 from mediator.store import rows
 from mediator.store.sql.dialect import chunks
 from mediator.store.sql.known import Counted
@@ -183,10 +183,16 @@ class Outbox(Table):
             ),
         )
 
-    def remove(self, numbers: Sequence[int]) -> int:
+    def remove(self, copies: Sequence[Copy]) -> int:
+        execute, any_of = self._session.dialect.execute, self._session.dialect.any_of
+        named = set(copies)
         gone = 0
-        for chunk in chunks(numbers):
-            wanted, parameters = self._session.dialect.any_of("seq", chunk)
-            gone += len(self._session.dialect.execute(f"DELETE FROM outbox WHERE {wanted} RETURNING seq", parameters))
+        for chunk in chunks([copy.seq for copy in copies]):
+            wanted, parameters = any_of("seq", chunk)
+            found = execute(f"SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {wanted}", parameters)
+            there = [row[0] for row in found if Copy(*row) in named]
+            if there:
+                wanted, parameters = any_of("seq", there)
+                gone += len(execute(f"DELETE FROM outbox WHERE {wanted} RETURNING seq", parameters))
         self._backlog.add(-gone)
         return gone
