@@ -171,12 +171,7 @@ def _send(
     """Send the next chunk."""
     end = min(progress.done + CHUNK, progress.messages)
     names = planned.where(F.col("no").between(progress.done, end - 1)).select("no", *_NAME)
-    bounds = names.agg(*(of(name).alias(f"{of.__name__}_{name}") for name in _NAME for of in (F.min, F.max))).collect()
-    rows = kept(spark, lake)
-    for name in _NAME:
-        # Said so that files without them are passed over.
-        rows = rows.where(F.col(name).between(F.lit(bounds[0][f"min_{name}"]), F.lit(bounds[0][f"max_{name}"])))
-    ordered = rows.join(F.broadcast(names), list(_NAME)).repartition(1).sortWithinPartitions("no")
+    ordered = picked(kept(spark, lake), names).repartition(1).sortWithinPartitions("no")
     shaped = opened(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
     if target.ttl is not None:
         shaped = shaped.withColumn(_TTL.name, F.lit(target.ttl).cast(_TTL.dataType))
@@ -186,6 +181,20 @@ def _send(
     writer = outgoing.write.format(FORMAT).mode("append").option("address", target.address)
     writer.options(**dict(target.options)).save()
     return progress.after(end, int(sent.get["rows"]), int(sent.get["refused"]), sent.get["example"])
+
+
+def picked(rows: DataFrame, names: DataFrame) -> DataFrame:
+    """Return the rows of the archive that are named, with what ``names`` says of them."""
+    # Times as numbers: as dates of Python they would be those of this machine's zone.
+    values = {name: F.unix_micros(name) if name == "created_at" else F.col(name) for name in _NAME}
+    bounds = names.agg(*(of(value) for value in values.values() for of in (F.min, F.max))).collect()[0]
+    for at, name in enumerate(_NAME):
+        low, high = (F.lit(bound) for bound in bounds[2 * at : 2 * at + 2])
+        if name == "created_at":
+            low, high = F.timestamp_micros(low), F.timestamp_micros(high)
+        # Said so that files without them are passed over.
+        rows = rows.where(F.col(name).between(low, high))
+    return rows.join(F.broadcast(names), list(_NAME))
 
 
 def _outgoing(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -90,6 +91,23 @@ def test_the_order_and_which_of_a_key_is_sent(spark: SparkSession) -> None:
         ("normal", 9, 2),
         *(("low", 3, 0), ("low", 9, 0), ("low", 9, 5)),
     ]
+
+
+def test_a_clock_that_is_put_back_for_winter_hides_nothing(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Python takes times without a zone for the later ones of the hour that comes twice."""
+    first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    rows = [
+        {"mailbox_no": 1, "msg_id": number, "lane": "low", "created_at": first + timedelta(minutes=20 * number)}
+        for number in range(5)
+    ]
+    request.addfinalizer(time.tzset)
+    with monkeypatch.context() as berlin:
+        berlin.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        archived = kept(spark, *rows)
+        assert again.picked(archived, plan(archived)).count() == 5
 
 
 def test_what_is_asked_for_is_what_is_planned(spark: SparkSession, lake: Path) -> None:
