@@ -21,6 +21,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from mediator.errors import BadRequestError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
+from pipeline.lake import readable
 from pipeline.lake.archive import ARCHIVE, kept, opened
 from pipeline.lake.folder import check, locked, told_plainly
 from pipeline.lake.replays import PLAN, Progress, Replays
@@ -111,7 +112,7 @@ def replay(
         if progress is None:
             told("plan", 0, None)
             progress = _begin(spark, lake, wanted, replays)
-        planned = spark.read.schema(_plan_schema()).parquet(f"file:{replays.folder / PLAN}")
+        planned = spark.read.schema(_plan_schema()).parquet(readable(replays.folder / PLAN))
         for row in planned.select("key_id").where("key_id IS NOT NULL").distinct().collect():
             if row["key_id"] not in {key.id for key in keys}:
                 raise unknown_key(row["key_id"])
@@ -157,9 +158,9 @@ def _chosen(rows: DataFrame, wanted: Wanted) -> DataFrame:
 
 def _begin(spark: SparkSession, lake: Path, wanted: Wanted, replays: Replays) -> Progress:
     found = _chosen(kept(spark, lake), wanted)
-    path = f"file:{replays.folder / PLAN}"
-    plan(found).write.mode("overwrite").parquet(path)
-    messages = spark.read.schema(_plan_schema()).parquet(path).count()
+    path = replays.folder / PLAN
+    plan(found).write.mode("overwrite").parquet(f"file:{path}")
+    messages = spark.read.schema(_plan_schema()).parquet(readable(path)).count()
     progress = Progress(messages, replaced=found.count() - messages)
     replays.keep(progress)
     return progress

@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from mediator.errors import BadRequestError
+from pipeline.lake import readable
 from registry.cards import read_card
 
 LINES = frozenset({".jsonl", ".ndjson"})
@@ -20,8 +20,6 @@ MAX_FILES = 100_000
 CARD = "card"
 """The column of a Parquet file that holds cards as JSON; in one without it each row is a card."""
 _READ = "file string, block bigint, row bigint, card binary, digest binary, address string, reason string"
-_MEANT = re.compile(r"([][{}*?\\^,])")
-"""What Spark would take for a pattern in a path."""
 
 
 def files_of(sources: Sequence[str]) -> list[Path]:
@@ -73,13 +71,13 @@ def read_catalog(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def _lines(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    text = spark.read.option("lineSep", "\n").text(list(map(_url, files)))
+    text = spark.read.option("lineSep", "\n").text(list(map(readable, files)))
     card = F.col("value").cast("binary")
     return _placed(text.where(F.expr("length(trim(BOTH ' \t\r' FROM value)) > 0")), card)
 
 
 def _rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    rows = spark.read.option("mergeSchema", "true").parquet(*map(_url, files))
+    rows = spark.read.option("mergeSchema", "true").parquet(*map(readable, files))
     if dict(rows.dtypes).get(CARD) in ("string", "binary"):
         return _placed(rows, F.col(CARD).cast("binary"))
     return _placed(rows, F.to_json(F.struct("*")).cast("binary"))
@@ -93,10 +91,6 @@ def _placed(rows: DataFrame, card: Any) -> DataFrame:
         F.monotonically_increasing_id().alias("row"),
         card.alias("card"),
     )
-
-
-def _url(path: Path) -> str:
-    return "file:" + _MEANT.sub(r"\\\1", str(path))
 
 
 def _read(batches: Iterator[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.embedding.model import Model
-from pipeline.lake import table
+from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
 from pipeline.telling import Told
 
@@ -109,4 +109,4 @@ def read(spark: SparkSession, kept: Table, schema: StructType) -> DataFrame:
     files = [file["path"] for file in kept.files()]
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*(f"file:{path}" for path in files))
+    return spark.read.schema(schema).parquet(*map(readable, files))

@@ -71,7 +71,8 @@ def told_plainly(lake: Path) -> Iterator[None]:
 def _create(lake: Path) -> None:
     if lake.exists() and not lake.is_dir():
         raise SetupError(f"{lake}: expected a folder")
-    lake.mkdir(parents=True, exist_ok=True)
+    # As the service's database: it has the same mail. A folder that was there has the mode its owner gave it.
+    lake.mkdir(0o700, parents=True, exist_ok=True)
     # What a crash left of making it is none of its contents.
     if all(path.name == LOCK or path.name.startswith(f"{MARKER}.") for path in lake.iterdir()):
         new = lake / f"{MARKER}.{os.getpid()}"

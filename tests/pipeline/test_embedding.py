@@ -48,7 +48,7 @@ class Place:
 
     def __init__(self, service: Service, exported: Path) -> None:
         self.service, self.exported = service, exported
-        self.lake = service.data_dir / "lake"
+        self.lake = service.data_dir / "lake {2}"
         self.handed = Handed(service.data_dir)
 
     def model(self, name: Path | str = DEFAULT_MODEL) -> Model:

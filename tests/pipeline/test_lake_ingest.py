@@ -113,6 +113,14 @@ def test_one_at_a_time(spark: SparkSession, journal: Path, lake: Path) -> None:
     assert ingest(spark, journal, lake).segments == 0
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o750])
+def test_only_its_owner_reads_a_lake_that_is_made_here(lake: Path, mode: int) -> None:
+    if mode != 0o700:
+        lake.mkdir(mode)
+    with held_lake(lake, create=True):
+        assert lake.stat().st_mode & 0o777 == mode
+
+
 def test_what_is_no_lake_is_left_alone(spark: SparkSession, journal: Path, lake: Path, tmp_path: Path) -> None:
     lake.mkdir()
     (lake / "thesis.txt").write_text("mine")

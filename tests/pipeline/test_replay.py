@@ -57,12 +57,13 @@ async def mail(service: Service) -> AsyncIterator[Mail]:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Path:
-    """A lake with an archive of twelve messages, sealed."""
+    """A lake of an odd name with an archive of twelve messages, sealed."""
+    lake = tmp_path / "lake [1]{2}"
     store = SqliteStore(tmp_path / "mediator.db")
     fill(store, 12, headers={"Own": "Grüße 😀", "empty": ""})
-    archive(spark, Options(data_dir=tmp_path), tmp_path / "lake", KEY, remove(store))
+    archive(spark, Options(data_dir=tmp_path), lake, KEY, remove(store))
     store.close()
-    return tmp_path / "lake"
+    return lake
 
 
 def target(mail: Mail, address: str, ttl: int | None = None) -> Target:
