@@ -23,8 +23,9 @@ AGAIN = 3600 * 1000
 
 _COMMAND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _NUMBER_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_SECRET_NAME = re.compile(r"pass|secret|token|credential|key|auth", re.IGNORECASE)
-_LOGIN = re.compile(r"(?<=://)\S*@")
+_SECRET_NAME = re.compile(r"pass|pwd|secret|token|credential|key|auth", re.IGNORECASE)
+# With a scheme, or as NATS servers may be given without one.
+_LOGIN = re.compile(r"(?<=://)\S*@|(?<![^=,])[^\s:@/=,]+:\S*@")
 _LARGEST = 2**63
 
 
@@ -119,7 +120,7 @@ def _shown(argument: str) -> str:
             break
         if _secret(part):
             return "=".join([*parts[:number], HIDDEN])
-    return _url(argument) if "://" in argument else argument
+    return _url(argument) if "://" in argument else _LOGIN.sub(f"{HIDDEN}@", argument)
 
 
 def _url(argument: str) -> str:

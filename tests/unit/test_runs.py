@@ -47,6 +47,9 @@ def run(no: int, outcome: Outcome = OK, command: str = "ingest", at: int = T0, i
         ["--remote", "sc://host:15002/;token=HUSH;user_id=u"],
         ["host=h user=u password=HUSH"],
         ["--api-key", "-HUSH"],
+        ["--server", "user:HUSH@host:4222"],
+        ["--server=host:4222,user:HU@SH/HUSH@host:4222"],
+        ["--conf", "spark.hadoop.fs.pwd=HUSH"],
     ],
 )
 def test_a_secret_on_the_command_line_is_left_out(arguments: list[str]) -> None:
