@@ -10,8 +10,8 @@ from mediator.metrics import Metrics
 from mediator.runs.recording import ending, new_run, seen, troubled
 from mediator.runs.records import KEPT, Outcome, Run
 
-SCHEDULED = ("ingest", "archive", "report")
-"""The commands that the service itself runs, in this order."""
+SCHEDULED: Mapping[str, str | None] = {"ingest": None, "archive": None, "report": "ingest"}
+"""The commands that the service itself runs, in this order, and on which of them each builds."""
 
 
 class RunBook:

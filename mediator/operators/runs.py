@@ -70,6 +70,6 @@ class RunsOperating:
 
 def _fine(runs: list[Run], instance: str) -> Finding:
     for run in runs:
-        if run.instance == instance and run.command == SCHEDULED[-1] and run.outcome is Outcome.SUCCEEDED:
+        if run.instance == instance and run.command == list(SCHEDULED)[-1] and run.outcome is Outcome.SUCCEEDED:
             return Finding(Level.OK, f"The pipeline reported last at {show_moment(run.started_at / 1000)}.")
     return Finding(Level.NOTE, "The pipeline has not reported yet.")

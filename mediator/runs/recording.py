@@ -84,21 +84,24 @@ def troubled(runs: Iterable[Run], instance: str) -> list[Run]:
     return [run for run in last.values() if run.outcome is not Outcome.SUCCEEDED]
 
 
-def next_due(runs: Sequence[Run], instance: str, commands: Sequence[str], every: int, now: int) -> str | None:
+def next_due(
+    runs: Sequence[Run], instance: str, commands: Mapping[str, str | None], every: int, now: int
+) -> str | None:
     """Return the command to run now, if any; each is run ``every`` so many milliseconds, in this order.
 
-    None while one of them runs, whoever began it; and none behind one that failed, on which the others build. ``runs``
-    are :func:`seen` and stand newest first.
+    ``commands`` names for each the one before it on which it builds, behind whose failure it is not run. None while one
+    of them runs, whoever began it. ``runs`` are :func:`seen` and stand newest first.
     """
     mine = [run for run in runs if run.instance == instance and run.command in commands]
     if any(run.outcome is Outcome.RUNNING for run in mine):
         return None
-    for command in commands:
+    failed: set[str | None] = set()
+    for command, base in commands.items():
         last = next((run for run in mine if run.command == command), None)
-        if last is None or _old(last, every, now):
+        if base not in failed and (last is None or _old(last, every, now)):
             return command
-        if last.outcome is not Outcome.SUCCEEDED:
-            return None
+        if last is None or last.outcome is not Outcome.SUCCEEDED:
+            failed.add(command)
     return None
 
 

@@ -262,7 +262,7 @@ async def finished(data_dir: Path) -> list[dict[str, Any]]:
     while True:
         runs: list[dict[str, Any]] = (await ask(data_dir, "run-list", limit=20))["runs"][::-1]
         newest = runs[-1]
-        if newest["ended_at"] and (newest["command"] == SCHEDULED[-1] or newest["outcome"] != "succeeded"):
+        if newest["ended_at"] and (newest["command"] == list(SCHEDULED)[-1] or newest["outcome"] != "succeeded"):
             return runs
         assert time.monotonic() < until_at, json.dumps(runs)
         await asyncio.sleep(0.2)

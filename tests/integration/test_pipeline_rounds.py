@@ -197,14 +197,16 @@ async def test_what_the_program_is_told_is_what_it_needs_and_no_secret(
 
 
 async def test_a_failure_is_kept_with_its_reason_and_no_report_is_made(tmp_path: Path) -> None:
-    code = "import sys; print('Traceback'); sys.exit('mediator: no Java was found')"
+    code = "import sys; print('Traceback'); sys.exit(sys.argv[2] == 'ingest' and 'mediator: no Java was found')"
     async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
         with capture_logs() as logs:
-            [run] = await ran(made, book)
+            run, other = await ran(made, book)
         assert (run.command, run.outcome, run.error) == ("ingest", Outcome.FAILED, "no Java was found")
+        # Which does not build on it.
+        assert (other.command, other.outcome) == ("archive", Outcome.SUCCEEDED)
         assert home.value("mediator_pipeline_failing") == 1
         assert [entry["why"] for entry in logs if entry["event"] == "the pipeline failed"] == ["no Java was found"]
-        assert len(await ran(made, book)) == 1
+        assert len(await ran(made, book)) == 2
         [finding] = await RunsOperating(book, 1).examine()
         assert finding.level == "problem"
         assert "mediator pipeline ingest" in finding.text
@@ -220,7 +222,7 @@ async def test_a_failure_is_kept_with_its_reason_and_no_report_is_made(tmp_path:
 async def test_a_child_that_is_killed_is_known_to_be(tmp_path: Path) -> None:
     code = "import os; os.kill(os.getpid(), 9)"
     async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
-        [run] = await ran(made, book)
+        run, _ = await ran(made, book)
     assert (run.outcome, run.error) == (Outcome.KILLED, "ended by SIGKILL")
 
 
@@ -230,7 +232,7 @@ async def test_a_child_whose_time_is_over_is_known_to_have_been_killed(
     async with house(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
         # The same way, with a minute that is over soon.
         monkeypatch.setattr("mediator.housekeeping.pipeline._MINUTE", 0.005)
-        [run] = await ran(made, book)
+        run, _ = await ran(made, book)
         assert run.outcome is Outcome.KILLED
         assert run.error == "its time was over: pipeline.max_minutes is 1"
         assert run.ended_at is not None
@@ -266,10 +268,11 @@ async def test_what_the_end_of_the_service_cut_off_shows_as_killed_and_is_begun_
         assert run.outcome is Outcome.RUNNING
         process.kill()
         await process.wait()
-        [run] = await ran(made, book)
+        run, other = await ran(made, book)
         assert (run.outcome, run.ended_at) == (Outcome.KILLED, None)
+        assert other.command == "archive"
         clock.ahead = HOUR
-        assert [run.command for run in await ran(made, book)] == ["ingest", *SCHEDULED]
+        assert [run.command for run in await ran(made, book)] == ["ingest", "archive", "ingest", "report"]
 
 
 async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
 
 async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> None:
     async with house(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
-        [run] = await ran(made, book)
+        run, _ = await ran(made, book)
     assert (run.outcome, run.error) == (Outcome.FAILED, f"{tmp_path / 'absent'}: No such file or directory")
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
+from mediator.housekeeping.runs import SCHEDULED
 from mediator.runs.recording import (
     GONE,
     HIDDEN,
@@ -155,7 +156,7 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
 def test_a_command_is_due_when_its_last_run_began_long_enough_ago_and_none_runs(
     runs: list[Run], expected: bool
 ) -> None:
-    assert next_due(runs, "i", ["ingest"], HOUR, T0 + HOUR) == ("ingest" if expected else None)
+    assert next_due(runs, "i", {"ingest": None}, HOUR, T0 + HOUR) == ("ingest" if expected else None)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +175,26 @@ def test_a_command_is_due_when_its_last_run_began_long_enough_ago_and_none_runs(
     ],
 )
 def test_commands_that_build_on_each_other_come_in_their_order(runs: list[Run], expected: str | None) -> None:
-    assert next_due(runs, "i", ["ingest", "report"], HOUR, T0 + HOUR) == expected
+    assert next_due(runs, "i", {"ingest": None, "report": "ingest"}, HOUR, T0 + HOUR) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        # Without a journal nothing is ingested, and still mail waits for the archive.
+        ([run(1, FAILED, at=T0 + 1)], "archive"),
+        ([run(2, FAILED, "archive", at=T0 + 1), run(1, at=T0 + 1)], "report"),
+        ([run(2, OK, "archive", at=T0 + 1), run(1, FAILED, at=T0 + 1)], None),
+        ([run(2, FAILED, "archive", at=T0 + 1), run(1, FAILED, at=T0 + 1)], None),
+    ],
+)
+def test_what_builds_on_nothing_that_failed_is_run(runs: list[Run], expected: str | None) -> None:
+    assert next_due(runs, "i", SCHEDULED, HOUR, T0 + HOUR) == expected
 
 
 def test_what_was_cut_off_is_begun_again_sooner() -> None:
     killed = run(1, KILLED)
-    assert next_due([killed], "i", ["ingest"], 24 * HOUR, T0 + HOUR) is None
+    assert next_due([killed], "i", {"ingest": None}, 24 * HOUR, T0 + HOUR) is None
     cut_off = replace(killed, ended_at=None)
-    assert next_due([cut_off], "i", ["ingest"], 24 * HOUR, T0 + HOUR) == "ingest"
-    assert next_due([cut_off], "i", ["ingest"], 24 * HOUR, T0 + HOUR - 1) is None
+    assert next_due([cut_off], "i", {"ingest": None}, 24 * HOUR, T0 + HOUR) == "ingest"
+    assert next_due([cut_off], "i", {"ingest": None}, 24 * HOUR, T0 + HOUR - 1) is None
