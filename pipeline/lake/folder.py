@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import socket
 import time
@@ -58,14 +57,20 @@ def told_plainly(lake: Path) -> Iterator[None]:
     """Turn what Spark, deltalake and the disk say of a lake that cannot be written into :class:`UnavailableError`."""
     try:
         yield
-    except OSError as error:
-        raise UnavailableError(f"the lake {lake}: {error.strerror or error}") from error
-    except DeltaError as error:
-        raise UnavailableError(f"the lake {lake}: {str(error).splitlines()[0][:500]}") from error
+    except (OSError, DeltaError) as error:
+        raise UnavailableError(f"the lake {lake}: {_said(error)}") from error
     except (PySparkException, Py4JError) as error:
         if _FULL not in str(error):
             raise
         raise UnavailableError(f"the lake {lake}: {_FULL}") from error
+
+
+def _said(error: Exception) -> str:
+    # What deltalake says has several lines, the reason last.
+    if _FULL in str(error):
+        return _FULL
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0][:500]
 
 
 def _create(lake: Path) -> None:
@@ -83,19 +88,19 @@ def _create(lake: Path) -> None:
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Own a folder while inside; :class:`UnavailableError` says that another has ``what``, and who."""
-    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+    # Without a buffer, which on a full disk could not be emptied, and would keep the file open.
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UnavailableError(f"{what} is worked on by {_owner(file.read(4096))}") from None
-        file.truncate()
+        file.truncate(0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)
-        file.flush()
+        file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
 
 
-def _owner(told: str) -> str:
+def _owner(told: bytes) -> str:
     try:
         owner = orjson.loads(told)
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
