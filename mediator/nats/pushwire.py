@@ -71,15 +71,15 @@ def pack(told: Open | Opened | Signs) -> bytes:
 def read_open(data: bytes) -> Open:
     """Read a body; raises :class:`BadRequestError`: whoever may publish in an account may send anything."""
     fields = _fields(data)
-    return Open(
-        *(_text(fields, name) for name in ("gateway", "token", "subject", "queue")), after=_table(fields, "after", int)
-    )
+    gateway, token, subject, queue = (_text(fields, name) for name in ("gateway", "token", "subject", "queue"))
+    return Open(gateway, token, subject, queue, _table(fields, "after", int))
 
 
 def read_opened(data: bytes) -> Opened:
     """Read a body; raises :class:`BadRequestError`."""
     fields = _fields(data)
-    return Opened(*(_text(fields, name) for name in ("token", "instance", "error")))
+    token, instance, error = (_text(fields, name) for name in ("token", "instance", "error"))
+    return Opened(token, instance, error)
 
 
 def read_signs(data: bytes) -> Signs:
