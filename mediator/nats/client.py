@@ -8,6 +8,7 @@ task and flush for each message cost as much as all that the mediator does with 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import orjson
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -29,6 +30,21 @@ class Request(NamedTuple):
     reply: bytes
     data: bytes
     headers: dict[str, str] | None
+    block: bytes = b""
+    """The headers as they stand on the wire, the server's own line about the asker among them."""
+
+    @property
+    def client_name(self) -> str:
+        """What the asker's connection calls itself; empty where the server does not tell."""
+        # What a sender writes cannot hold a line break, so this is a line; the server takes out a sender's own.
+        _, found, rest = self.block.partition(_CRLF + _ABOUT_ASKER)
+        if not found:
+            return ""
+        try:
+            name = orjson.loads(rest.partition(_CRLF)[0]).get("name")
+        except (orjson.JSONDecodeError, AttributeError):
+            return ""
+        return name if isinstance(name, str) else ""
 
 
 Received = Callable[[Request], None]
@@ -56,7 +72,7 @@ class SturdyClient(Client):
             return False
         found = read_headers(headers.partition(_CRLF)[2]) if headers else None
         try:
-            received(Request(subject.decode("utf-8", "replace"), reply, payload, found))
+            received(Request(subject.decode("utf-8", "replace"), reply, payload, found, headers))
         except Exception:
             log.exception("request")
         return True
