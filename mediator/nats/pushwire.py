@@ -17,6 +17,8 @@ OPEN: Final = "PUSH.OPEN"
 """The verb, behind the prefix of all verbs."""
 PRIVATE: Final = "$mq9.PUSH."
 """What the subject of a push begins with for the client's connection; the token and the real subject follow."""
+MSG_ID: Final = "mq9-msg-id"
+"""The header that each push of a stored message has before all others: the gateway looks no further (E6)."""
 TO_GATEWAY: Final = "mq9gw."
 TO_INSTANCE: Final = "mq9push."
 WINDOW: Final = 1000
