@@ -182,8 +182,8 @@ class DedupIds(Protocol):
 class Groups(Protocol):
     """Consumer groups (A4)."""
 
-    def find(self, mailbox: Mailbox, name: str) -> Group | None:
-        """Return a copy of the group."""
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        """Return a copy of the group; FETCH groups and those that mail is pushed to have names of their own each."""
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         """Return the groups of a mailbox in order of their names."""
@@ -194,7 +194,7 @@ class Groups(Protocol):
     def count(self, mailbox: Mailbox) -> int:
         """Return how many groups the mailbox has."""
 
-    def add(self, mailbox: Mailbox, name: str) -> Group:
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         """Keep a new group that stands before the first message."""
 
     def save(self, group: Group) -> None:
@@ -202,6 +202,15 @@ class Groups(Protocol):
 
     def remember(self, group: Group) -> None:
         """Know the group as it is now to whoever may ask for it next, but for a restart, which may forget it."""
+
+    def see(self, group: Group, now: int) -> None:
+        """Note that a group that mail is pushed to has members (E7)."""
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        """Return groups that mail is pushed to and that had no members since ``before``, oldest first (E7)."""
+
+    def drop(self, group: Group) -> None:
+        """Forget a group with its leases."""
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         """Remove groups of a retired mailbox with their leases; return how many rows went."""
@@ -239,6 +248,16 @@ class Leases(Protocol):
 
     def clear(self, group: Group) -> None:
         """End all leases of a group (F4)."""
+
+
+class Pushed(Protocol):
+    """How far the mail of each mailbox was pushed, and confirmed by whom it was pushed to (E4)."""
+
+    def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
+        """Note the highest confirmed msg_id of each lane, -1 for none; a mark never goes back."""
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        """Return how many live messages stand behind the marks."""
 
 
 class Outbox(Protocol):
@@ -305,6 +324,8 @@ class Transaction(Protocol):
     def groups(self) -> Groups: ...  # noqa: D102
     @property
     def leases(self) -> Leases: ...  # noqa: D102
+    @property
+    def pushed(self) -> Pushed: ...  # noqa: D102
     @property
     def outbox(self) -> Outbox: ...  # noqa: D102
     @property

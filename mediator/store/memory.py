@@ -31,7 +31,9 @@ class _Box:
     messages: dict[int, Message] = field(default_factory=dict)
     """In ascending msg_id, since ids only grow."""
     dedup_ids: dict[str, tuple[int, int]] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[tuple[str, bool], Group] = field(default_factory=dict)
+    """By name and whether mail is pushed to it."""
+    pushed: dict[Lane, int] = field(default_factory=dict)
     held: dict[str, Usage] = field(default_factory=dict)
 
 
@@ -109,6 +111,7 @@ class MemoryTransaction:
         self.dedup_ids = _DedupIds(data, undo)
         self.groups = _Groups(data, undo)
         self.leases = _Leases(data, undo)
+        self.pushed = _Pushed(data, undo)
         self.outbox = _Outbox(data, undo)
         self.tail = _Tail(data, undo)
         self.events: list[Event] = []
@@ -373,12 +376,12 @@ class _DedupIds(_Table):
 
 
 class _Groups(_Table):
-    def find(self, mailbox: Mailbox, name: str) -> Group | None:
-        return deepcopy(self._box(mailbox).groups.get(name))
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        return deepcopy(self._box(mailbox).groups.get((name, push)))
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         groups = self._box(mailbox).groups
-        return [deepcopy(groups[name]) for name in sorted(groups)[:limit]]
+        return [deepcopy(groups[key]) for key in sorted(groups)[:limit]]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         wanted = set(numbers)
@@ -388,14 +391,14 @@ class _Groups(_Table):
     def count(self, mailbox: Mailbox) -> int:
         return len(self._box(mailbox).groups)
 
-    def add(self, mailbox: Mailbox, name: str) -> Group:
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         start = [-1] * len(LANES)
-        group = Group(next(self._data.numbers), mailbox.no, name, start, list(start))
-        self._set(self._box(mailbox).groups, name, deepcopy(group))
+        group = Group(next(self._data.numbers), mailbox.no, name, start, list(start), push=push)
+        self._set(self._box(mailbox).groups, (name, push), deepcopy(group))
         return group
 
     def save(self, group: Group) -> None:
-        self._set(self._data.boxes[group.mailbox_no].groups, group.name, deepcopy(group))
+        self._set(self._data.boxes[group.mailbox_no].groups, (group.name, group.push), deepcopy(group))
 
     def remember(self, group: Group) -> None:
         self.save(group)
@@ -404,10 +407,23 @@ class _Groups(_Table):
         groups = self._box(mailbox).groups
         gone = list(itertools.islice(groups.values(), limit))
         for group in gone:
-            self._pop(groups, group.name)
-            if group.no in self._data.leases:
-                self._pop(self._data.leases, group.no)
+            self.drop(group)
         return len(gone)
+
+    def see(self, group: Group, now: int) -> None:
+        group.seen_at = now
+        kept = self._data.boxes[group.mailbox_no].groups[group.name, group.push]
+        self._set(self._data.boxes[group.mailbox_no].groups, (group.name, group.push), replace(kept, seen_at=now))
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        groups = (group for box in self._data.boxes.values() for group in box.groups.values())
+        found = [deepcopy(group) for group in groups if group.push and group.seen_at < before]
+        return sorted(found, key=lambda group: group.seen_at)[:limit]
+
+    def drop(self, group: Group) -> None:
+        self._pop(self._data.boxes[group.mailbox_no].groups, (group.name, group.push))
+        if group.no in self._data.leases:
+            self._pop(self._data.leases, group.no)
 
 
 class _Leases(_Table):
@@ -464,6 +480,18 @@ class _Leases(_Table):
     def clear(self, group: Group) -> None:
         if group.no in self._data.leases:
             self._pop(self._data.leases, group.no)
+
+
+class _Pushed(_Table):
+    def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
+        pushed = self._box(mailbox).pushed
+        for lane, mark in zip(LANES, marks, strict=True):
+            if mark > pushed.get(lane, -1):
+                self._set(pushed, lane, mark)
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        box = self._box(mailbox)
+        return sum(1 for i, m in box.messages.items() if i > box.pushed.get(m.lane, -1) and _lives(m, now))
 
 
 class _Outbox(_Table):

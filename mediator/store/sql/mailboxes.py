@@ -124,7 +124,8 @@ class Mailboxes(Table):
         # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
         self._session.dialect.execute("DELETE FROM route WHERE mailbox_no = ? AND connection_no = 0", (mailbox.no,))
         self._session.flush_held()
-        self._session.dialect.execute("DELETE FROM held WHERE mailbox_no = ?", (mailbox.no,))
+        for table in ("held", "pushed"):
+            self._session.dialect.execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
         self._session.dialect.execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
