@@ -1,4 +1,4 @@
-"""Groups that mail is pushed to, how far it was pushed, and which messages the next start removes."""
+"""Groups that mail is pushed to, and how far it was pushed."""
 
 from peewee import PostgresqlDatabase
 
@@ -16,11 +16,6 @@ def up(migrator, db):
         lane SMALLINT NOT NULL,
         msg_id BIGINT NOT NULL,
         PRIMARY KEY (mailbox_no, lane)
-    ) {clustered};
-    CREATE TABLE volatile (
-        mailbox_no BIGINT NOT NULL,
-        msg_id BIGINT NOT NULL,
-        PRIMARY KEY (mailbox_no, msg_id)
     ) {clustered}
     """
     for statement in statements.split(";"):
@@ -30,7 +25,6 @@ def up(migrator, db):
 def down(migrator, db):
     # A FETCH group keeps the name it shares with a group of this kind.
     for statement in (
-        "DROP TABLE volatile",
         "DROP TABLE pushed",
         "DROP INDEX consumer_unseen",
         "DROP INDEX consumer_name",

@@ -31,6 +31,8 @@ class Draft:
     archive: bool = False
     recipient: str | None = None
     """The key a DIDComm message was forwarded to; counted on its own."""
+    volatile: str | None = None
+    """The instance whose next start removes it; None: it lasts (E5)."""
 
     @property
     def size(self) -> int:
@@ -82,6 +84,8 @@ class Message:
     recipient: str | None = None
     deliveries: int = 0
     """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
+    volatile: str | None = None
+    """As its draft has it; not known of a message that is read."""
 
     @property
     def shown_size(self) -> int:

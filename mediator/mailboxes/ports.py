@@ -80,6 +80,9 @@ class Mailboxes(Protocol):
     def drop(self, mailbox: Mailbox) -> None:
         """Forget a retired mailbox with the keys attached to it (D11); its messages are gone already."""
 
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
+
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         """Return living mailboxes of a tenant in order of address, those behind ``after``."""
 
@@ -123,6 +126,9 @@ class Messages(Protocol):
     def expired(self, now: int, limit: int) -> list[Expired]:
         """Return messages whose TTL is over, oldest expiry first."""
 
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Return messages that the next start of a service removes (E5)."""
+
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
     ) -> list[Message]:
@@ -149,6 +155,9 @@ class Delays(Protocol):
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
         """Forget delayed messages that were released."""
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
 
     def next_due(self) -> int | None:
         """Return when the next message falls due."""
@@ -255,6 +264,9 @@ class Pushed(Protocol):
 
     def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
         """Note the highest confirmed msg_id of each lane, -1 for none; a mark never goes back."""
+
+    def marks(self, mailbox: Mailbox) -> list[int]:
+        """Return the marks, by lane."""
 
     def unread(self, mailbox: Mailbox, now: int) -> int:
         """Return how many live messages stand behind the marks."""

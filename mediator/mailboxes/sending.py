@@ -71,6 +71,7 @@ def send(
         dedup_id=draft.dedup_id,
         reply_to=draft.reply_to,
         recipient=draft.recipient,
+        volatile=draft.volatile,
     )
     if due_at is None:
         _show(tx, mailbox, message, archive, now, What.STORED)

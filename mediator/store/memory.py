@@ -189,6 +189,10 @@ class _Mailboxes(_Table):
         self._routes.detach(mailbox.no)
         self._pop(self._data.boxes, mailbox.no)
 
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        found = self.list(tenant, after, len(self._data.boxes), now)
+        return [box for box in found if box.public and set(tags) <= set(box.tags)][skip : skip + limit]
+
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         found = [
             box.mailbox
@@ -278,6 +282,15 @@ class _Messages(_Table):
         gone.sort(key=lambda item: (item[0], item[1], item[2].msg_id))
         return [Expired(no, handle) for _, no, handle in gone[:limit]]
 
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        found = (
+            Expired(no, message.handle)
+            for no, box in self._data.boxes.items()
+            for message in box.messages.values()
+            if message.volatile == instance
+        )
+        return list(itertools.islice(found, limit))
+
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
     ) -> list[Message]:
@@ -324,6 +337,11 @@ class _Delays(_Table):
         before = self._data.delayed
         self._undo.append(lambda: setattr(self._data, "delayed", before))
         self._data.delayed = [entry for entry in before if entry[1] not in gone]
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        found = [entry[2] for entry in self._data.delayed if entry[2].message.volatile == instance][:limit]
+        self.remove(found)
+        return [Expired(delayed.mailbox_no, delayed.message.handle) for delayed in found]
 
     def next_due(self) -> int | None:
         return self._data.delayed[0][0] if self._data.delayed else None
@@ -488,6 +506,10 @@ class _Pushed(_Table):
         for lane, mark in zip(LANES, marks, strict=True):
             if mark > pushed.get(lane, -1):
                 self._set(pushed, lane, mark)
+
+    def marks(self, mailbox: Mailbox) -> list[int]:
+        pushed = self._box(mailbox).pushed
+        return [pushed.get(lane, -1) for lane in LANES]
 
     def unread(self, mailbox: Mailbox, now: int) -> int:
         box = self._box(mailbox)

@@ -21,7 +21,9 @@ HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
 MESSAGE = f"msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, {BODY}"
 GROUP = "no, mailbox_no, name, state, push, seen_at"
-DELAYED = "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload"
+DELAYED = (
+    "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile"
+)
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ def message(row: Row, deliveries: int = 0) -> Message:
 def delayed(row: Row) -> Delayed:
     """Read a row of ``DELAYED`` columns."""
     kept = message((HIDDEN_ID, row[4], row[5], row[6], *row[7:12], row[12]))
+    kept.volatile = row[13]
     return Delayed(row[0], row[1], row[2], bool(row[3]), kept)
 
 

@@ -1,6 +1,6 @@
 """The mailboxes in SQL."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.ports import Usage
@@ -127,6 +127,15 @@ class Mailboxes(Table):
         for table in ("held", "pushed"):
             self._session.dialect.execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
         self._session.dialect.execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
+
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        tagged = f" AND {self._session.dialect.has_tag()}" * len(tags)
+        found = self._session.dialect.execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND public = 1"
+            f" AND (expire_at IS NULL OR expire_at > ?){tagged} ORDER BY address LIMIT ? OFFSET ?",
+            (tenant, after, now, *tags, limit, skip),
+        )
+        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         found = self._session.dialect.execute(

@@ -157,6 +157,11 @@ class Messages(Table):
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (now, limit))]
 
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        self._session.flush()
+        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
+        return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (instance, limit))]
+
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
     ) -> list[Message]:

@@ -17,15 +17,18 @@ class Pushed(Table):
             [(mailbox.no, lane.value, mark) for lane, mark in zip(LANES, marks, strict=True) if mark >= 0],
         )
 
-    def unread(self, mailbox: Mailbox, now: int) -> int:
-        self._session.flush()
+    def marks(self, mailbox: Mailbox) -> list[int]:
         found = self._session.dialect.execute("SELECT lane, msg_id FROM pushed WHERE mailbox_no = ?", (mailbox.no,))
         marks = {int(lane): int(msg_id) for lane, msg_id in found}
+        return [marks.get(lane.value, -1) for lane in LANES]
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        self._session.flush()
         total = 0
-        for lane in LANES:
+        for lane, mark in zip(LANES, self.marks(mailbox), strict=True):
             sql = (
                 f"SELECT count(*) FROM {self._session.dialect.lane_source(lane)} WHERE lane = {lane.value}"
                 " AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
             )
-            total += int(self._session.one(sql, (mailbox.no, marks.get(lane.value, -1), now))[0])
+            total += int(self._session.one(sql, (mailbox.no, mark, now))[0])
         return total
