@@ -201,6 +201,12 @@ class Broker:
         async with self._looks:
             return await self.read(lambda tx, now: querying.query(tx, request, now))
 
+    async def unread(self, request: querying.Unread) -> querying.Waiting:
+        """Look at what was not pushed yet (E4)."""
+        await self._room.wait()
+        async with self._looks:
+            return await self.read(lambda tx, now: querying.unread(tx, request, now))
+
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""
         await self._writer.write((tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now))

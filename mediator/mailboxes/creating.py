@@ -96,9 +96,7 @@ class Update:
 
 def update(tx: Transaction, request: Update, now: int) -> Mailbox:
     """Change what describes a mailbox, and return it as it is then; the token of its CREATE is asked for (M3, M4)."""
-    mailbox = living(tx, request.tenant, request.address, now)
-    if not hmac.compare_digest(_hash(request.token), mailbox.token_hash):
-        raise WrongTokenError
+    mailbox = owned(tx, request.tenant, request.address, request.token, now)
     desc = mailbox.desc if request.desc is None else request.desc
     tags = mailbox.tags if request.tags is None else request.tags
     tx.mailboxes.describe(mailbox, desc, tags, mailbox.ack_wait)
@@ -133,6 +131,14 @@ def living(tx: Transaction, tenant: str, address: str, now: int, no: int | None 
     mailbox = tx.mailboxes.find(tenant, address)
     if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
         raise NoSuchMailboxError(address)
+    return mailbox
+
+
+def owned(tx: Transaction, tenant: str, address: str, token: str, now: int) -> Mailbox:
+    """Return the mailbox if this is the token its CREATE handed out, else raise :class:`WrongTokenError` (M3)."""
+    mailbox = living(tx, tenant, address, now)
+    if not hmac.compare_digest(_hash(token), mailbox.token_hash):
+        raise WrongTokenError
     return mailbox
 
 

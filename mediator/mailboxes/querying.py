@@ -1,4 +1,4 @@
-"""MSG.QUERY and MSG.DELETE: looking at a mailbox without moving any group, and removing one message (Q1, Q2)."""
+"""QUERY of all editions, and DELETE: looking at a mailbox without moving any group, and removing one message."""
 
 import bisect
 import itertools
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import NoSuchMessageError
-from mediator.mailboxes.creating import living
+from mediator.mailboxes.bounds import MAX_FETCH
+from mediator.mailboxes.creating import living, owned
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_LEASED
+from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Filter, Transaction
@@ -55,6 +57,41 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
         found.append(message)
         budget -= message.shown_size
     return _fit(found[::-1], request.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A question for what was not pushed yet, by whoever has the mailbox's token (E4)."""
+
+    tenant: str
+    address: str
+    token: str
+    budget: int = 1 << 20
+    """Bytes as for :class:`Query`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages are unread, and the first of them in the order in which they would be pushed."""
+
+    unread: int
+    messages: list[Message]
+
+
+def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
+    """Return what waits behind the marks of push, and mark nothing; :class:`WrongTokenError` (E4)."""
+    mailbox = owned(tx, request.tenant, request.address, request.token, now)
+    found: list[Message] = []
+    left = request.budget
+    for lane, mark in zip(LANES, tx.pushed.marks(mailbox), strict=True):
+        if len(found) == MAX_FETCH or left <= 0:
+            break
+        for message in tx.messages.lane(mailbox, lane, mark, MAX_FETCH - len(found), left, now):
+            left -= message.shown_size
+            if left < 0 and found:
+                break
+            found.append(message)
+    return Waiting(tx.pushed.unread(mailbox, now), found)
 
 
 def _fit(found: list[Message], budget: int) -> list[Message]:

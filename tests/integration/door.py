@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from mediator.broker import Broker, wall_clock
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.lanes import Lane
 from mediator.metrics import Metrics
 from mediator.nats.accounts import Tenant
 from mediator.nats.connection import Connection, connect
@@ -151,6 +152,7 @@ async def serving(
     mapped: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
     max_pending: int = 10_000,
+    inbox_ttls: Mapping[Lane, int] | None = None,
 ) -> AsyncIterator[Service]:
     """Run a door. ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them."""
     bounds = bounds or Bounds()
@@ -173,6 +175,7 @@ async def serving(
             accounts=True,
             instance="test",
             max_pending=max_pending,
+            inbox_ttls=inbox_ttls,
         )
         await door.open()
         stack.push_async_callback(door.close, PATIENCE)

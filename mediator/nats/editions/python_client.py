@@ -8,12 +8,13 @@ from mediator.nats.client import Request
 
 NAME = "robustmq-mq9-python"
 """What the names of such clients begin with."""
+_MARK = NAME.encode()
 _SUCCESS = b'{"error":""'
 
 
 def speaks(request: Request) -> bool:
     """Whether the client that asks is one; nobody knows where the server tells nothing of its clients."""
-    return request.client_name.startswith(NAME)
+    return _MARK in request.block and request.client_name.startswith(NAME)
 
 
 def reply(answer: bytes) -> bytes:
