@@ -21,6 +21,7 @@ SEEN_EVERY = 10 * 60 * 1000
 
 Place = tuple[str, str]
 Item = tuple[Lane, int]
+"""A message, by its lane and msg_id."""
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class Cursor:
         return all(self.marks[lane] >= marks[lane] for lane in self.lanes)
 
 
+Begun = tuple[int, Cursor]
+"""The mailbox's number, and where the subscription stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a cursor is given next, and where it stands then."""
@@ -57,17 +62,23 @@ class Found:
     """Whether nothing more was there."""
 
 
-def begin(
-    tx: Transaction, place: Place, lanes: Sequence[Lane], after: Mapping[Lane, int], now: int
-) -> tuple[Mailbox, Cursor]:
-    """Return the mailbox and where a new subscription to it stands; ``after`` is what an earlier one was given last.
+def begin(tx: Transaction, place: Place, words: Mapping[Lane, str], after: Mapping[str, int], now: int) -> Begun:
+    """Return the mailbox and where a new subscription to it stands, which wants the lanes that have words, in order.
 
-    Raises :class:`NoSuchMailboxError` (N10).
+    ``after`` is what an earlier one was given last, by word (A8). Raises :class:`NoSuchMailboxError` (N10).
     """
     mailbox = living(tx, *place, now)
-    # A mark from elsewhere must not hide what is still to come.
-    marks = [min(after.get(lane, -1), mailbox.next_id - 1) for lane in LANES]
-    return mailbox, Cursor(lanes, marks, mailbox.next_id)
+    marks = [-1] * len(LANES)
+    for word, msg_id in after.items():
+        lanes = [lane for lane, known in words.items() if known == word]
+        if len(lanes) > 1:
+            # Of the other lane nothing is known: it comes again.
+            handle = tx.messages.handles(mailbox, [msg_id], 0).get(msg_id)
+            lanes = [lane for lane in lanes if handle is not None and handle.lane is lane]
+        for lane in lanes:
+            # A mark from elsewhere must not hide what is still to come.
+            marks[lane] = min(msg_id, mailbox.next_id - 1)
+    return mailbox.no, Cursor(tuple(words), marks, mailbox.next_id)
 
 
 def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
@@ -103,16 +114,18 @@ def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, bud
 # Queue groups.
 
 
-def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> Mailbox:
-    """Let a member join a queue group, which is new, or was without members for longer than ``keep`` milliseconds,
-    and then starts from the oldest message (E7).
+def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
+    """Let a member join a queue group, and return the mailbox's number.
+
+    A group that is new, or was without members for ``keep`` milliseconds, starts from the oldest message (E7).
 
     Raises :class:`NoSuchMailboxError` (N10) and :class:`TooManyGroupsError` (A4).
     """
     mailbox = living(tx, *place, now)
     group = tx.groups.find(mailbox, name, push=True)
-    if group is not None and now - group.seen_at <= keep:
-        return mailbox
+    if group is not None and now - group.seen_at < keep:
+        tx.groups.see(group, now)
+        return mailbox.no
     if group is None:
         if tx.groups.count(mailbox) >= MAX_GROUPS:
             raise TooManyGroupsError(MAX_GROUPS)
@@ -121,7 +134,7 @@ def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> Mailb
     group.start_at(0)
     tx.groups.save(group)
     tx.groups.see(group, now)
-    return mailbox
+    return mailbox.no
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +156,6 @@ class Turn:
     """How many messages are wanted, of these lanes."""
     budget: int = 0
     """Bytes they may take; one comes whatever its size."""
-    leaving: bool = False
-    """Whether no member is left here."""
 
 
 def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
@@ -156,7 +167,7 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
     group = tx.groups.find(mailbox, request.group, push=True)
     if group is None:
         raise NoSuchMailboxError(request.place[1])
-    if request.leaving or now - group.seen_at >= SEEN_EVERY:
+    if now - group.seen_at >= SEEN_EVERY:
         tx.groups.see(group, now)
     if request.confirmed:
         _settle(tx, mailbox, group, request.confirmed, now)

@@ -79,10 +79,14 @@ class SturdyClient(Client):
 
     async def send_all(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send messages, subject and payload each, with one write; waits while the server takes none."""
-        frames = b"".join([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
-        if not self.is_connected and self._pending_data_size + len(frames) > self._max_pending_size:
+        await self.send_frames([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
+
+    async def send_frames(self, frames: Iterable[bytes]) -> None:
+        """Send what the protocol's own words stand in already, with one write; waits while the server takes none."""
+        written = b"".join(frames)
+        if not self.is_connected and self._pending_data_size + len(written) > self._max_pending_size:
             raise OutboundBufferLimitError
-        await self._send_command(frames)
+        await self._send_command(written)
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
