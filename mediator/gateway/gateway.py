@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway.connections import ClientSide, Upstream
 from mediator.gateway.owners import Owners
@@ -57,6 +58,12 @@ class Gateway:
         return self._front.port
 
     @property
+    def url(self) -> str:
+        """Where clients of this machine connect, without a login."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._options.host, self._options.host)
+        return f"{'nats' if self.tls is None else 'tls'}://{Endpoint(host, self.port)}"
+
+    @property
     def connections(self) -> int:
         """How many clients there are."""
         return len(self._clients)
@@ -99,6 +106,12 @@ class Gateway:
             client.over()
         await self._owners.close()
         self._server = None
+
+    async def check(self) -> str | None:
+        """Say what is wrong."""
+        if self._server is None or not self._server.is_serving():
+            return "the gateway does not listen"
+        return None if self._owners.connected else "the gateway is not connected to NATS"
 
     # What a client's connection asks.
 

@@ -64,6 +64,11 @@ class Owners:
         """How many of them no instance serves."""
         return len(self._unowned)
 
+    @property
+    def connected(self) -> bool:
+        """Whether instances can be told anything."""
+        return self._connection.connected
+
     async def open(self) -> None:
         """Begin to listen and to tell."""
         await self._connection.subscribe(pushwire.TO_GATEWAY + self.name, "", self._heard)
