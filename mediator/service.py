@@ -40,6 +40,8 @@ from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, Further, limit_of, payload_for
 from mediator.nats.push.opening import open_pushes
 from mediator.nats.push.pushes import Limits
+from mediator.nats.push.opening import open_pushes
+from mediator.nats.push.pushes import Limits
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
@@ -49,6 +51,7 @@ from mediator.operators.operating import Operating
 from mediator.operators.runs import RunsOperating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
+from mediator.settings_push import DAY
 from mediator.settings_push import DAY
 from mediator.store.base import Store
 from mediator.store.opening import open_store
@@ -349,6 +352,9 @@ async def _open_door(
     limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
     pushes = await open_pushes(connection, broker, metrics, limits, settings.push.keep_days * DAY)
     stack.push_async_callback(pushes.close, settings.drain_seconds)
+    limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
+    pushes = await open_pushes(connection, broker, metrics, limits, settings.push.keep_days * DAY)
+    stack.push_async_callback(pushes.close, settings.drain_seconds)
     door = Door(
         connection,
         broker,
@@ -358,6 +364,7 @@ async def _open_door(
         instance=settings.instance,
         max_pending=settings.max_pending,
         verbs=None if directory is None else _registry_verbs(directory),
+        subscribed=pushes.ask,
         subscribed=pushes.ask,
     )
     await door.open()

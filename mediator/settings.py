@@ -31,6 +31,7 @@ from mediator.settings_didcomm import Didcomm
 from mediator.settings_gateway import Gateway
 from mediator.settings_pipeline import Pipeline
 from mediator.settings_push import Push
+from mediator.settings_push import Push
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
 from mediator.settings_types import ANY_CASE, CLOSED, Address, Whole
@@ -346,6 +347,7 @@ class Settings(BaseSettings):
     cleanup: Cleanup = Field(default=Cleanup(), description="Removal of what has expired.")
     didcomm: Didcomm = Field(default=Didcomm(), description="The DIDComm door.")
     gateway: Gateway = Field(default=Gateway(), description="The gateway before the NATS server.")
+    push: Push = Field(default=Push(), description="Mail that is pushed to subscriptions.")
     push: Push = Field(default=Push(), description="Mail that is pushed to subscriptions.")
     registry: Registry = Field(default=Registry(), description="The registry of agents.")
     pipeline: Pipeline = Field(default=Pipeline(), description="The data pipeline, run by the service.")

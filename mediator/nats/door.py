@@ -21,7 +21,7 @@ from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
-from mediator.nats import replies, requests
+from mediator.nats import pushwire, replies, requests
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.editions import PUBLISHED, Editions, Verb, python_client
@@ -47,6 +47,8 @@ Shape = Callable[[bytes], bytes]
 """Makes an answer what a client of its own kind expects (E11)."""
 Named = Callable[[MediatorError], MediatorError]
 """Calls the headers in an error what the sender called them."""
+Subscribed = Callable[[str | None, str, Request], None]
+"""Takes an OPEN: the account whose pushes need its name, if there are several, the tenant, and the request."""
 Further = Callable[[str, bytes, Callable[[], int]], Awaitable[bytes]]
 """A verb from elsewhere: takes the tenant, the body as it came, and what says how large a reply may be."""
 
@@ -66,11 +68,12 @@ class Door:
         max_pending: int,
         verbs: Mapping[str, tuple[str, Further]] | None = None,
         inbox_ttls: Mapping[Lane, int] | None = None,
+        subscribed: Subscribed | None = None,
     ) -> None:
         """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant.
 
         ``verbs`` are further ones, by their subject behind the prefix: what each is called, and who does it.
-        ``inbox_ttls`` are those of :class:`Editions`.
+        ``inbox_ttls`` are those of :class:`Editions`. ``subscribed`` serves the subscriptions that gateways open.
         """
         self._connection = connection
         self._broker = broker
@@ -101,6 +104,7 @@ class Door:
             **self._editions.verbs,
         }
         self._further = verbs or {}
+        self._subscribed = subscribed
 
     # Opening, watching, closing.
 
@@ -198,6 +202,10 @@ class Door:
             if name.startswith(PUBLISHED):
                 verb = "SEND"
                 self._publish_older(message, self._tenants.of(account), name, started)
+                return
+            if name == pushwire.OPEN and self._subscribed is not None:
+                verb = "OPEN"
+                self._subscribed(account if self._accounts else None, self._tenants.of(account), message)
                 return
             if name == SELF_TEST:
                 self._answer(message.reply, self._instance.encode())

@@ -1,7 +1,7 @@
 """One subscription as the instance that serves it knows it: where its pushes go, and what is under way (E6, E7)."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,17 +91,18 @@ class Target:
 
 
 class Tally:
-    """How much was pushed by this instance, and how much of that waits to be confirmed."""
+    """How much of what this instance pushed waits to be confirmed."""
 
-    def __init__(self) -> None:
-        self.total = 0
+    def __init__(self, count: Callable[[], None]) -> None:
+        """``count`` is called for each message that goes out."""
         self.waiting = 0
+        self._count = count
         self._idle = asyncio.Event()
         self._idle.set()
 
     def pushed(self) -> None:
         """Count a message that goes out."""
-        self.total += 1
+        self._count()
         self.waiting += 1
         self._idle.clear()
 
