@@ -26,6 +26,7 @@ from mediator.endpoint import Endpoint
 from mediator.gateway.gateway import Options
 from mediator.gateway.opening import Behind, gateway_before
 from mediator.housekeeping.pipeline import LOOK_SECONDS, Rounds
+from mediator.housekeeping.restart import forget_volatile
 from mediator.housekeeping.runs import RunBook
 from mediator.http.app import build_app
 from mediator.http.guard import Guard
@@ -40,8 +41,6 @@ from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, Further, limit_of, payload_for
 from mediator.nats.push.opening import open_pushes
 from mediator.nats.push.pushes import Limits
-from mediator.nats.push.opening import open_pushes
-from mediator.nats.push.pushes import Limits
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
@@ -51,7 +50,6 @@ from mediator.operators.operating import Operating
 from mediator.operators.runs import RunsOperating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
-from mediator.settings_push import DAY
 from mediator.settings_push import DAY
 from mediator.store.base import Store
 from mediator.store.opening import open_store
@@ -101,6 +99,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.push_async_callback(broker.close)
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
+        await forget_volatile(broker, settings.instance)
         control = ControlServer(settings.data_dir)
         control.register("journal-rotate", journal.rotate)
         liveness = settings.registry.liveness
@@ -352,9 +351,6 @@ async def _open_door(
     limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
     pushes = await open_pushes(connection, broker, metrics, limits, settings.push.keep_days * DAY)
     stack.push_async_callback(pushes.close, settings.drain_seconds)
-    limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
-    pushes = await open_pushes(connection, broker, metrics, limits, settings.push.keep_days * DAY)
-    stack.push_async_callback(pushes.close, settings.drain_seconds)
     door = Door(
         connection,
         broker,
@@ -364,7 +360,7 @@ async def _open_door(
         instance=settings.instance,
         max_pending=settings.max_pending,
         verbs=None if directory is None else _registry_verbs(directory),
-        subscribed=pushes.ask,
+        inbox_ttls=settings.editions.inbox_ttls,
         subscribed=pushes.ask,
     )
     await door.open()

@@ -28,9 +28,9 @@ from mediator.errors import SetupError
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.mediation.records import Policy
 from mediator.settings_didcomm import Didcomm
+from mediator.settings_editions import Editions
 from mediator.settings_gateway import Gateway
 from mediator.settings_pipeline import Pipeline
-from mediator.settings_push import Push
 from mediator.settings_push import Push
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
@@ -346,8 +346,8 @@ class Settings(BaseSettings):
     journal: Journal = Field(default=Journal(), description="The journal of lifecycle events.")
     cleanup: Cleanup = Field(default=Cleanup(), description="Removal of what has expired.")
     didcomm: Didcomm = Field(default=Didcomm(), description="The DIDComm door.")
+    editions: Editions = Field(default=Editions(), description="The older editions of the protocol.")
     gateway: Gateway = Field(default=Gateway(), description="The gateway before the NATS server.")
-    push: Push = Field(default=Push(), description="Mail that is pushed to subscriptions.")
     push: Push = Field(default=Push(), description="Mail that is pushed to subscriptions.")
     registry: Registry = Field(default=Registry(), description="The registry of agents.")
     pipeline: Pipeline = Field(default=Pipeline(), description="The data pipeline, run by the service.")
