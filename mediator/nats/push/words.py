@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.nats.editions import questions
 from mediator.nats.stored import ANY, Edition, Stored
 
 _FIRST: Final = ("urgent", "urgent", "normal", "notify")
 _SECOND: Final = ("critical", "urgent")
-_QUESTIONS: Final = ("high", "high", "normal", "low")
 _ALL: Final = ("critical", "urgent", "normal", "low")
 """To all lanes both later editions subscribe alike; each knows these words, or takes them for what they say."""
 
@@ -23,8 +23,8 @@ def lanes_of(wanted: Stored, *, python: bool) -> Mapping[Lane, str]:
     if wanted.edition is Edition.FIRST:
         words: tuple[str, ...] = _FIRST
     elif wanted.word == ANY:
-        words = _QUESTIONS if python else _ALL
+        words = questions.SHOWN if python else _ALL
     else:
-        words = _SECOND if wanted.word in _SECOND else _QUESTIONS
+        words = _SECOND if wanted.word in _SECOND else questions.SHOWN
     lanes = dict(zip(LANES, words, strict=False))
     return {lane: word for lane, word in lanes.items() if wanted.word in (ANY, word)}
