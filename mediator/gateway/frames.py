@@ -58,7 +58,10 @@ class ClientWatcher(Protocol):
         """Learn that a publish passes; told only while ``count_publishes`` says so."""
 
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
-        """Say whether a publish to a subject of ours or of JetStream passes; None: that depends on its body."""
+        """Say whether a publish to a subject of ours or of JetStream passes; None: that depends on its body.
+
+        Asked again with each chunk until the body is there.
+        """
 
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
         """Say whether a publish with this body passes; None: it has more than :data:`MAX_HELD` bytes."""
