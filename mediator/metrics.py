@@ -126,13 +126,6 @@ class Metrics:
             "mediator_push_waiting", "Messages pushed to clients and not yet confirmed by them.", registry=registry
         )
         self._pushed = Counter("mediator_pushed", "Messages pushed to subscriptions.", registry=registry)
-        self.push_subscriptions = Gauge(
-            "mediator_push_subscriptions", "Subscriptions to stored mail that this instance serves.", registry=registry
-        )
-        self.push_waiting = Gauge(
-            "mediator_push_waiting", "Messages pushed to clients and not yet confirmed by them.", registry=registry
-        )
-        self._pushed = Counter("mediator_pushed", "Messages pushed to subscriptions.", registry=registry)
         self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
@@ -164,10 +157,6 @@ class Metrics:
     def removed(self, kind: str, count: int) -> None:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
         self._removed.labels(kind).inc(count)
-
-    def pushed(self) -> None:
-        """Count one message that was pushed to a subscription."""
-        self._pushed.inc()
 
     def pushed(self) -> None:
         """Count one message that was pushed to a subscription."""
