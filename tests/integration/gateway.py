@@ -162,11 +162,9 @@ class Raw:
 
     async def until(self, start: bytes) -> bytes:
         """Return the next line that begins so."""
-        while True:
-            line = await self.line()
-            assert line, "the connection is over"
-            if line.startswith(start):
-                return line
+        while not (line := await self.line()).startswith(start):
+            assert line or not self.reader.at_eof(), "the connection is over"
+        return line
 
     async def rest(self) -> bytes:
         """Return all until the end of the connection."""
