@@ -103,7 +103,10 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         control = ControlServer(settings.data_dir)
         control.register("journal-rotate", journal.rotate)
         liveness = settings.registry.liveness
-        scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control)
+        keep_groups = settings.push.keep_days * DAY
+        scheduler = Scheduler(
+            broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control, keep_groups=keep_groups
+        )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         await control.start()

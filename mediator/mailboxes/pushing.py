@@ -217,8 +217,9 @@ def _return(
     back = {msg_id for _, msg_id in returned}
     there = tx.messages.handles(mailbox, [msg_id for _, msg_id in again], now)
     due = [replace(lease, until=now) for lease in leases if lease.msg_id in back]
-    # What another member has by now stays with it.
-    due += [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
+    # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
+    gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
+    due += gone[: max(0, MAX_LEASED - tx.leases.count(group))]
     tx.leases.put(group, due)
     tx.woken.add(mailbox.place)
 
@@ -245,11 +246,3 @@ def note(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
     """Keep how far the mail of mailboxes, by their numbers, was confirmed per lane (E4)."""
     for no, mailbox in tx.mailboxes.by_no(confirmed).items():
         tx.pushed.raise_to(mailbox, confirmed[no])
-
-
-def forget_groups(tx: Transaction, before: int, limit: int) -> int:
-    """Forget queue groups without members since ``before``, and return how many (E7)."""
-    groups = tx.groups.unseen(before, limit)
-    for group in groups:
-        tx.groups.drop(group)
-    return len(groups)
