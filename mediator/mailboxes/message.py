@@ -37,15 +37,20 @@ class Draft:
     @property
     def size(self) -> int:
         """Bytes that count against limits and quotas: the payload and all that travels with it (N7)."""
-        size = len(self.payload)
-        for text in (self.key, self.dedup_id, self.reply_to):
-            if text is not None:
-                size += _bytes(text)
-        for tag in self.tags:
-            size += _bytes(tag) + 1
-        for name, value in self.headers.items():
-            size += _bytes(name) + _bytes(value) + 4
-        return size
+        return len(self.payload) + _around(self)
+
+
+def _around(sent: "Draft | Message") -> int:
+    """Return the bytes of all that travels with a payload."""
+    size = 0
+    for text in (sent.key, sent.dedup_id, sent.reply_to):
+        if text is not None:
+            size += _bytes(text)
+    for tag in sent.tags:
+        size += _bytes(tag) + 1
+    for name, value in sent.headers.items():
+        size += _bytes(name) + _bytes(value) + 4
+    return size
 
 
 def _bytes(text: str) -> int:
@@ -92,6 +97,16 @@ class Message:
         """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
         payload = len(self.payload)
         return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload, also where it was not read."""
+        return self.size - _around(self)
+
+    @property
+    def shown_head(self) -> int:
+        """Bytes it takes in a reply without its payload, at most."""
+        return 2 * _around(self) + ITEM_COST
 
     @property
     def handle(self) -> Handle:

@@ -111,6 +111,9 @@ class Messages(Protocol):
     def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
         """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
 
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        """Do as :meth:`newest` and leave the payloads unread: each is empty."""
+
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
         """Return a lane's messages behind ``after`` up to and with ``last``, expired or not."""
 

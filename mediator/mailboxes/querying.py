@@ -32,13 +32,17 @@ class Query:
     """Bytes that the messages of a reply may take when shown; one is given whatever its size (N7)."""
     dead_for: str | None = None
     """A group: only messages that are dead for it (F7)."""
+    headers_only: bool = False
+    """Payloads are not shown, and so not read where that can be."""
 
 
 def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     """Return the newest messages that fit, in ascending msg_id (Q1)."""
     mailbox = living(tx, request.tenant, request.address, now)
     if request.dead_for is None:
-        return _fit(tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now), request.budget)
+        if request.headers_only:
+            return _fit(tx.messages.heads(mailbox, request.wanted, request.limit, now), request)
+        return _fit(tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now), request)
     group = tx.groups.find(mailbox, request.dead_for)
     if group is None:
         return []
@@ -56,7 +60,7 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
         message.deliveries = counts[message.msg_id]
         found.append(message)
         budget -= message.shown_size
-    return _fit(found[::-1], request.budget)
+    return _fit(found[::-1], request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +98,11 @@ def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
     return Waiting(tx.pushed.unread(mailbox, now), found)
 
 
-def _fit(found: list[Message], budget: int) -> list[Message]:
+def _fit(found: list[Message], request: Query) -> list[Message]:
     """Leave out the oldest when the reply would be too large (N7, Q1)."""
+    budget = request.budget
     for number, message in enumerate(reversed(found)):
-        budget -= message.shown_size
+        budget -= message.shown_head if request.headers_only else message.shown_size
         if budget < 0 and number > 0:
             return found[len(found) - number :]
     return found

@@ -319,9 +319,8 @@ class Door:
 
     async def _query(self, tenant: str, address: str, fields: Fields) -> bytes:
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
-        headers_only = fields.flag("headers_only") or False
         request = requests.query(tenant, parse_address(address), fields, self._budget)
-        return replies.messages(await self._broker.query(request), text=text, headers_only=headers_only)
+        return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
 
     async def _ack(self, tenant: str, address: str, fields: Fields) -> bytes:
         await self._broker.ack(requests.ack(tenant, parse_address(address), fields))

@@ -70,7 +70,7 @@ def item(
         "create_time": message.created_at // 1000,
     }
     if headers_only:
-        item["size"] = len(message.payload)
+        item["size"] = message.payload_size
     else:
         encoded = _as_text(message.payload) if text else None
         if encoded is None:

@@ -144,7 +144,8 @@ def query(tenant: str, address: str, fields: Fields, budget: int) -> Query:
         since=fields.time("since"),
         before_id=fields.number("before_id", 0, None),
     )
-    return Query(tenant, address, wanted, DEFAULT_FETCH if limit is None else limit, budget, dead_for)
+    headers_only = fields.flag("headers_only") or False
+    return Query(tenant, address, wanted, DEFAULT_FETCH if limit is None else limit, budget, dead_for, headers_only)
 
 
 def message_id(text: str) -> int | None:

@@ -254,6 +254,10 @@ class _Messages(_Table):
         )
         return _within(found, limit, budget)[::-1]
 
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        found = self.newest(mailbox, wanted, limit, mailbox.bytes + 1, now)
+        return [replace(message, payload=b"") for message in found]
+
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int) -> list[Handle]:
         messages = self._box(mailbox).messages
         return [m.handle for i, m in messages.items() if after < i <= last and m.lane == lane]

@@ -19,7 +19,8 @@ MAILBOX = (
 )
 HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
-MESSAGE = f"msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, {BODY}"
+HEAD = "msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra"
+MESSAGE = f"{HEAD}, {BODY}"
 GROUP = "no, mailbox_no, name, state, push, seen_at"
 DELAYED = (
     "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile"

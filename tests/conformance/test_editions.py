@@ -1,5 +1,7 @@
 """What the older editions need of every store: mail that ends with the next start, public mailboxes, marks of push."""
 
+from dataclasses import replace
+
 import pytest
 
 from mediator.mailboxes.bounds import Bounds
@@ -7,6 +9,7 @@ from mediator.mailboxes.events import What
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.listing import PublicList, public
 from mediator.mailboxes.message import Draft
+from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.restarting import forget_volatile
 from mediator.mailboxes.sending import Send, release, send
@@ -111,6 +114,21 @@ def test_a_mark_outlives_a_restart(opened, reopen):
     with again.transaction() as tx:
         assert [delayed.message.volatile for delayed in tx.delays.due(T0, 10, ALL)] == [HERE, "there"]
     assert start(again)[0] == [2, 0]
+
+
+@pytest.mark.rule("Q1")
+def test_heads_are_the_newest_messages_without_their_payloads(box):
+    for number in range(4):
+        tags = ("even",) if number % 2 == 0 else ()
+        keep(box, b"x" * (5000 + number), tags=tags, headers={"own": "é"}, dedup_id=f"d{number}", volatile=None)
+    with box.reading() as tx:
+        whole = everything(tx, get(tx))
+        heads = tx.messages.heads(get(tx), Filter(), 10, T0)
+        assert [replace(message, payload=b"") for message in whole] == heads
+        assert [message.payload_size for message in heads] == [5000, 5001, 5002, 5003]
+        assert [message.payload_size for message in whole] == [5000, 5001, 5002, 5003]
+        assert ids(tx.messages.heads(get(tx), Filter(tags=("even",)), 10, T0)) == [0, 2]
+        assert ids(tx.messages.heads(get(tx), Filter(before_id=3), 2, T0)) == [1, 2]
 
 
 @pytest.mark.rule("E10")

@@ -346,6 +346,25 @@ async def test_list_by_tag_and_count_and_without_payloads(service: Service) -> N
     assert (await service.ask("MAILBOX.LIST.board", {"max_count": -1}))["error"].startswith("max_count: ")
 
 
+@pytest.mark.rule("Q1", "N7")
+async def test_headers_are_listed_of_more_than_a_reply_could_hold(tmp_path: Path) -> None:
+    async with serving(tmp_path, bounds=Bounds(max_message=100_000)) as service:
+        await service.create("board")
+        large, tags = b"x" * 90_000, {"tags": "t"}
+        for _ in range(5):
+            await service.done("MAILBOX.MSG.board", large, {**tags, "own": "é"})
+        assert len((await service.done("MAILBOX.LIST.board"))["messages"]) < 5
+        for subject in ("MAILBOX.LIST.board", "MSG.QUERY.board"):
+            bare = (await service.done(subject, {"headers_only": True, "tag": "t"}))["messages"]
+            assert [(m["payload"], m["size"], m["headers"]) for m in bare] == [("", 90_000, {"own": "é"})] * 5
+        wide = {"own": "y" * 12_000}
+        for _ in range(20):
+            await service.done("MAILBOX.MSG.board", b"", wide)
+        bare = (await service.done("MAILBOX.LIST.board", {"headers_only": True}))["messages"]
+        assert ids(bare) == list(range(25 - len(bare), 25))
+        assert 1 < len(bare) < 20
+
+
 # A client that has shapes of its own.
 
 

@@ -37,7 +37,7 @@ class Questions:
         return await self._found(tenant, address, Filter(), MAX_FETCH, headers_only=True)
 
     async def _found(self, tenant: str, address: str, wanted: Filter, limit: int, headers_only: bool) -> bytes:
-        request = Query(tenant, parse_address(address, ADDRESS), wanted, limit, self._room())
+        request = Query(tenant, parse_address(address, ADDRESS), wanted, limit, self._room(), headers_only=headers_only)
         found = await self._broker.query(request)
         return replies.success(messages=[_item(message, headers_only) for message in found])
 
