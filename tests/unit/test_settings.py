@@ -10,6 +10,7 @@ import pytest
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import Quota
+from mediator.mailboxes.lanes import Lane
 from mediator.settings import Settings
 from mediator.settings_sources import options
 
@@ -167,6 +168,14 @@ WRONG = [
     ("gateway", "1", "expected a table of options, got '1'"),
     ("gateway.listen", '"x"', "expected HOST:PORT"),
     ("gateway.direct", '"x:y"', "expected a port from 0 to 65535 after the colon"),
+    ("editions", "1", "expected a table of options, got '1'"),
+    ("editions.urgent_ttl", "-1", "expected at least 0, got '-1'"),
+    ("editions.normal_ttl", "-1", "expected at least 0, got '-1'"),
+    ("editions.notify_ttl", "-1", "expected at least 0, got '-1'"),
+    ("push", "1", "expected a table of options, got '1'"),
+    ("push.keep_days", "0", "expected at least 1, got '0'"),
+    ("push.max_subscriptions", "0", "expected at least 1, got '0'"),
+    ("push.tenant_subscriptions", "0", "expected at least 1, got '0'"),
     ("gateway.tls_cert", "1", "expected"),
     ("gateway.tls_key", "1", "expected"),
     ("gateway.max_connections", "0", "expected at least 1, got '0'"),
@@ -453,6 +462,13 @@ def test_what_is_no_endpoint_is_refused_saying_what_was_expected(text: str) -> N
         Endpoint.parse(text)
 
 
+@pytest.mark.rule("E4")
+def test_suggested_lives_are_by_lane_and_off() -> None:
+    assert Settings.load().editions.inbox_ttls == {}
+    chosen = Settings.load(editions={"urgent_ttl": 86_400, "notify_ttl": 1}).editions.inbox_ttls
+    assert chosen == {Lane.URGENT: 86_400_000, Lane.LOW: 1000}
+
+
 def pages() -> dict[str, str]:
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
     assert spec is not None
@@ -473,7 +489,8 @@ def test_every_option_is_documented_with_its_variable_and_advice() -> None:
         assert field.description, path
         heading = (
             f"## {path[0]}"
-            if path[0] in {"quotas", "journal", "cleanup", "didcomm", "gateway", "registry", "pipeline"}
+            if path[0]
+            in {"quotas", "journal", "cleanup", "didcomm", "editions", "gateway", "push", "registry", "pipeline"}
             and len(path) == 1
             else None
         )
