@@ -15,6 +15,8 @@ from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
+from mediator.nats.editions import publishing, second
+from mediator.nats.stored import Edition
 from mediator.operators.spans import parse_span, show_span
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
@@ -28,6 +30,7 @@ BUILDERS: Sequence[Callable[[Fields], Any]] = (
     lambda fields: requests.nack("default", "task", fields),
     lambda fields: requests.extend("default", "task", fields),
     lambda fields: requests.query("default", "task", fields, BUDGET),
+    lambda fields: second.question("default", fields),
 )
 
 
@@ -105,6 +108,21 @@ def check_draft(made: Draft) -> None:
         assert item.get("headers", {}) == made.headers
         assert item.get("tags", []) == list(made.tags)
         assert item.get("key") == made.key
+    assert message.payload_size == len(made.payload)
+    assert len(replies.messages([message], headers_only=True)) <= message.shown_head
+
+
+def publish(data: bytes) -> None:
+    """Read a publish of an older edition: subject, body and headers, parted by zeros."""
+    subject, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
+    for edition in Edition:
+        try:
+            found = publishing.read(edition, subject.decode("utf-8", "replace"), payload, client.read_headers(lines))
+        except MediatorError as error:
+            check_refusal(error)
+        else:
+            parse_address(found.address)
+            check_draft(found.draft)
 
 
 def address(data: bytes) -> None:
@@ -204,6 +222,15 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
             b"mq9-ttl: 60\r\nmq9-delay: 5\r\nmq9-dedup-id: d\r\nmq9-reply-to: task\r\nmq9-storage: archive\r\n",
             b"mq9-send-at: 1767225600\r\nmq9-expire-at: 99999999999\r\nNats-Msg-Id: x\r\n",
             b'quote: "\\"\r\nNats-Request-Info: {}\r\n: \r\n\xff: \xff\r\nno colon\r\n',
+        ),
+    ),
+    "publish": (
+        publish,
+        (
+            b"task.queue.high\0{}\0dedup_id: d\r\ntags: [a, b]\r\nsend_at: 1767225600\r\n",
+            b'task.notify\0{"persist": true}\0Expire_At: x\r\nmq9-expire-at: 99999999999\r\n',
+            b'urgent\0["persist"\0persist: maybe\r\n',
+            b"a.urgent.normal\0\0mq9-persist: FALSE\r\nmq9-priority: low\r\n",
         ),
     ),
     "address": (address, (b"task", b"a.b.c", b"public", b"a" * 128, b"a..b", b"a-b", b"\xff")),

@@ -29,7 +29,7 @@ class Second:
         self.verbs = {"PUBLIC.LIST": ("PUBLIC.LIST", self._list), "MAILBOX.DELETE.": ("DELETE", self._delete)}
 
     async def _list(self, tenant: str, _tail: str, fields: Fields) -> bytes:
-        request = _public(tenant, fields)
+        request = question(tenant, fields)
         return _reply(await self._broker.read(lambda tx, now: listing.public(tx, request, now)), self._room())
 
     async def _delete(self, tenant: str, tail: str, _fields: Fields) -> bytes:
@@ -50,7 +50,8 @@ def entry(mailbox: Mailbox) -> dict[str, Any]:
     }
 
 
-def _public(tenant: str, fields: Fields) -> PublicList:
+def question(tenant: str, fields: Fields) -> PublicList:
+    """Read PUBLIC.LIST (E10)."""
     limit = fields.number("limit", 1, MAX_LIMIT, zero_is_absent=True)
     page = fields.number("page", 1, MAX_PAGE, zero_is_absent=True)
     after = fields.text("cursor", 4096)
