@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import LANES, Lane
-from tests.integration.door import PREFIX, Service, ids, payloads, serving
+from tests.integration.door import PREFIX, Service, ids, payloads, refused, serving
 
 SENT_FROM = '{"from": "m002", "type": "task_result", "payload": {"n": 1}, "ts": 1234567890}'
 
@@ -70,8 +70,8 @@ async def test_without_its_token_nobody_is_told_what_is_unread(service: Service,
     await stock.request("$mq9.AI.INBOX.m001.normal", b"x")
     empty = {"mail_id": "", "unread": 0, "messages": []}
     for body in ({"token": "wrong"}, {}, {"token": None}):
-        refused = await service.ask("MAILBOX.QUERY.m001", body)
-        assert refused == {"error": "token: does not match the one given at CREATE", **empty}
+        answer = await service.ask("MAILBOX.QUERY.m001", body)
+        assert answer == {"error": "token: does not match the one given at CREATE", **empty}
     assert await service.ask("MAILBOX.QUERY.m002", {"token": "x"}) == {"error": "mailbox m002 does not exist", **empty}
     assert (await service.ask("MAILBOX.QUERY.m001", {"token": 1}))["error"].startswith("token: ")
     assert (await service.ask("MAILBOX.QUERY.M-1", {"token": ""}))["error"].startswith("mail_id: ")
@@ -131,7 +131,56 @@ async def test_suggested_lives_count_where_configured_and_the_sender_says_nothin
     assert abs(found[3] - now - 60) < 30
 
 
+@pytest.mark.rule("E4", "N2")
+async def test_examples_of_sending_in_the_first_edition(service: Service, stock: Client) -> None:
+    made = await service.done("MAILBOX.CREATE", '{"type":"standard","ttl":3600}')
+    inbox = f"$mq9.AI.INBOX.{made['mail_id']}"
+    examples = (
+        (
+            "normal",
+            {
+                "from": "m-uuid-002",
+                "type": "task_result",
+                "correlation_id": "req-uuid-001",
+                "reply_to": "$mq9.AI.INBOX.m-uuid-002.normal",
+                "payload": {},
+                "ts": 1234567890,
+            },
+        ),
+        ("urgent", {"from": "m-uuid-003", "type": "emergency_stop", "payload": {}, "ts": 1234567890}),
+        ("notify", {"from": "m-uuid-001", "type": "x", "deadline": 1234567890, "payload": "done", "ts": 1}),
+    )
+    for word, body in examples[:-1]:
+        await stock.publish(f"{inbox}.{word}", json.dumps(body).encode())
+    word, last = examples[-1]
+    await stock.request(f"{inbox}.{word}", json.dumps(last).encode())
+    reply = await service.done(f"MAILBOX.QUERY.{made['mail_id']}", {"token": made["token"]})
+    assert reply["messages"] == [examples[1][1], examples[0][1], last]
+    assert (reply["mail_id"], reply["unread"]) == (made["mail_id"], 3)
+
+
 # The second edition.
+
+
+@pytest.mark.rule("A1", "A7", "E10", "M2")
+async def test_private_mailboxes_have_an_address_nobody_guesses_and_are_not_listed(service: Service) -> None:
+    made = [await service.done("MAILBOX.CREATE", {"ttl": 3600, "public": False}) for _ in range(3)]
+    assert len({reply["mail_id"] for reply in made}) == 3
+    assert all(len(reply["mail_id"]) == 26 and reply["created"] for reply in made)
+    assert (await service.done("PUBLIC.LIST"))["mailboxes"] == []
+    assert await service.ask("MAILBOX.CREATE", {"ttl": 1, "public": True, "name": "public"}) == refused(
+        "MAILBOX.CREATE", "name: public is reserved"
+    )
+
+
+@pytest.mark.rule("N7")
+async def test_a_message_above_the_limit_is_refused_on_older_subjects_too(tmp_path: Path) -> None:
+    async with serving(tmp_path, bounds=Bounds(max_message=1000)) as service:
+        await service.create("m001")
+        for subject in ("MAILBOX.MSG.m001.high", "INBOX.m001.urgent"):
+            reply = await service.ask(subject, b"x" * 1001)
+            assert reply["error"] == "payload: message_too_large, 1001 bytes with headers, the limit is 1000"
+            assert (await service.ask(subject, b"x" * 1000))["error"] == ""
 
 
 @pytest.mark.rule("E1", "E2", "N8")
@@ -174,8 +223,8 @@ async def test_one_lane_word_at_the_end_is_always_the_lane(service: Service) -> 
 async def test_older_creates_take_no_name_that_ends_in_a_lane_word(service: Service, older: dict[str, Any]) -> None:
     for word in ("critical", "high", "urgent", "normal", "low", "notify"):
         name = f"order.{word}"
-        refused = await service.ask("MAILBOX.CREATE", {"name": name, **older})
-        assert refused["error"] == f"name: expected no lane word at the end of a name with public or type, got {word}"
+        answer = await service.ask("MAILBOX.CREATE", {"name": name, **older})
+        assert answer["error"] == f"name: expected no lane word at the end of a name with public or type, got {word}"
         await service.create(name)
     await service.create("urgent.order", **older)
 
@@ -257,9 +306,9 @@ async def test_public_mailboxes_come_in_pages_and_none_falls_between(tmp_path: P
             ({"tag": 1}, "tag"),
             ({"cursor": "A"}, "cursor"),
         ):
-            refused = await service.ask("PUBLIC.LIST", body)
-            assert refused["error"].startswith(f"{named}: ")
-            assert refused["mailboxes"] == []
+            answer = await service.ask("PUBLIC.LIST", body)
+            assert answer["error"].startswith(f"{named}: ")
+            assert answer["mailboxes"] == []
 
 
 @pytest.mark.rule("A1")
