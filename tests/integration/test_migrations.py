@@ -193,6 +193,28 @@ def test_the_registry_never_reads_a_whole_table(tmp_path):
             assert_goes_by_index(store, sql, "SCAN there", "SCAN removed", "SCAN first", sorts)
 
 
+@pytest.mark.rule("E4", "E5", "E10")
+def test_older_editions_never_read_a_whole_table(tmp_path):
+    store = SqliteStore(tmp_path / "a.db")
+    said: list[str] = []
+    with contextlib.closing(store):
+        with store.transaction() as tx:
+            furnish(tx)
+            store._writer.connection.set_trace_callback(said.append)
+            mailbox = get(tx)
+            tx.mailboxes.public(TENANT, "", ("t",), 1, ALL, T0)
+            tx.messages.volatile("here", ALL)
+            tx.delays.drop_volatile("here", ALL)
+            tx.messages.heads(mailbox, Filter(tags=("t",)), ALL, T0)
+            tx.pushed.marks(mailbox)
+            tx.pushed.unread(mailbox, T0)
+            store._writer.connection.set_trace_callback(None)
+        searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
+        assert len(searches) >= 9
+        for sql in searches:
+            assert_goes_by_index(store, sql)
+
+
 def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
     """Fail when a whole table is read or sorted; ``limited`` are steps that cannot."""
     plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
