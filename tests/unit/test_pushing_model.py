@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from mediator.errors import NoSuchMessageError
 from mediator.mailboxes import pushing
@@ -61,6 +61,8 @@ class Pushing(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
         self.no = self.broker.create().mailbox.no
+        self.subscribe(list(LANES))
+        self.join()
 
     def live(self, lanes: Sequence[Lane] = LANES) -> set[int]:
         now = self.broker.now
@@ -96,10 +98,10 @@ class Pushing(RuleBasedStateMachine):
 
     # Without a queue.
 
+    @precondition(lambda self: len(self.followers) < 4)
     @rule(lanes=SOME)
     def subscribe(self, lanes: list[Lane]) -> None:
-        if len(self.followers) < 4:
-            self.followers.append(Follower(self.begin(lanes, {})))
+        self.followers.append(Follower(self.begin(lanes, {})))
 
     def begin(self, lanes: Sequence[Lane], after: dict[str, int]) -> Cursor:
         words = {lane: lane.name for lane in lanes}
@@ -107,10 +109,14 @@ class Pushing(RuleBasedStateMachine):
         assert no == self.no
         return cursor
 
-    @rule(data=st.data(), limit=st.integers(1, 6), budget=st.sampled_from([1, 50, AMPLE]), taken=st.integers(0, 6))
+    @precondition(lambda self: self.followers)
+    @rule(
+        data=st.data(),
+        limit=st.integers(1, 6),
+        budget=st.sampled_from([1, 50, AMPLE]),
+        taken=st.sampled_from([1, 3, AMPLE, AMPLE]),
+    )
     def look(self, data: st.DataObject, limit: int, budget: int, taken: int) -> None:
-        if not self.followers:
-            return
         follower = data.draw(st.sampled_from(self.followers))
         cursor = follower.cursor
         found = self.broker.run(lambda tx: pushing.look(tx, PLACE, self.no, cursor, limit, budget, self.broker.now))
@@ -137,37 +143,43 @@ class Pushing(RuleBasedStateMachine):
         assert all(msg_id < message.msg_id for msg_id in lane), "first in, first out"
         follower.got.append(item)
 
+    @precondition(lambda self: self.followers)
     @rule(data=st.data())
     def open_again(self, data: st.DataObject) -> None:
         """Another instance goes on, from what the gateway saw last."""
-        if self.followers:
-            follower = data.draw(st.sampled_from(self.followers))
-            earlier = follower.earlier | set(follower.got)
-            after = {lane.name: msg_id for lane, msg_id in sorted(earlier)}
-            follower.cursor = self.begin(follower.cursor.lanes, after)
-            follower.earlier, follower.got = earlier, []
+        follower = data.draw(st.sampled_from(self.followers))
+        earlier = follower.earlier | set(follower.got)
+        after = {lane.name: msg_id for lane, msg_id in sorted(earlier)}
+        follower.cursor = self.begin(follower.cursor.lanes, after)
+        follower.earlier, follower.got = earlier, []
 
+    @precondition(lambda self: len(self.followers) > 2)
     @rule(data=st.data())
     def unsubscribe(self, data: st.DataObject) -> None:
-        if self.followers:
-            self.followers.remove(data.draw(st.sampled_from(self.followers)))
+        self.followers.remove(data.draw(st.sampled_from(self.followers)))
 
     # With a queue.
 
+    @precondition(lambda self: len(self.members) < 3)
     @rule()
     def join(self) -> None:
-        if len(self.members) < 3:
-            assert self.broker.run(lambda tx: pushing.join(tx, PLACE, QUEUE, KEEP, self.broker.now)) == self.no
-            self.members.append(Member())
+        assert self.broker.run(lambda tx: pushing.join(tx, PLACE, QUEUE, KEEP, self.broker.now)) == self.no
+        self.members.append(Member())
 
-    @rule(data=st.data(), room=st.integers(0, 5), budget=st.sampled_from([1, 900, AMPLE]), lanes=SOME)
-    def take(self, data: st.DataObject, room: int, budget: int, lanes: list[Lane]) -> None:
+    @precondition(lambda self: self.members)
+    @rule(
+        data=st.data(),
+        room=st.sampled_from([0, 2, 100, 100]),
+        budget=st.sampled_from([1, 900, AMPLE]),
+        lanes=st.one_of(st.just(list(LANES)), SOME),
+        reads=st.sampled_from([0, 1, AMPLE]),
+        renews=st.booleans(),
+    )
+    def take(self, data: st.DataObject, room: int, budget: int, lanes: list[Lane], reads: int, renews: bool) -> None:
         """A member confirms some of what it has, and is given more."""
-        if not self.members:
-            return
         member = data.draw(st.sampled_from(self.members))
-        confirmed = [member.held.pop(0) for _ in range(data.draw(st.integers(0, len(member.held))))]
-        renewed = [msg_id for _, msg_id in member.held] if data.draw(st.booleans()) else []
+        confirmed, member.held = member.held[:reads], member.held[reads:]
+        renewed = [msg_id for _, msg_id in member.held] if renews else []
         member.done += confirmed
         for _, msg_id in confirmed:
             self.running.pop(msg_id, None)
@@ -199,10 +211,9 @@ class Pushing(RuleBasedStateMachine):
             self.seen[message.lane] = msg_id
         self.running[msg_id] = now + LEASE
 
+    @precondition(lambda self: self.members)
     @rule(data=st.data(), broken=st.booleans())
     def leave(self, data: st.DataObject, broken: bool) -> None:
-        if not self.members:
-            return
         member = data.draw(st.sampled_from(self.members))
         self.members.remove(member)
         again = [item for item in member.done if item[1] in self.confirmed] if broken else []
@@ -217,6 +228,6 @@ class Pushing(RuleBasedStateMachine):
 
 TestPushing = Pushing.TestCase
 TestPushing.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPushing = pytest.mark.rule("A8", "E6", "E7", "E8")(TestPushing)
