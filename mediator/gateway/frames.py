@@ -96,6 +96,9 @@ class _Stream:
         self._left = 0
         """Bytes of a payload that are still to come."""
         self._waiting: list[bytes] = []
+        self._so_far = 0, 0
+        self.violation: ProtocolViolationError | None = None
+        """What was wrong behind the frames that were handed on last; nothing more may be fed."""
 
     def insert(self, frame: bytes) -> bytes:
         """Return a frame of our own if it can be written now; else it comes as soon as a chunk has room for it."""
@@ -105,7 +108,7 @@ class _Stream:
         return b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk and return what to hand on; raises :class:`ProtocolViolationError`."""
+        """Take a chunk and return what to hand on; sets ``violation``."""
         if self._rest:
             self._rest.append(data)
             self._missing -= len(data)
@@ -121,11 +124,19 @@ class _Stream:
             self._waiting.clear()
         else:
             mark = 0
-        self._frames(data, at, mark, out)
+        try:
+            self._frames(data, at, mark, out)
+        except ProtocolViolationError as error:
+            self.violation = error
+            mark, at = self._so_far
+            out.append(data[mark:at])
         return out
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        """Read frames from ``at`` on; what stands before, from ``mark`` on, is still to be handed on."""
+        """Read frames from ``at`` on; what stands before, from ``mark`` on, is still to be handed on.
+
+        Raises :class:`ProtocolViolationError`, having set what was found good so far.
+        """
         raise NotImplementedError
 
     def _end(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
@@ -149,7 +160,7 @@ class ClientStream(_Stream):
         """Whether the watcher is told of each publish."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk and return what goes to the server; raises :class:`ProtocolViolationError`."""
+        """Take a chunk and return what goes to the server; sets ``violation``."""
         if self._dropping:
             dropped = min(self._dropping, len(data))
             self._dropping -= dropped
@@ -169,7 +180,8 @@ class ClientStream(_Stream):
                 continue
             end = data.find(b"\n", at, at + MAX_CONNECT)
             line = data[at : end if end >= 0 else at + MAX_CONNECT]
-            if len(line) > MAX_LINE and (len(line) == MAX_CONNECT or not line[:7].upper() == b"CONNECT"):
+            self._so_far = mark, at
+            if len(line) > MAX_LINE and (len(line) == MAX_CONNECT or line[:7].upper() != b"CONNECT"):
                 raise ProtocolViolationError("maximum control line exceeded")
             if end < 0:
                 break
@@ -238,17 +250,19 @@ class ServerStream(_Stream):
                 subject, sid, head, total, msg_id = push.groups()
                 if msg_id is None and size - push.end() < min(int(head), AHEAD):
                     break
+                out.append(data[mark : at + 5])
             else:
                 push = _BARE_PUSH.match(data, at)
                 if push is not None:
                     subject, sid, total = push.groups()
                     msg_id = None
+                    out.append(data[mark : at + 4])
             if push is not None:
                 watcher.pushed(sid, subject, msg_id)
-                out.append(data[mark : data.index(b" ", at) + 1])
                 mark = push.start(1)
                 at = push.end() + int(total) + 2
                 continue
+            self._so_far = mark, at
             end = data.find(b"\r\n", at) + 2
             if end < 2:
                 if size - at > MAX_SERVER_LINE:

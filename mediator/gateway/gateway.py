@@ -1,6 +1,7 @@
 """The gateway itself: the public port, the clients on it, and their number."""
 
 import asyncio
+import errno
 import resource
 import ssl
 from collections.abc import Sequence
@@ -89,9 +90,10 @@ class Gateway:
             )
         except OSError as error:
             await self._owners.close()
+            what = "is taken by another program" if error.errno == errno.EADDRINUSE else "cannot be listened on"
             raise SetupError(
-                f"NATS port {options.port} on {options.host} cannot be listened on: {error.strerror or error}; "
-                "end the program that has it, or choose another port"
+                f"NATS port {options.port} on {options.host} {what}: choose another one with --nats, or with --listen "
+                f"for `mediator gateway` ({error.strerror or error})"
             ) from error
         port = self._server.sockets[0].getsockname()[1]
         secure = self.tls is not None

@@ -38,8 +38,8 @@ class Subscription:
     sid: bytes
     subject: str
     queue: str
-    words: frozenset[bytes]
-    """What may end the subject of a push and is a lane word; empty: the subscription has no lanes."""
+    lanes: bool
+    """Whether it is mail of a mailbox, which has lanes."""
     session: "Session"
     owner: str = ""
     """The instance that serves it; empty: none has answered yet."""
@@ -54,7 +54,7 @@ class Subscription:
     most: int = 0
     """How many messages the client takes in all; 0: no end."""
     after: dict[bytes, bytes] = field(default_factory=dict)
-    """The last msg_id by lane word."""
+    """The last msg_id by the subject of the push, of which there is one for each lane word."""
 
 
 class Owner(Protocol):
@@ -119,10 +119,14 @@ class Session:
     def from_client(self, data: bytes) -> None:
         """Take what the client wrote; raises :class:`ProtocolViolationError`."""
         self._to_server += self._up.feed(data)
+        if self._up.violation is not None:
+            raise self._up.violation
 
     def from_server(self, data: bytes) -> None:
         """Take what the server wrote; raises :class:`ProtocolViolationError`."""
         self._to_client += self._down.feed(data)
+        if self._down.violation is not None:
+            raise self._down.violation
         self._ask_for_confirmation()
 
     def take_to_server(self) -> bytes:
@@ -185,10 +189,8 @@ class Session:
         if len(self._by_sid) >= self._front.max_subscriptions:
             self._tell_error(_TOO_MANY)
             return b""
-        words = frozenset[bytes]()
-        if isinstance(found, stored.Stored):
-            words = frozenset(word.encode() for word in stored.WORDS[found.edition])
-        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), words, self)
+        lanes = isinstance(found, stored.Stored)
+        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), lanes, self)
         self._by_sid[sid] = made
         self._owner.subscribed(made)
         private = f"{pushwire.PRIVATE}{made.token}.{stored.delivered_on(text)}".encode()
@@ -290,16 +292,19 @@ class Session:
             return
         subscription.pushed += 1
         self._unconfirmed.add(subscription)
-        if msg_id is not None and subscription.words:
-            word = subject[subject.rfind(b".") + 1 :]
-            subscription.after[word if word in subscription.words else b""] = msg_id
+        if msg_id is not None and subscription.lanes:
+            subscription.after[subject] = msg_id
         if subscription.pushed == subscription.most:
             del self._by_sid[sid]
 
     # Inside.
 
     def _open_frame(self, subscription: Subscription) -> bytes:
-        after = {word.decode(): int(msg_id) for word, msg_id in subscription.after.items()}
+        after = {}
+        for subject, msg_id in subscription.after.items():
+            found = stored.classify(subject.decode())
+            if isinstance(found, stored.Stored):
+                after[found.word] = int(msg_id)
         asked = pushwire.Open(self._front.gateway, subscription.token, subscription.subject, subscription.queue, after)
         body = pushwire.pack(asked)
         return b"PUB %b %d\r\n%b\r\n" % (_OPEN_SUBJECT.encode(), len(body), body)

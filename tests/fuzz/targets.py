@@ -20,6 +20,7 @@ from mediator.nats.stored import Edition
 from mediator.operators.spans import parse_span, show_span
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
+from tests.fuzz.gateway import GATEWAY
 
 BUDGET = 1 << 20
 BUILDERS: Sequence[Callable[[Fields], Any]] = (
@@ -238,6 +239,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
     "span": (span, (b"90s", b"1h30m", b"1.5d", b"250ms", b"12", b"999999999999.999w")),
     **CARDS,
     **DIDCOMM,
+    **GATEWAY,
     "stream": (stream, (b"a\x0bb\x0c\0_R_.x\0NATS/1.0\0payload\0other\0rest", b"\xff\0\0\0\0")),
 }
 """Each target with seeds for it."""

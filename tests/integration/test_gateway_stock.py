@@ -431,7 +431,7 @@ async def test_a_server_that_is_away_costs_the_client_its_connection_only(tmp_pa
 async def test_a_taken_port_is_told(house):
     options = Options("127.0.0.1", house.gateway.port, 1, 1)
     behind = Behind([house.server.url], house.server.service_user, house.server.service_password)
-    with pytest.raises(SetupError, match="cannot be listened on"):
+    with pytest.raises(SetupError, match="is taken by another program"):
         async with gateway_before(behind, options, "second"):
             pass
 
