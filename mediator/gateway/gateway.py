@@ -21,6 +21,8 @@ from mediator.nats.connection import Connection
 
 BACKLOG: Final = 4096
 """Connections that wait to be taken in."""
+OTHER_FILES: Final = 256
+"""Open files that are none of the clients'."""
 
 log = structlog.get_logger("gateway")
 
@@ -48,6 +50,7 @@ class Gateway:
         self._options = options
         self._upstreams = list(upstreams)
         self._next = 0
+        self._most = options.max_connections
         self._owners = Owners(connection, asyncio.get_running_loop().time)
         self._clients: set[ClientSide] = set()
         self._server: asyncio.Server | None = None
@@ -82,7 +85,10 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises SetupError when the port is taken."""
         options = self._options
-        _allow_files(2 * options.max_connections + 256)
+        files = _allow_files(2 * options.max_connections + OTHER_FILES)
+        self._most = min(options.max_connections, max(1, (files - OTHER_FILES) // 2))
+        if self._most < options.max_connections:
+            log.warning("the system allows fewer open files than gateway.max_connections needs", clients=self._most)
         await self._owners.open()
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -119,7 +125,7 @@ class Gateway:
 
     def admit(self, client: ClientSide) -> bool:
         """Say whether there is room for one more client, and count it in."""
-        if len(self._clients) >= self._options.max_connections:
+        if len(self._clients) >= self._most:
             return False
         self._clients.add(client)
         return True
@@ -150,10 +156,12 @@ def _context(options: Options) -> ssl.SSLContext | None:
     return context
 
 
-def _allow_files(count: int) -> None:
-    """Have the system allow as many open sockets as the gateway may need, if it lets us."""
+def _allow_files(count: int) -> int:
+    """Have the system allow as many open files, if it lets us; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return count if soft == resource.RLIM_INFINITY else min(count, soft)

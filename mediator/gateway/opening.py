@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -36,7 +36,9 @@ async def gateway_before(behind: Behind, options: Options, name: str) -> AsyncIt
         finally:
             await gateway.stop()
     finally:
-        await connection.close()
+        # It may be lost already.
+        with suppress(OSError):
+            await connection.close()
 
 
 def upstream(url: str) -> Upstream:
