@@ -368,6 +368,22 @@ async def test_there_are_so_many_subscriptions_and_no_more(tmp_path: Path) -> No
         assert third.opened[-1].error == ""
 
 
+@pytest.mark.rule("A8", "E6")
+async def test_after_the_connection_was_lost_everything_is_opened_anew(service: Service, gateway: Gateway) -> None:
+    await service.create()
+    subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
+    await fill(service, "normal")
+    await subscriber.got(1)
+    lost = service.lost
+    service.connection._client._transport.close()
+    await until(lambda: service.lost > lost and gateway.signs and gateway.signs[-1].leaving)
+    assert service.pushes.count == 0
+    await subscriber.open(after={"normal": 0})
+    await fill(service, "normal")
+    await subscriber.got(2)
+    assert subscriber.ids == [0, 1]
+
+
 @pytest.mark.rule("E4")
 async def test_what_was_confirmed_is_read(service: Service, gateway: Gateway) -> None:
     await service.create()

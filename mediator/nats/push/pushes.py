@@ -28,7 +28,7 @@ from mediator.nats.pushwire import Opened, Signs
 
 LOST = "lost"
 """How a subscription ended that this instance does not know."""
-MAX_TASKS = 1000
+MAX_TASKS = 10_000
 """Subscriptions that are being opened at the same time."""
 CONFIRM_SECONDS = 1.0
 """How long the end waits for clients to confirm what they were pushed."""
