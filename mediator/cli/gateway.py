@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mediator.cli.options import Config, DataDir, load
-from mediator.errors import MediatorError, SetupError
+from mediator.errors import MediatorError, SetupError, UnavailableError
 
 if TYPE_CHECKING:
     from mediator.endpoint import Endpoint
@@ -79,13 +79,16 @@ async def _run(settings: "Settings", listen: "Endpoint") -> None:
 
 
 async def _behind(settings: "Settings") -> "Behind":
-    """Say what is behind the gateway, and how the service logs in there; raises SetupError when no service says it."""
+    """Say what is behind the gateway, and how the service logs in there; raises MediatorError when nobody says it."""
     from mediator.gateway.opening import Behind
     from mediator.operators.control import ask
 
     if settings.nats_url is not None:
         return Behind(settings.nats_url.get_secret_value().split(","))
     answer = await ask(settings.data_dir, "gateway-login")
+    if answer["error"]:
+        # It has only begun to start.
+        raise UnavailableError(answer["error"])
     return Behind(answer["urls"], answer["user"], answer["password"])
 
 

@@ -1,10 +1,13 @@
 """Puts a gateway together with what it stands before, inside the service or as a process of its own."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+import structlog
 
 from mediator.errors import SetupError
 from mediator.gateway.connections import Upstream
@@ -12,6 +15,9 @@ from mediator.gateway.gateway import Gateway, Options
 from mediator.nats.connection import connect
 
 DEFAULT_PORT = 4222
+CLOSE_SECONDS = 2.0
+
+log = structlog.get_logger("gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,12 @@ async def gateway_before(behind: Behind, options: Options, name: str) -> AsyncIt
         finally:
             await gateway.stop()
     finally:
-        # It may be lost already.
-        with suppress(OSError):
-            await connection.close()
+        # It may be lost already, and its end then fail, or wait for what does not come.
+        closing = asyncio.create_task(connection.close())
+        done, _ = await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
+        for each in done:
+            if (error := each.exception()) is not None:
+                log.info("connection", problem=str(error) or type(error).__name__)
 
 
 def upstream(url: str) -> Upstream:

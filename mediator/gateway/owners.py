@@ -24,6 +24,7 @@ GATHER_SECONDS: Final = 0.003
 FIRST_PAUSE: Final = 1.0
 """Seconds until an OPEN that nobody answered is sent again; doubled each time."""
 LONGEST_PAUSE: Final = 5.0
+CLOSE_SECONDS: Final = 2.0
 MAX_TOLD: Final = 5000
 """Tokens in one message."""
 
@@ -53,6 +54,7 @@ class Owners:
         self._instances: dict[str, _Instance] = {}
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
 
     @property
     def count(self) -> int:
@@ -80,10 +82,13 @@ class Owners:
 
     async def close(self) -> None:
         """Say goodbye."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._publish([*self._told(), *((name, self._signs(leaving=True)) for name in self._instances)])
+        # The client swallows a cancellation in the midst of a flush; what it is told by is the flag.
+        await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        if self.connected:
+            await self._publish([*self._told(), *((name, self._signs(leaving=True)) for name in self._instances)])
 
     # What sessions tell.
 
@@ -174,7 +179,7 @@ class Owners:
             self._lose(subscription)
 
     async def _watch(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(pushwire.BEAT_SECONDS)
             now = self._clock()
             for subscription in list(self._unowned):
@@ -195,7 +200,7 @@ class Owners:
     # Telling.
 
     async def _tell(self) -> None:
-        while True:
+        while not self._closing:
             await self._something.wait()
             await asyncio.sleep(GATHER_SECONDS)
             self._something.clear()

@@ -77,6 +77,23 @@ async def test_a_gateway_of_its_own_serves_on_when_the_service_is_started_again(
         process.wait()
 
 
+@pytest.mark.rule("E6")
+async def test_before_a_server_of_somebody_else_it_listens_where_it_is_told(services: Services):
+    url, port = await services.nats_server(), free_port()
+    service = services.new(nats_url=url)
+    service.environment["MEDIATOR_GATEWAY__LISTEN"] = f"127.0.0.1:{port}"
+    service.start()
+    await service.ready()
+    client, sender = await nats.connect(f"nats://127.0.0.1:{port}"), await nats.connect(url)
+    await ask(sender, "MAILBOX.CREATE", b'{"name":"orders"}')
+    subscription = await client.subscribe(BOX, queue="workers")
+    await ask(sender, "MSG.SEND.orders", b"mail")
+    message = await subscription.next_msg(timeout=PATIENCE)
+    assert (message.subject, message.data) == (BOX.replace("*", "normal"), b"mail")
+    await client.close()
+    await sender.close()
+
+
 async def test_a_gateway_without_a_service_says_so(tmp_path: Path):
     command = [sys.executable, "-m", "mediator", "gateway", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
