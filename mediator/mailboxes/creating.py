@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenError
+from mediator.mailboxes import board
 from mediator.mailboxes.address import new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, What
@@ -74,6 +75,7 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
             raise MailboxExistsError(address)
         return _taken(first, request)
     tx.events.append(Event(What.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
+    board.post(tx, mailbox, now)
     return Created(copy(mailbox), token)
 
 
@@ -100,6 +102,7 @@ def update(tx: Transaction, request: Update, now: int) -> Mailbox:
     desc = mailbox.desc if request.desc is None else request.desc
     tags = mailbox.tags if request.tags is None else request.tags
     tx.mailboxes.describe(mailbox, desc, tags, mailbox.ack_wait)
+    board.post(tx, mailbox, now)
     return copy(mailbox)
 
 
@@ -112,7 +115,8 @@ def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | Non
 
 def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = living(tx, tenant, writable_address(address), now)
+    board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
     tx.events.append(Event(What.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
@@ -121,6 +125,7 @@ def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
 
 def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
     """Free the address of a mailbox whose TTL is over (M1)."""
+    board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
     tx.events.append(Event(What.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))

@@ -84,7 +84,7 @@ class Mailboxes(Protocol):
         """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
-        """Return living mailboxes of a tenant in order of address, those behind ``after``."""
+        """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
 
     def usage(self, tenant: str) -> Usage:
         """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them."""

@@ -9,11 +9,11 @@ from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Handle, Message
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
+from mediator.mailboxes.showing import show
 
-KEEP_ONE_SLICE = 1000
 RELEASE_BYTES = 1 << 20
 """Sizes of what one slice of releasing reads and writes again, but for a single larger message."""
 
@@ -74,7 +74,7 @@ def send(
         volatile=draft.volatile,
     )
     if due_at is None:
-        _show(tx, mailbox, message, archive, now, What.STORED)
+        show(tx, mailbox, message, archive, now, What.STORED)
     else:
         tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
         tx.due = due_at if tx.due is None else min(tx.due, due_at)
@@ -106,36 +106,6 @@ def _expire_at(draft: Draft, now: int) -> int | None:
         return draft.expire_at
     by_ttl = now + draft.ttl
     return by_ttl if draft.expire_at is None else min(by_ttl, draft.expire_at)
-
-
-def _show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: What) -> None:
-    """Make a message visible: it gets its msg_id, and takes the place of what it replaces (A3, S2)."""
-    if mailbox.kind is Kind.LATEST:
-        while older := tx.messages.first(mailbox, KEEP_ONE_SLICE):
-            _compact(tx, mailbox, older, now)
-    elif message.key is not None:
-        replaced = tx.messages.keyed(mailbox, message.key)
-        if replaced is not None:
-            _compact(tx, mailbox, [replaced], now)
-    message.msg_id = mailbox.next_id
-    message.created_at = max(now, mailbox.last_at)
-    tx.messages.append(mailbox, message)
-    if archive:
-        tx.outbox.add(mailbox, message)
-    tx.woken.add(mailbox.place)
-    tx.events.append(
-        Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
-    )
-
-
-def _compact(tx: Transaction, mailbox: Mailbox, replaced: Sequence[Handle], now: int) -> None:
-    tx.messages.remove(mailbox, replaced)
-    tx.events.extend(
-        Event(
-            What.COMPACTED, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at
-        )
-        for handle in replaced
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +145,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
                 )
             )
             continue
-        _show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
+        show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
         # An id that had its time before may name a newer message by now.
         if message.dedup_id is not None and now < message.sent_at + DEDUP_SPAN:
             tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)

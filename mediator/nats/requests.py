@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mediator.errors import BadRequestError, NoSuchMessageError
 from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
-from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.bounds import (
     DEFAULT_FETCH,
     DEFAULT_WAIT,
@@ -36,8 +36,8 @@ from mediator.nats.stored import Edition, split_word
 MAX_SECONDS = 100 * 366 * 24 * 3600
 """A century; longer spans are clamped to it."""
 ENCODINGS = ("base64", "utf8")
-KINDS = tuple(kind for kind in Kind if kind is not Kind.MEDIATION)
-"""What CREATE makes; a mediation mailbox comes by a grant alone (D1)."""
+KINDS = (Kind.STANDARD, Kind.LATEST)
+"""What CREATE makes; the other kinds are the service's own (D1, E9)."""
 
 
 def create(tenant: str, fields: Fields) -> Create:
@@ -163,7 +163,7 @@ def numbered(tail: str, field: str = "mail_address") -> tuple[str, int]:
     if msg_id is None or not address:
         parse_address(tail, field)
         raise NoSuchMessageError
-    return parse_address(address, field), msg_id
+    return writable_address(address, field), msg_id
 
 
 def _group(fields: Fields, address: str) -> str:

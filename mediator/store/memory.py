@@ -13,7 +13,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
 from mediator.mailboxes.ports import Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
@@ -197,7 +197,10 @@ class _Mailboxes(_Table):
         found = [
             box.mailbox
             for box in self._data.boxes.values()
-            if box.mailbox.tenant == tenant and box.mailbox.lives(now) and box.mailbox.address > after
+            if box.mailbox.tenant == tenant
+            and box.mailbox.lives(now)
+            and box.mailbox.address > after
+            and box.mailbox.kind is not Kind.BROADCAST
         ]
         return sorted(found, key=lambda mailbox: mailbox.address)[:limit]
 

@@ -1,17 +1,15 @@
 """The second edition: public mailboxes and their list, names that a lane word may not end, DELETE (M2, E2, E10)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 
 from mediator.broker import Broker
 from mediator.fields import Fields
-from mediator.mailboxes import listing
+from mediator.mailboxes import board, listing
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from mediator.mailboxes.listing import PAGE, Listed, PublicList
-from mediator.mailboxes.mailbox import Mailbox
 from mediator.nats import replies, requests
 from mediator.nats.editions.publishing import ADDRESS
 
@@ -38,18 +36,6 @@ class Second:
         return replies.success(deleted=True)
 
 
-def entry(mailbox: Mailbox) -> dict[str, Any]:
-    """Show a public mailbox as PUBLIC.LIST does (E10)."""
-    return {
-        "mail_address": mailbox.address,
-        "mail_id": mailbox.address,
-        "name": mailbox.address,
-        "desc": mailbox.desc,
-        "tags": mailbox.tags,
-        "created_at": mailbox.created_at // 1000,
-    }
-
-
 def question(tenant: str, fields: Fields) -> PublicList:
     """Read PUBLIC.LIST (E10)."""
     limit = fields.number("limit", 1, MAX_LIMIT, zero_is_absent=True)
@@ -68,7 +54,7 @@ def _reply(found: Listed, budget: int) -> bytes:
     """Write a page: what fits, one at least (N7), and where the next begins if there is more."""
     shown: list[orjson.Fragment] = []
     for mailbox in found.mailboxes:
-        written = orjson.dumps(entry(mailbox))
+        written = orjson.dumps(board.entry(mailbox))
         budget -= len(written) + 1
         if budget < 0 and shown:
             break

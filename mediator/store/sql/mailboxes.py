@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.ports import Usage
 from mediator.store import rows
 from mediator.store.rows import KeptMailbox, Row
@@ -140,8 +140,8 @@ class Mailboxes(Table):
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         found = self._session.dialect.execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND (expire_at IS NULL OR expire_at > ?)"
-            " ORDER BY address LIMIT ?",
-            (tenant, after, now, limit),
+            " AND kind <> ? ORDER BY address LIMIT ?",
+            (tenant, after, now, Kind.BROADCAST.value, limit),
         )
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
