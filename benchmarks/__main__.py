@@ -24,7 +24,7 @@ from mediator.nats.server import find_binary
 
 CLAIMS = (
     "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale", "gateway", "encoding", "keywords", "vectors", "discover", "registering",
+    "didcomm_scale", "gateway", "push", "encoding", "keywords", "vectors", "discover", "registering",
 )  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}
 

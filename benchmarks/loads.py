@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.filling import PAYLOAD
+from benchmarks.listening import live, replayed
 from benchmarks.servers import Server, cpu_seconds, resident_mb
 
 API = "$mq9.AI."
@@ -238,18 +239,22 @@ async def replay(client: Client, spec: Result) -> Result:
 
 
 async def idle(_client: Client, spec: Result) -> Result:
-    """Connect ``count`` clients that say nothing after their greeting; they come from several addresses."""
+    """Connect ``count`` clients that say nothing after their greeting, or only SUB a ``subject``.
+
+    They come from several addresses.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     port = urlsplit(spec["url"]).port
     places = asyncio.Semaphore(100)
+    hello = b"SUB %b 1\r\n" % spec["subject"].encode() if "subject" in spec else b""
 
     async def connect(number: int) -> asyncio.StreamWriter:
         async with places:
             local = (f"127.0.0.{2 + number % 8}", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local, limit=4096)
             await reader.readline()
-            writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            writer.write(b'CONNECT {"verbose":false}\r\n%bPING\r\n' % hello)
             while (await reader.readline()) != b"PONG\r\n":
                 pass
             return writer
@@ -325,6 +330,8 @@ LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
         until_killed,
         read_all,
         replay,
+        replayed,
+        live,
         idle,
         publish,
         pull,
