@@ -22,6 +22,10 @@ MAX_ERROR: Final = 512
 _PING: Final = b"PING\r\n"
 _OPEN_SUBJECT: Final = f"$mq9.AI.{pushwire.OPEN}"
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
+_NOT_FOR_CLIENTS: Final = (
+    b"$mq9.AI.PUSH.",
+    *(each.encode() for each in (pushwire.PRIVATE, pushwire.TO_INSTANCE, pushwire.TO_GATEWAY, pushwire.TO_LISTENERS)),
+)
 _TOO_MANY: Final = "maximum subscriptions exceeded"
 
 
@@ -54,7 +58,7 @@ class Subscription:
     most: int = 0
     """How many messages the client takes in all; 0: no end."""
     after: dict[bytes, bytes] = field(default_factory=dict)
-    """The last msg_id by the subject of the push, of which there is one for each lane word."""
+    """The last msg_id by the subject of the push, of which there is one for each lane word; empty: without lanes."""
 
 
 class Owner(Protocol):
@@ -231,7 +235,7 @@ class Session:
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
         """Keep clients from speaking as a gateway or as the service does, and from storing requests and replies."""
         for each in (subject, reply):
-            if each.startswith((b"$mq9.PUSH.", b"$mq9.AI.PUSH.", pushwire.TO_INSTANCE.encode(), b"mq9gw.")):
+            if each.startswith(_NOT_FOR_CLIENTS):
                 self._refuse_publish(each)
                 return False
         return None if _makes_a_stream(subject) else True
@@ -292,8 +296,8 @@ class Session:
             return
         subscription.pushed += 1
         self._unconfirmed.add(subscription)
-        if msg_id is not None and subscription.lanes:
-            subscription.after[subject] = msg_id
+        if msg_id is not None:
+            subscription.after[subject if subscription.lanes else b""] = msg_id
         if subscription.pushed == subscription.most:
             del self._by_sid[sid]
 
@@ -303,8 +307,7 @@ class Session:
         after = {}
         for subject, msg_id in subscription.after.items():
             found = stored.classify(subject.decode())
-            if isinstance(found, stored.Stored):
-                after[found.word] = int(msg_id)
+            after[found.word if isinstance(found, stored.Stored) else ""] = int(msg_id)
         asked = pushwire.Open(self._front.gateway, subscription.token, subscription.subject, subscription.queue, after)
         body = pushwire.pack(asked)
         return b"PUB %b %d\r\n%b\r\n" % (_OPEN_SUBJECT.encode(), len(body), body)
