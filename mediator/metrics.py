@@ -126,6 +126,11 @@ class Metrics:
             "mediator_push_waiting", "Messages pushed to clients and not yet confirmed by them.", registry=registry
         )
         self._pushed = Counter("mediator_pushed", "Messages pushed to subscriptions.", registry=registry)
+        self._broadcasts_lost = Counter(
+            "mediator_broadcasts_lost",
+            "Broadcasts that were not kept, and that a subscriber lost because it did not read in time.",
+            registry=registry,
+        )
         self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
@@ -161,6 +166,10 @@ class Metrics:
     def pushed(self) -> None:
         """Count one message that was pushed to a subscription."""
         self._pushed.inc()
+
+    def broadcast_lost(self) -> None:
+        """Count one broadcast that one subscriber, or one queue group, did not get."""
+        self._broadcasts_lost.inc()
 
     def run_ended(self, outcome: str) -> None:
         """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""

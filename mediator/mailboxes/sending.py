@@ -41,10 +41,7 @@ def send(
     """
     draft = request.draft
     size = draft.size
-    if size > bounds.max_message:
-        raise MessageTooLargeError(size, bounds.max_message)
-    due_at = _due_at(draft, now)
-    expire_at = _expire_at(draft, now)
+    due_at, expire_at = check(draft, bounds, now)
     mailbox = living(tx, request.tenant, request.address, now)
     if mailbox.kind is Kind.MEDIATION and draft.recipient is None:
         draft = _addressed(mailbox, draft, addressee)
@@ -83,6 +80,17 @@ def send(
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
         tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
     return message.msg_id
+
+
+def check(draft: Draft, bounds: Bounds, now: int) -> tuple[int | None, int | None]:
+    """Return when a message is due, None for now, and when it expires (S4, S5).
+
+    Raises :class:`MessageTooLargeError` (N7), and :class:`BadRequestError` when its times cannot be.
+    """
+    size = draft.size
+    if size > bounds.max_message:
+        raise MessageTooLargeError(size, bounds.max_message)
+    return _due_at(draft, now), _expire_at(draft, now)
 
 
 def _addressed(mailbox: Mailbox, draft: Draft, addressee: Addressee | None) -> Draft:

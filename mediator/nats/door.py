@@ -15,16 +15,18 @@ import structlog
 from nats.errors import Error as NatsError
 
 from mediator.broker import Broker
-from mediator.errors import BusyError, MediatorError, UnknownSubjectError
+from mediator.errors import BusyError, MediatorError, UnavailableError, UnknownSubjectError
 from mediator.fields import Fields, parse_body
+from mediator.mailboxes import sending
 from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
 from mediator.nats import pushwire, replies, requests
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
-from mediator.nats.editions import PUBLISHED, Editions, Verb, python_client
+from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
 from mediator.nats.tenants import DEFAULT, Tenants
 
 PREFIX = "$mq9.AI."
@@ -211,7 +213,9 @@ class Door:
                 self._answer(message.reply, self._instance.encode())
                 return
             speaks_python = python_client.speaks(message)
-            verb, work = self._verb(name, self._editions.python_verbs if speaks_python else {})
+            verb, work = self._broadcasting(name, message) or self._verb(
+                name, self._editions.python_verbs if speaks_python else {}
+            )
             tenant = self._tenants.of(account)
             size = len(message.data)
             full = self._held_bytes > MAX_HELD_BYTES or self._asked_bytes + size > MAX_ASKED_BYTES
@@ -304,6 +308,22 @@ class Door:
             return
         self._metrics.request("SEND", OK, time.perf_counter() - started)
         self._answer(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
+
+    def _broadcasting(self, name: str, message: Request) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]] | None:
+        if not name.startswith(broadcasts.PUBLISHED):
+            return None
+        return "BROADCAST", lambda tenant, _data: self._broadcast(tenant, name[len(broadcasts.PUBLISHED) :], message)
+
+    async def _broadcast(self, tenant: str, name: str, message: Request) -> bytes:
+        told = broadcasts.read(name, message.data, message.headers)
+        if told.kept:
+            return replies.success(msg_id=await self._broker.keep_broadcast(tenant, name, told.draft))
+        sending.check(told.draft, self._broker.bounds, self._broker.clock())
+        try:
+            await self._connection.write([told.frame(tenant)])
+        except NatsError as error:
+            raise UnavailableError(str(error) or type(error).__name__) from error
+        return replies.success(msg_id=HIDDEN_ID)
 
     async def _create(self, tenant: str, _tail: str, fields: Fields) -> bytes:
         return replies.created(await self._broker.create(requests.create(tenant, fields)))

@@ -15,6 +15,7 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
     "UPDATE": {"mail_address": ""},
     "SEND": {"msg_id": -1},
+    "BROADCAST": {"msg_id": -1},
     "FETCH": {"messages": []},
     "QUERY": {"messages": []},
     "ACK": {},

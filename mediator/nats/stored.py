@@ -19,10 +19,12 @@ _VERBS: Final = "$mq9.AI."
 _INBOX: Final = "INBOX."
 _MSG: Final = "MAILBOX.MSG."
 _BROADCAST: Final = "BROADCAST."
+BROADCAST: Final = _VERBS + _BROADCAST
+"""What the subjects of broadcasts begin with."""
 _PUBLIC: Final = "PUBLIC.LIST"
 _ADDRESS: Final = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
 _TOKEN: Final = re.compile(r"[^\s.*>#]+")
-_OURS: Final = frozenset({"mq9push", "mq9gw"})
+_OURS: Final = frozenset({"mq9push", "mq9gw", "mq9cast"})
 
 
 class Edition(Enum):
@@ -63,9 +65,14 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class PublicList:
-    """The tenant's public mailboxes; ``subject`` is what each is delivered on."""
+    """The tenant's public mailboxes."""
 
     subject: str
+
+    @property
+    def delivered_on(self) -> str:
+        """The subject on which each is delivered; to all lanes they come as messages without a priority do."""
+        return self.subject[:-1] + "normal" if self.subject.endswith(".*") else self.subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ def _broadcast(subject: str, rest: str) -> Subject:
     inner = tokens[:-1] if tokens[-1] == ">" else tokens
     if len(rest) > MAX_PATTERN or not all(token == ANY or _TOKEN.fullmatch(token) for token in inner):
         return Refused(violation(subject))
-    return Broadcast(_VERBS + _BROADCAST + ".".join(tokens))
+    return Broadcast(BROADCAST + ".".join(tokens))
 
 
 def _covers_others(subject: str) -> bool:

@@ -15,13 +15,13 @@ from mediator.nats.stored import Edition, split_word
 
 ADDRESS = "mail_id"
 """What the older editions call a mail address."""
-_PERSIST = "mq9-persist"
+PERSIST = "mq9-persist"
 _PLAIN = {
     "dedup_id": "mq9-dedup-id",
     "send_at": "mq9-send-at",
     "expire_at": "mq9-expire-at",
     "tags": "mq9-tags",
-    "persist": _PERSIST,
+    "persist": PERSIST,
 }
 _PERSIST_MARK = b'"persist"'
 
@@ -50,7 +50,7 @@ def read(edition: Edition, rest: str, payload: bytes, headers: Mapping[str, str]
     address, word = split_word(edition, rest)
     address = writable_address(address, ADDRESS)
     prefixed, written = _prefixed(headers or {})
-    persist = _flag(prefixed.pop(_PERSIST, ""), written.get(_PERSIST, _PERSIST))
+    persist = flag(prefixed.pop(PERSIST, ""), written.get(PERSIST, PERSIST))
     try:
         draft = requests.draft(payload, prefixed)
     except BadRequestError as error:
@@ -58,7 +58,7 @@ def read(edition: Edition, rest: str, payload: bytes, headers: Mapping[str, str]
     if word:
         draft.lane = Lane.LOW if word == "notify" else parse_lane(word, ADDRESS)
     if persist is None:
-        persist = _persist_in(payload)
+        persist = persist_in(payload)
     return Published(address, draft, draft.lane is not Lane.LOW if persist is None else persist, written)
 
 
@@ -72,7 +72,7 @@ def _prefixed(headers: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     """Give every header its prefix; a prefixed one that is there wins (E3). Returns also what each was called."""
     lowered = [(name.lower(), name, value) for name, value in headers.items()]
     given = {lower for lower, _, value in lowered if value}
-    prefixed = {lower if lower == _PERSIST else name: value for lower, name, value in lowered if lower not in _PLAIN}
+    prefixed = {lower if lower == PERSIST else name: value for lower, name, value in lowered if lower not in _PLAIN}
     written: dict[str, str] = {}
     for lower, name, value in lowered:
         full = _PLAIN.get(lower)
@@ -88,7 +88,8 @@ def _unlisted(value: str) -> str:
     return value[1:-1] if value[:1] == "[" and value[-1:] == "]" else value
 
 
-def _flag(word: str, name: str) -> bool | None:
+def flag(word: str, name: str) -> bool | None:
+    """Read true or false, None for nothing; raises :class:`BadRequestError` naming the header."""
     if not word:
         return None
     if word.lower() not in ("true", "false"):
@@ -96,7 +97,7 @@ def _flag(word: str, name: str) -> bool | None:
     return word.lower() == "true"
 
 
-def _persist_in(payload: bytes) -> bool | None:
+def persist_in(payload: bytes) -> bool | None:
     """Read ``persist`` of a JSON body; the body is the sender's own, so anything but true and false says nothing."""
     if _PERSIST_MARK not in payload or len(payload) > MAX_BODY:
         return None

@@ -14,7 +14,7 @@ from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.pushing import Cursor, Found, Place
 from mediator.nats.push.confirmed import Confirmed
-from mediator.nats.push.frames import Frames
+from mediator.nats.push.frames import MakeFrames
 from mediator.nats.push.outlet import Outlet
 from mediator.nats.push.subscription import Target, guarded
 from mediator.nats.pushwire import WINDOW, WINDOW_BYTES
@@ -78,7 +78,14 @@ class Feed:
     """All of them at one mailbox. Ends with the last."""
 
     def __init__(
-        self, broker: Broker, outlet: Outlet, kept: Confirmed, place: Place, no: int, ended: Callable[[], object]
+        self,
+        broker: Broker,
+        outlet: Outlet,
+        kept: Confirmed,
+        place: Place,
+        no: int,
+        ended: Callable[[], object],
+        frames: MakeFrames,
     ) -> None:
         self._broker = broker
         self._outlet = outlet
@@ -86,6 +93,7 @@ class Feed:
         self._place = place
         self._no = no
         self._ended = ended
+        self._frames = frames
         self._followers: set[Follower] = set()
         self._at_end: dict[Follower, None] = {}
         self._marks = [-1] * len(LANES)
@@ -136,15 +144,18 @@ class Feed:
                 whole = True
                 frames: list[bytes] = []
                 for message in messages:
+                    if not follower.target.takes(message):
+                        follower.cursor.gave(message)
+                        continue
                     if not window.fits(message.size):
                         whole = False
                         break
-                    frames.append(follower.target.push(Frames(message)))
+                    frames.append(follower.target.push(self._frames(message)))
                     follower.cursor.gave(message)
                 if whole:
                     follower.cursor.marks = found.marks
                 await self._outlet.send(frames)
-            if not frames and not (whole and found.complete):
+            if not (frames or whole):
                 return
             if whole and found.complete and self._take_in(follower):
                 return
@@ -195,11 +206,13 @@ class Feed:
     def _fan_out(self, found: Found) -> list[bytes]:
         pushes: list[bytes] = []
         for message in found.messages:
-            frames = Frames(message)
+            frames = self._frames(message)
             for follower in tuple(self._at_end):
                 if not follower.cursor.wants(message):
                     continue
-                if follower.target.window.fits(message.size):
+                if not follower.target.takes(message):
+                    follower.cursor.gave(message)
+                elif follower.target.window.fits(message.size):
                     pushes.append(follower.target.push(frames))
                     follower.cursor.gave(message)
                 else:

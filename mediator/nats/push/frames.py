@@ -1,9 +1,10 @@
 """Pushes as NATS frames: what stands behind the subject is written once for all who get the message (E6, E11)."""
 
 import re
+from collections.abc import Callable
 
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.nats.editions import python_client
 from mediator.nats.pushwire import MSG_ID
 
@@ -13,21 +14,27 @@ _BREAKS = re.compile(r"[\r\n\0]")
 class Frames:
     """The frames of one message."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, shown: Message | None = None) -> None:
+        """``shown``: what clients are to see of it, if that is not all."""
         self.message = message
+        self._shown = message if shown is None else shown
         self._ends: dict[bool, bytes] = {}
 
     def to(self, subject: bytes, *, python: bool) -> bytes:
         """Return the frame that publishes it; ``python`` in the shape that ``robustmq-mq9-python`` expects."""
         end = self._ends.get(python)
         if end is None:
-            end = self._ends[python] = _end(self.message, python=python)
+            end = self._ends[python] = _end(self._shown, python=python)
         return b"HPUB %b%b" % (subject, end)
+
+
+MakeFrames = Callable[[Message], Frames]
 
 
 def _end(message: Message, *, python: bool) -> bytes:
     payload = python_client.push(message.msg_id, message.payload) if python else message.payload
-    lines = [f"{MSG_ID}: {message.msg_id}"]
+    # What is fanned out and forgotten has none.
+    lines = [f"{MSG_ID}: {message.msg_id}"] if message.msg_id != HIDDEN_ID else []
     # Normal is what a message without the header has.
     if message.lane is not Lane.NORMAL:
         lines.append(f"mq9-priority: {message.lane.name.lower()}")

@@ -16,7 +16,7 @@ from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
-from mediator.nats.push.frames import Frames
+from mediator.nats.push.frames import MakeFrames
 from mediator.nats.push.outlet import Outlet
 from mediator.nats.push.subscription import Target, guarded
 
@@ -71,13 +71,26 @@ class Member:
 class Sharing:
     """The members at this instance. Ends when the last is gone and everything is written."""
 
-    def __init__(self, broker: Broker, outlet: Outlet, place: Place, no: int, name: str, ended: Callable[[], object]):
+    def __init__(
+        self,
+        broker: Broker,
+        outlet: Outlet,
+        place: Place,
+        no: int,
+        name: str,
+        ended: Callable[[], object],
+        frames: MakeFrames,
+        concerns: Callable[[Message], bool],
+    ) -> None:
+        """``concerns``: whether a message is for the group at all; what is not, it is done with."""
         self._broker = broker
         self._outlet = outlet
         self._place = place
         self._no = no
         self._name = name
         self._ended = ended
+        self._frames = frames
+        self._concerns = concerns
         self._members: deque[Member] = deque()
         """In turn: the first gets the next message that it wants and has room for."""
         self._confirmed: list[Item] = []
@@ -205,6 +218,9 @@ class Sharing:
         """Push each message to the next member that wants it."""
         frames: list[bytes] = []
         for message in messages:
+            if not self._concerns(message):
+                self._confirmed.append((message.lane, message.msg_id))
+                continue
             member = self._next(message)
             if member is None:
                 self._returned.append((message.lane, message.msg_id))
@@ -212,13 +228,13 @@ class Sharing:
                 continue
             if not member.target.window.count:
                 member.moved_at = time.monotonic()
-            frames.append(member.target.push(Frames(message)))
+            frames.append(member.target.push(self._frames(message)))
         await self._outlet.send(frames)
 
     def _next(self, message: Message) -> Member | None:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)
-            if message.lane in member.target.subjects and member.target.window.fits(message.size):
+            if member.target.takes(message) and member.target.window.fits(message.size):
                 return member
         return None

@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Item
 from mediator.nats.push.frames import Frames
 from mediator.nats.push.window import Window
@@ -64,30 +64,39 @@ class Target:
     """Where the pushes of one subscription go, and how far its client has confirmed them."""
 
     subjects: Mapping[Lane, bytes]
-    """The whole subject, by lane; lanes it does not want are missing."""
+    """What it wants, by lane: the whole subject; lanes it does not want are missing."""
     python: bool
     tally: "Tally"
     window: Window = field(default_factory=Window)
 
+    def takes(self, message: Message) -> bool:
+        """Whether it wants a message."""
+        return message.lane in self.subjects
+
+    def subject(self, message: Message) -> bytes:
+        """Return the whole subject on which it gets a message."""
+        return self.subjects[message.lane]
+
     def push(self, frames: Frames) -> bytes:
         """Return the frame of a message, which is under way from now on."""
-        message: Message = frames.message
-        self.window.give(message)
+        message = frames.message
+        self.window.give((message.lane, message.msg_id), message.size)
         self.tally.pushed()
-        return frames.to(self.subjects[message.lane], python=self.python)
+        return frames.to(self.subject(message), python=self.python)
 
     def confirm(self, total: int) -> list[Item]:
-        """Return what the client confirmed just now."""
-        items = self.window.confirm(total)
-        self.tally.over(len(items))
-        return items
+        """Return what the client confirmed just now, of what the store has."""
+        return self._stored(self.window.confirm(total))
 
     def forget(self) -> list[Item]:
-        """Return what the client has not confirmed, and will not."""
+        """Return what the client has not confirmed, and will not, of what the store has."""
         items = self.window.waiting
         self.window = Window()
+        return self._stored(items)
+
+    def _stored(self, items: list[Item]) -> list[Item]:
         self.tally.over(len(items))
-        return items
+        return [item for item in items if item[1] != HIDDEN_ID]
 
 
 class Tally:

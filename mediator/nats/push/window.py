@@ -2,7 +2,6 @@
 
 from collections import deque
 
-from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import Item
 from mediator.nats.pushwire import WINDOW, WINDOW_BYTES
 
@@ -35,14 +34,15 @@ class Window:
         """What is not confirmed."""
         return [item for item, _ in self._waiting]
 
-    def fits(self, size: int) -> bool:
-        """Whether a message may be pushed; one always may, whatever its size."""
-        return not self._waiting or (len(self._waiting) < WINDOW and size <= self.rest)
+    def fits(self, size: int, part: int = 1) -> bool:
+        """Whether a message may be pushed; one always may, whatever its size. ``part`` 2: in half of the window."""
+        room = WINDOW // part - len(self._waiting)
+        return not self._waiting or (room > 0 and self._bytes + size <= WINDOW_BYTES // part)
 
-    def give(self, message: Message) -> None:
+    def give(self, item: Item, size: int) -> None:
         """Note that a message is pushed."""
-        self._waiting.append(((message.lane, message.msg_id), message.size))
-        self._bytes += message.size
+        self._waiting.append((item, size))
+        self._bytes += size
 
     def confirm(self, total: int) -> list[Item]:
         """Note how many the client confirmed, counted from the opening, and return those it had not before."""
