@@ -44,6 +44,9 @@ def _end(message: Message, *, python: bool) -> bytes:
         lines.append(f"mq9-tags: {','.join(message.tags)}")
     if message.reply_to is not None:
         lines.append(f"mq9-reply-to: {message.reply_to}")
+    if message.dedup_id is not None:
+        # The reader is promised it under the name that older senders give it.
+        lines.append(f"dedup_id: {message.dedup_id}")
     lines += [f"{name}: {value}" for name, value in message.headers.items()]
     # What came by another door may hold what would end a line here.
     head = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line)).encode("utf-8", "replace")
