@@ -10,14 +10,21 @@ from tests.acceptance.conftest import SERVICES
 from tests.acceptance.editions.stock import Stock
 from tests.acceptance.service import Service, Services
 
+LIGHT = {"MEDIATOR_REGISTRY__SEMANTIC": "false"}
+"""Nobody is searched for here."""
+
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Start a managed nats-server with the gateway before it, on SQLite."""
     services = Services(tmp_path_factory.mktemp("editions"))
+    service = services.new()
+    service.environment |= LIGHT
+    service.start()
     try:
-        asyncio.run(services.running())
+        asyncio.run(service.ready())
         yield services
+        assert service.complaints() == []
     finally:
         services.close()
 
