@@ -16,8 +16,8 @@ MAX_CONNECT: Final = 65536
 MAX_SERVER_LINE: Final = 1 << 20
 MAX_HELD: Final = 1 << 20
 """Bytes of a payload that is looked into."""
-AHEAD: Final = 64
-"""Bytes of a push's headers in which its msg_id stands, if it has one."""
+AHEAD: Final = 80
+"""Bytes of a push's headers in which its msg_id and its lane stand, if it has them."""
 
 # What publishes without being looked at. A size has at most nine digits, as nats-server counts them.
 _OTHERS: Final = rb"(?!\$(?:JS\.|mq9\.(?:AI\.)?PUSH\.)|mq9(?:push|gw)\.)[^ \t\r\n]+ "
@@ -32,7 +32,8 @@ _NOT_PRIVATE: Final = rb"(?!\$mq9\.PUSH\.)[^ \n]+ [^ \n]+ (?:[^ \n]+ )?"
 _MESSAGE: Final = re.compile(rb"(?:MSG %b|HMSG %b\d+ )(\d+)\r\n" % (_NOT_PRIVATE, _NOT_PRIVATE))
 _PRIVATE: Final = rb"\$mq9\.PUSH\.[^ .\n]+\.([^ \n]+) ([^ \n]+) (?:[^ \n]+ )?"
 _BARE_PUSH: Final = re.compile(rb"MSG %b(\d+)\r\n" % _PRIVATE)
-_PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n)?)" % _PRIVATE)
+_KEPT: Final = rb"NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n(?:mq9-priority: ?(critical|urgent|low)\r\n)?"
+_PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:%b)?)" % (_PRIVATE, _KEPT))
 
 
 class ProtocolViolationError(Exception):
@@ -82,8 +83,8 @@ class ServerWatcher(Protocol):
     def failed(self, frame: bytes) -> bytes:
         """Take an -ERR."""
 
-    def pushed(self, sid: bytes, subject: bytes, msg_id: bytes | None) -> None:
-        """Learn that a push passes; what made its subject private is cut off."""
+    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
+        """Learn that a push passes; what made its subject private is cut off. No lane is the normal one."""
 
 
 class _Stream:
@@ -247,18 +248,18 @@ class ServerStream(_Stream):
                 continue
             push = _PUSH.match(data, at)
             if push is not None:
-                subject, sid, head, total, msg_id = push.groups()
-                if msg_id is None and size - push.end() < min(int(head), AHEAD):
+                sid, head, total, msg_id, lane = push.group(2, 3, 4, 5, 6)
+                if size - push.end() < AHEAD and size - push.end() < int(head):
                     break
                 out.append(data[mark : at + 5])
             else:
                 push = _BARE_PUSH.match(data, at)
                 if push is not None:
-                    subject, sid, total = push.groups()
-                    msg_id = None
+                    sid, total = push.group(2, 3)
+                    msg_id = lane = None
                     out.append(data[mark : at + 4])
             if push is not None:
-                watcher.pushed(sid, subject, msg_id)
+                watcher.pushed(sid, msg_id, lane)
                 mark = push.start(1)
                 at = push.end() + int(total) + 2
                 continue

@@ -20,6 +20,7 @@ from mediator.nats import pushwire, stored
 MAX_ERROR: Final = 512
 """Characters of an error that a client is told."""
 _PING: Final = b"PING\r\n"
+_NORMAL: Final = b"normal"
 _OPEN_SUBJECT: Final = f"$mq9.AI.{pushwire.OPEN}"
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
 _NOT_FOR_CLIENTS: Final = (
@@ -42,8 +43,6 @@ class Subscription:
     sid: bytes
     subject: str
     queue: str
-    lanes: bool
-    """Whether it is mail of a mailbox, which has lanes."""
     session: "Session"
     owner: str = ""
     """The instance that serves it; empty: none has answered yet."""
@@ -58,7 +57,7 @@ class Subscription:
     most: int = 0
     """How many messages the client takes in all; 0: no end."""
     after: dict[bytes, bytes] = field(default_factory=dict)
-    """The last msg_id by the subject of the push, of which there is one for each lane word; empty: without lanes."""
+    """The msg_id of the last push, by its lane."""
 
 
 class Owner(Protocol):
@@ -193,8 +192,7 @@ class Session:
         if len(self._by_sid) >= self._front.max_subscriptions:
             self._tell_error(_TOO_MANY)
             return b""
-        lanes = isinstance(found, stored.Stored)
-        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), lanes, self)
+        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), self)
         self._by_sid[sid] = made
         self._owner.subscribed(made)
         private = f"{pushwire.PRIVATE}{made.token}.{stored.delivered_on(text)}".encode()
@@ -289,7 +287,7 @@ class Session:
                 return _error(stored.violation(subscription.subject))
         return frame
 
-    def pushed(self, sid: bytes, subject: bytes, msg_id: bytes | None) -> None:
+    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
         """Count a push, and remember how far it goes."""
         subscription = self._by_sid.get(sid)
         if subscription is None:
@@ -297,17 +295,14 @@ class Session:
         subscription.pushed += 1
         self._unconfirmed.add(subscription)
         if msg_id is not None:
-            subscription.after[subject if subscription.lanes else b""] = msg_id
+            subscription.after[lane or _NORMAL] = msg_id
         if subscription.pushed == subscription.most:
             del self._by_sid[sid]
 
     # Inside.
 
     def _open_frame(self, subscription: Subscription) -> bytes:
-        after = {}
-        for subject, msg_id in subscription.after.items():
-            found = stored.classify(subject.decode())
-            after[found.word if isinstance(found, stored.Stored) else ""] = int(msg_id)
+        after = {lane.decode(): int(msg_id) for lane, msg_id in subscription.after.items()}
         asked = pushwire.Open(self._front.gateway, subscription.token, subscription.subject, subscription.queue, after)
         body = pushwire.pack(asked)
         return b"PUB %b %d\r\n%b\r\n" % (_OPEN_SUBJECT.encode(), len(body), body)

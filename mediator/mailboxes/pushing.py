@@ -1,6 +1,6 @@
 """Mail that is pushed: where a subscription stands, and what a queue group of subscriptions is given (E4, E6, E7)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
@@ -62,23 +62,15 @@ class Found:
     """Whether nothing more was there."""
 
 
-def begin(tx: Transaction, place: Place, words: Mapping[Lane, str], after: Mapping[str, int], now: int) -> Begun:
-    """Return the mailbox and where a new subscription to it stands, which wants the lanes that have words, in order.
+def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int], now: int) -> Begun:
+    """Return the mailbox and where a new subscription to it stands, which wants these lanes, highest first.
 
-    ``after`` is what an earlier one was given last, by word (A8). Raises :class:`NoSuchMailboxError` (N10).
+    ``after`` is what an earlier one was given last of each lane (A8). Raises :class:`NoSuchMailboxError` (N10).
     """
     mailbox = living(tx, *place, now)
-    marks = [-1] * len(LANES)
-    for word, msg_id in after.items():
-        lanes = [lane for lane, known in words.items() if known == word]
-        if len(lanes) > 1:
-            # Of the other lane nothing is known: it comes again.
-            handle = tx.messages.handles(mailbox, [msg_id], 0).get(msg_id)
-            lanes = [lane for lane in lanes if handle is not None and handle.lane is lane]
-        for lane in lanes:
-            # A mark from elsewhere must not hide what is still to come.
-            marks[lane] = min(msg_id, mailbox.next_id - 1)
-    return mailbox.no, Cursor(tuple(words), marks, mailbox.next_id)
+    # A mark from elsewhere must not hide what is still to come.
+    marks = [min(after.get(lane, -1), mailbox.next_id - 1) for lane in LANES]
+    return mailbox.no, Cursor(tuple(lanes), marks, mailbox.next_id)
 
 
 def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:

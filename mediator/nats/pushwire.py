@@ -18,7 +18,9 @@ OPEN: Final = "PUSH.OPEN"
 PRIVATE: Final = "$mq9.PUSH."
 """What the subject of a push begins with for the client's connection; the token and the real subject follow."""
 MSG_ID: Final = "mq9-msg-id"
-"""The header that each push of a stored message has before all others: the gateway looks no further (E6)."""
+"""The header that each push of a stored message has before all others (E6)."""
+LANE: Final = "mq9-priority"
+"""The header behind it, unless the lane is normal: the gateway looks no further."""
 TO_GATEWAY: Final = "mq9gw."
 TO_INSTANCE: Final = "mq9push."
 TO_LISTENERS: Final = "mq9cast."
@@ -41,7 +43,7 @@ class Open:
     queue: str = ""
     """The NATS queue group; empty: none."""
     after: dict[str, int] = field(default_factory=dict)
-    """What this subscription got last from an instance that is gone: the msg_id, by the subject's lane word."""
+    """What this subscription got last from an instance that is gone: the msg_id, by lane."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,14 @@ class Instance:
             await subscription.drop()
         await self.connection.settle(5)
 
-    async def push(self, opening: Opening, subject: str, msg_id: int | None, payload: bytes = b"") -> None:
+    async def push(
+        self, opening: Opening, subject: str, msg_id: int | None, payload: bytes = b"", lane: str = "normal"
+    ) -> None:
         """Push one message."""
         target = f"mq9out.{opening.account}.{opening.token}.{subject}"
         headers = None if msg_id is None else {pushwire.MSG_ID: str(msg_id)}
+        if headers is not None and lane != "normal":
+            headers[pushwire.LANE] = lane
         await self.connection._client.publish(target, payload, headers=headers)
 
     async def say(self, gateway: str, signs: pushwire.Signs) -> None:

@@ -199,7 +199,7 @@ async def test_an_instance_that_dies_is_replaced_where_it_stopped(house, monkeyp
     monkeypatch.setattr("mediator.nats.pushwire.DEAD_SECONDS", 1.5)
     _, subscription, opening = await subscribed(house)
     for msg_id, lane in enumerate(("urgent", "normal", "urgent")):
-        await house.service.push(opening, f"{BOX}.{lane}", msg_id)
+        await house.service.push(opening, f"{BOX}.{lane}", msg_id, lane=lane)
     await taken(subscription, 3)
     second = await house.instance("two")
     await house.service.crash()

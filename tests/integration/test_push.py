@@ -235,12 +235,12 @@ async def test_opened_anew_elsewhere_it_goes_on_where_it_stood(service: Service,
 
 
 @pytest.mark.rule("A8", "E6")
-async def test_where_two_lanes_share_a_word_nothing_is_skipped(service: Service, gateway: Gateway) -> None:
+async def test_where_two_lanes_share_a_word_it_goes_on_in_both(service: Service, gateway: Gateway) -> None:
     await service.create()
-    await fill(service, "low", "normal", "low", "normal")
-    subscriber = await gateway.subscribe("MAILBOX.MSG.task", after={"": 2})
+    await fill(service, "low", "normal", "low", "normal", "low")
+    subscriber = await gateway.subscribe("MAILBOX.MSG.task", after={"normal": 1, "low": 2})
     await subscriber.got(2)
-    assert subscriber.ids == [1, 3]
+    assert subscriber.ids == [3, 4]
 
 
 @pytest.mark.rule("A8")

@@ -74,8 +74,8 @@ class Server:
         self.told.append((b"-ERR", frame))
         return frame
 
-    def pushed(self, sid: bytes, subject: bytes, msg_id: bytes | None) -> None:
-        self.told.append((b"push", sid, subject, msg_id or b""))
+    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
+        self.told.append((b"push", sid, msg_id or b"", lane or b""))
 
 
 def pub(subject: bytes, payload: bytes = b"", reply: bytes = b"", head: bytes | None = None) -> bytes:
@@ -124,7 +124,8 @@ def server_frames(draw: st.DrawFn) -> tuple[bytes, bytes]:
     msg_id = draw(st.none() | st.integers(0, 10**18))
     head = None
     if draw(st.booleans()):
-        first = b"" if msg_id is None else b"mq9-msg-id: %d\r\n" % msg_id
+        lane = draw(st.sampled_from([b"", b"mq9-priority: critical\r\n", b"mq9-priority: low\r\n"]))
+        first = b"" if msg_id is None else b"mq9-msg-id: %d\r\n%b" % (msg_id, lane)
         head = (
             b"NATS/1.0\r\n" + first + draw(st.sampled_from([b"", b"a: b\r\n", b"c: " + b"d" * 90 + b"\r\n"])) + b"\r\n"
         )

@@ -52,12 +52,13 @@ class Way:
         return self.session.take_to_server(), self.session.take_to_client()
 
 
-def push(number: int, sid: bytes, msg_id: int, lane: bytes = b".normal") -> bytes:
-    head = b"NATS/1.0\r\nmq9-msg-id: %d\r\n\r\n" % msg_id
+def push(number: int, sid: bytes, msg_id: int, word: bytes = b".normal", lane: bytes = b"") -> bytes:
+    named = b"mq9-priority: %b\r\n" % lane if lane else b""
+    head = b"NATS/1.0\r\nmq9-msg-id: %d\r\n%b\r\n" % (msg_id, named)
     return b"HMSG $mq9.PUSH.token%d.%b%b %b %d %d\r\n%bhi\r\n" % (
         number,
         BOX,
-        lane,
+        word,
         sid,
         len(head),
         len(head) + 2,
@@ -167,14 +168,14 @@ def test_the_end_of_the_connection_ends_each_once() -> None:
 @pytest.mark.rule("E6")
 def test_an_open_that_is_sent_again_says_what_came_last_in_each_lane() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nSUB $mq9.AI.MAILBOX.MSG.normal 8\r\n" % BOX)
-    way.server(push(0, b"7", 1) + push(0, b"7", 5, b".urgent") + push(0, b"7", 2))
-    head = b"NATS/1.0\r\nmq9-msg-id: 9\r\n\r\n"
-    way.server(b"HMSG $mq9.PUSH.token1.$mq9.AI.MAILBOX.MSG.normal 8 %d %d\r\n%b\r\n" % (len(head), len(head), head))
+    way.client(b"SUB %b.* 7\r\nSUB %b 8\r\n" % (BOX, BOX))
+    way.server(push(0, b"7", 1) + push(0, b"7", 5, b".urgent", b"urgent") + push(0, b"7", 2))
+    # These two lanes share a subject.
+    way.server(push(1, b"8", 9, b"") + push(1, b"8", 4, b"", b"low"))
     for subscription in way.owner.subscriptions:
         way.session.open_again(subscription)
     up = way.session.take_to_server()
-    assert [body["after"] for body in opens(up)] == [{"normal": 2, "urgent": 5}, {"": 9}]
+    assert [body["after"] for body in opens(up)] == [{"normal": 2, "urgent": 5}, {"normal": 9, "low": 4}]
     assert [body["token"] for body in opens(up)] == ["token0", "token1"]
 
 

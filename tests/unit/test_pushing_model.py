@@ -106,9 +106,8 @@ class Pushing(RuleBasedStateMachine):
     def subscribe(self, lanes: list[Lane]) -> None:
         self.followers.append(Follower(self.begin(lanes, {})))
 
-    def begin(self, lanes: Sequence[Lane], after: dict[str, int]) -> Cursor:
-        words = {lane: lane.name for lane in lanes}
-        no, cursor = self.broker.run(lambda tx: pushing.begin(tx, PLACE, words, after, self.broker.now))
+    def begin(self, lanes: Sequence[Lane], after: dict[Lane, int]) -> Cursor:
+        no, cursor = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, after, self.broker.now))
         assert no == self.no
         return cursor
 
@@ -152,7 +151,7 @@ class Pushing(RuleBasedStateMachine):
         """Another instance goes on, from what the gateway saw last."""
         follower = data.draw(st.sampled_from(self.followers))
         earlier = follower.earlier | set(follower.got)
-        after = {lane.name: msg_id for lane, msg_id in sorted(earlier)}
+        after = dict(sorted(earlier))
         follower.cursor = self.begin(follower.cursor.lanes, after)
         follower.earlier, follower.got = earlier, []
 

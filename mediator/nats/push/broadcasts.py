@@ -15,7 +15,7 @@ from mediator.nats.push.outlet import Outlet
 from mediator.nats.push.subscription import Asked, Served, Tally, Target
 from mediator.nats.stored import BROADCAST, Broadcast, overlaps
 
-WORDS: Final = {Lane.NORMAL: ""}
+LANES: Final = (Lane.NORMAL,)
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +89,7 @@ class BroadcastSource(Mail):
             # Its members must all want the same, so a pattern has groups of its own.
             stored = await self.share(place, f"{name} {pattern}", target, target.takes)
         else:
-            stored = await self.follow(place, WORDS, asked.after, target)
+            stored = await self.follow(place, LANES, asked.after, target)
         listener = Listener(self._hub, target, to)
         try:
             leave = await self._hub.join(listener, asked.tenant, pattern, name)

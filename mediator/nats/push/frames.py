@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.nats.editions import python_client
-from mediator.nats.pushwire import MSG_ID
+from mediator.nats.pushwire import LANE, MSG_ID
 
 _BREAKS = re.compile(r"[\r\n\0]")
 
@@ -37,7 +37,7 @@ def _end(message: Message, *, python: bool) -> bytes:
     lines = [f"{MSG_ID}: {message.msg_id}"] if message.msg_id != HIDDEN_ID else []
     # Normal is what a message without the header has.
     if message.lane is not Lane.NORMAL:
-        lines.append(f"mq9-priority: {message.lane.name.lower()}")
+        lines.append(f"{LANE}: {message.lane.name.lower()}")
     if message.key is not None:
         lines.append(f"mq9-key: {message.key}")
     if message.tags:

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import structlog
@@ -47,14 +47,12 @@ class Mail(ABC):
     async def open(self, asked: Asked) -> Served:
         """Make a subscription ready; see :class:`Source`."""
 
-    async def follow(
-        self, place: Place, words: Mapping[Lane, str], after: Mapping[str, int], target: Target
-    ) -> Follower:
-        """Serve a subscription without a queue, which wants the lanes that have words.
+    async def follow(self, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int], target: Target) -> Follower:
+        """Serve a subscription without a queue, which wants these lanes, highest first.
 
         Raises :class:`NoSuchMailboxError` (N10).
         """
-        no, cursor = await self._broker.read(lambda tx, now: pushing.begin(tx, place, words, after, now))
+        no, cursor = await self._broker.read(lambda tx, now: pushing.begin(tx, place, lanes, after, now))
         return self._feed(place, no).join(target, cursor)
 
     async def share(

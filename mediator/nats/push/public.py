@@ -7,7 +7,7 @@ from mediator.nats.push.mailboxes import Mail, queue_name
 from mediator.nats.push.subscription import Asked, Served, Target
 from mediator.nats.stored import PublicList
 
-WORDS = {Lane.NORMAL: "", ENDED: ""}
+LANES = (Lane.NORMAL, ENDED)
 
 
 class PublicSource(Mail):
@@ -19,10 +19,10 @@ class PublicSource(Mail):
         await self._broker.ready_board(asked.tenant)
         place = asked.tenant, PUBLIC
         subject = (asked.to + asked.subject.delivered_on).encode()
-        target = Target(dict.fromkeys(WORDS, subject), asked.python, self._tally)
+        target = Target(dict.fromkeys(LANES, subject), asked.python, self._tally)
         if asked.queue:
             return await self.share(place, queue_name(asked), target)
-        follower = await self.follow(place, WORDS, asked.after, target)
+        follower = await self.follow(place, LANES, asked.after, target)
         if not asked.after:
             # Who knows of no mailbox need not hear of those that ended before.
             follower.cursor.marks[ENDED] = follower.cursor.until - 1

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExceededError, UnavailableError
+from mediator.mailboxes.lanes import parse_lane
 from mediator.nats import pushwire, stored
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection
@@ -121,6 +122,7 @@ class Pushes:
         for name, value in (("gateway", asked.gateway), ("token", asked.token)):
             if not _SECRET.fullmatch(value):
                 raise BadRequestError(name, "expected 26 characters of lowercase base32")
+        after = {parse_lane(word, "after"): msg_id for word, msg_id in asked.after.items()}
         if self._leaving or len(self._tasks) >= MAX_TASKS:
             raise BusyError("too many subscriptions are being opened")
         self._heard[asked.gateway] = time.monotonic()
@@ -137,8 +139,7 @@ class Pushes:
             return
         root = f"mq9out.{account}." if account is not None else pushwire.PRIVATE
         to = f"{root}{asked.token}."
-        python = python_client.speaks(request)
-        wanted = Asked(tenant, to, subject, asked.queue, python, asked.after)
+        wanted = Asked(tenant, to, subject, asked.queue, python_client.speaks(request), after)
         owned = self._owned[asked.token] = _Owned(asked.gateway, tenant)
         self._of_tenant[tenant] += 1
         self._soon(self._serve(owned, asked.token, source, wanted))

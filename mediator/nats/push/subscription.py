@@ -29,8 +29,8 @@ class Asked:
     """Empty: none."""
     python: bool
     """Whether the client expects the shapes of ``robustmq-mq9-python`` (E11)."""
-    after: Mapping[str, int]
-    """What it was given last by an instance that is gone: the msg_id, by the subject's lane word."""
+    after: Mapping[Lane, int]
+    """What it was given last by an instance that is gone: the msg_id, by lane."""
 
 
 class Served(Protocol):
