@@ -317,6 +317,15 @@ async def test_the_last_that_listens_leaves_nothing_behind(service: Service, gat
     await again.got(1)
 
 
+@pytest.mark.rule("E6", "E9")
+@pytest.mark.parametrize("persist", ["true", "false"])
+async def test_a_msg_id_that_its_sender_gave_is_not_handed_on(service: Service, gateway: Gateway, persist: str) -> None:
+    subscriber = await gateway.subscribe("BROADCAST.a.*")
+    await service.done("BROADCAST.a.b", b"x", {"MQ9-Msg-Id": "1000", "mq9-msg-id": "1001", "persist": persist})
+    await subscriber.got(1)
+    assert (subscriber.messages[0].headers or {}) == ({"mq9-msg-id": "0"} if persist == "true" else {})
+
+
 @pytest.mark.rule("E9", "N2")
 async def test_who_wants_no_receipt_gets_none(service: Service, gateway: Gateway) -> None:
     subscriber = await gateway.subscribe("BROADCAST.#")

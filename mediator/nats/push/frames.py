@@ -47,7 +47,8 @@ def _end(message: Message, *, python: bool) -> bytes:
     if message.dedup_id is not None:
         # The reader is promised it under the name that older senders give it.
         lines.append(f"dedup_id: {message.dedup_id}")
-    lines += [f"{name}: {value}" for name, value in message.headers.items()]
+    # Who passes on what was pushed to him may send this one too; it would be taken for ours.
+    lines += [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
     # What came by another door may hold what would end a line here.
     head = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line)).encode("utf-8", "replace")
     block = b"NATS/1.0\r\n%b\r\n" % head
