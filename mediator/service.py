@@ -23,8 +23,8 @@ from aiohttp import web
 
 from mediator.broker import Broker
 from mediator.endpoint import Endpoint
-from mediator.gateway.gateway import Options
 from mediator.gateway.opening import Behind, gateway_before
+from mediator.gateway_options import gateway_options
 from mediator.housekeeping.pipeline import LOOK_SECONDS, Rounds
 from mediator.housekeeping.restart import forget_volatile
 from mediator.housekeeping.runs import RunBook
@@ -209,14 +209,6 @@ async def _open_gateway(
     metrics.gateway_waiting.set_function(lambda: gateway.waiting)
     health.add("gateway", gateway.check)
     return gateway.url
-
-
-def gateway_options(settings: Settings, listen: Endpoint) -> Options:
-    """Return what a gateway needs of the settings."""
-    chosen = settings.gateway
-    return Options(
-        listen.host, listen.port, chosen.max_connections, chosen.max_subscriptions, chosen.tls_cert, chosen.tls_key
-    )
 
 
 def _accounts(settings: Settings) -> list[accounts.Tenant]:

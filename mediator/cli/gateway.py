@@ -60,7 +60,7 @@ async def _run(settings: "Settings", listen: "Endpoint") -> None:
     import structlog
 
     from mediator.gateway.opening import gateway_before
-    from mediator.service import gateway_options
+    from mediator.gateway_options import gateway_options
 
     log = structlog.get_logger("gateway")
     stop = asyncio.Event()

@@ -28,9 +28,9 @@ _COMMAND: Final = re.compile(rb"(CONNECT|H?PUB|SUB|UNSUB|PING|PONG)(?:[ \t]+(.*)
 _WORD: Final = re.compile(rb"[^ \t]+")
 _SIZE: Final = re.compile(rb"\d{1,9}")
 
-_NOT_PRIVATE: Final = rb"(?!\$mq9\.PUSH\.)[^ \n]+ [^ \n]+ (?:[^ \n]+ )?"
+_NOT_PRIVATE: Final = rb"(?!\$mq9\.PUSH\.)[^ \n]++ [^ \n]++ (?:[^ \n]++ )??"
 _MESSAGE: Final = re.compile(rb"(?:MSG %b|HMSG %b\d+ )(\d+)\r\n" % (_NOT_PRIVATE, _NOT_PRIVATE))
-_PRIVATE: Final = rb"\$mq9\.PUSH\.[^ .\n]+\.([^ \n]+) ([^ \n]+) (?:[^ \n]+ )?"
+_PRIVATE: Final = rb"\$mq9\.PUSH\.[^ .\n]++\.([^ \n]++) ([^ \n]++) (?:[^ \n]++ )??"
 _BARE_PUSH: Final = re.compile(rb"MSG %b(\d+)\r\n" % _PRIVATE)
 _KEPT: Final = rb"NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n(?:mq9-priority: ?(critical|urgent|low)\r\n)?"
 _PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:%b)?)" % (_PRIVATE, _KEPT))
@@ -239,29 +239,31 @@ class ServerStream(_Stream):
         self._watcher = watcher
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        quick, watcher = _MESSAGE.match, self._watcher
+        quick, pushed, watcher = _MESSAGE.match, _PUSH.match, self._watcher
         size = len(data)
         while at < size:
             found = quick(data, at)
             if found is not None:
                 at = found.end() + int(found[1]) + 2
                 continue
-            push = _PUSH.match(data, at)
-            if push is not None:
-                sid, head, total, msg_id, lane = push.group(2, 3, 4, 5, 6)
-                if size - push.end() < AHEAD and size - push.end() < int(head):
-                    break
-                out.append(data[mark : at + 5])
-            else:
-                push = _BARE_PUSH.match(data, at)
-                if push is not None:
-                    sid, total = push.group(2, 3)
-                    msg_id = lane = None
-                    out.append(data[mark : at + 4])
-            if push is not None:
+            before = at
+            # Pushes come many together.
+            while (push := pushed(data, at)) is not None:
+                _, sid, head, total, msg_id, lane = push.groups()
+                start = push.end()
+                if size - start < AHEAD and size - start < int(head):
+                    self._end(data, at, mark, out)
+                    return
                 watcher.pushed(sid, msg_id, lane)
+                out.append(data[mark : at + 5])
                 mark = push.start(1)
-                at = push.end() + int(total) + 2
+                at = start + int(total) + 2
+            if (push := _BARE_PUSH.match(data, at)) is not None:
+                watcher.pushed(push[2], None, None)
+                out.append(data[mark : at + 4])
+                mark = push.start(1)
+                at = push.end() + int(push[3]) + 2
+            if at != before:
                 continue
             self._so_far = mark, at
             end = data.find(b"\r\n", at) + 2
