@@ -86,6 +86,19 @@ async def test_a_broadcast_through_the_gateway(public: Public) -> None:
 
 
 @pytest.mark.rule("E9")
+async def test_who_has_subscribed_hears_what_is_broadcast_right_after(public: Public) -> None:
+    client, sender = await public.client(), await public.client()
+    subscriptions = []
+    for number in range(30):
+        subscriptions.append(await client.subscribe(f"{CAST}domain{number}.*"))
+        await client.flush()
+        await sender.publish(f"{CAST}domain{number}.event", b"%d" % number, headers={"own": "é"})
+    for number, subscription in enumerate(subscriptions):
+        message = await subscription.next_msg(timeout=PATIENCE)
+        assert (message.data, message.headers) == (b"%d" % number, {"own": "é"})
+
+
+@pytest.mark.rule("E9")
 async def test_workers_compete_for_a_task(public: Public) -> None:
     workers = []
     for _ in range(3):

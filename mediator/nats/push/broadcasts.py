@@ -83,18 +83,19 @@ class BroadcastSource(Mail):
         target = BroadcastTarget({Lane.NORMAL: to}, False, self._tally, pattern=pattern)
         place = asked.tenant, HIDDEN
         name = queue_name(asked)
-        await self._broker.ready_broadcasts(asked.tenant)
-        stored: Served
-        if name:
-            # Its members must all want the same, so a pattern has groups of its own.
-            stored = await self.share(place, f"{name} {pattern}", target, target.takes)
-        else:
-            stored = await self.follow(place, LANES, asked.after, target)
         listener = Listener(self._hub, target, to)
+        # First of all: who has subscribed hears what is broadcast from then on.
+        leave = await self._hub.join(listener, asked.tenant, pattern, name)
+        stored: Served
         try:
-            leave = await self._hub.join(listener, asked.tenant, pattern, name)
+            await self._broker.ready_broadcasts(asked.tenant)
+            if name:
+                # Its members must all want the same, so a pattern has groups of its own.
+                stored = await self.share(place, f"{name} {pattern}", target, target.takes)
+            else:
+                stored = await self.follow(place, LANES, asked.after, target)
         except BaseException:
-            stored.close("unsub")
+            leave()
             raise
         return Both(stored, listener, leave)
 

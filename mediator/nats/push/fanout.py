@@ -6,7 +6,7 @@ is nats-server that matches, and that gives each broadcast to one instance of th
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -26,7 +26,6 @@ BACKLOG = 10_000
 BACKLOG_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 256 * 1024 * 1024
 """Bytes of all broadcasts together that wait at an instance, each counted once."""
-_NO_HEADERS = b"NATS/1.0\r\n\r\n"
 _ITEM = (Lane.NORMAL, HIDDEN_ID)
 
 
@@ -97,14 +96,19 @@ class Listener:
 class Channel:
     """The subscriptions at this instance that share a pattern, and the queue if they have one."""
 
-    def __init__(self, connection: Connection, subject: str, queue: str, lost: Callable[[], None]) -> None:
+    def __init__(self, queue: str, lost: Callable[[], None]) -> None:
         self.listeners: deque[Listener] = deque()
         """With a queue: in turn, the first gets the next."""
         self._queue = queue
         self._lost = lost
-        self.subscribed: asyncio.Future[Subscription] = asyncio.ensure_future(
-            connection.subscribe(subject, queue, self._received)
-        )
+        self.subscribed: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
+
+    async def begin(self, connection: Connection, subject: str) -> None:
+        """Subscribe, at once: what is broadcast after an OPEN came is written behind this."""
+        try:
+            self.subscribed.set_result(await connection.subscribe(subject, self._queue, self._received))
+        except NatsError as error:
+            self.subscribed.set_exception(error)
 
     async def end(self) -> None:
         """Take no more."""
@@ -113,7 +117,7 @@ class Channel:
 
     def _received(self, message: Request) -> None:
         _, _, name = message.subject.split(".", 2)
-        self.give(Cast(name.encode(), message.block or _NO_HEADERS, message.data))
+        self.give(Cast(name.encode(), message.block or _block(message.headers or {}), message.data))
 
     def give(self, cast: Cast) -> None:
         """Hand a broadcast to all, or to the one of the queue whose turn it is."""
@@ -165,8 +169,11 @@ class Hub:
         key = f"{pushwire.TO_LISTENERS}{tenant}.{pattern}", group
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(self._connection, *key, self._lost)
-        channel.listeners.append(listener)
+            channel = self._channels[key] = Channel(group, self._lost)
+            channel.listeners.append(listener)
+            await channel.begin(self._connection, key[0])
+        else:
+            channel.listeners.append(listener)
 
         def leave() -> None:
             self._leave(key, channel, listener)
@@ -223,3 +230,9 @@ class Hub:
             listener = next(iter(self._ready))
             del self._ready[listener]
             yield from listener.frames()
+
+
+def _block(headers: Mapping[str, str]) -> bytes:
+    """Write headers as they stand on the wire."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return b"NATS/1.0\r\n%b\r\n" % lines.encode("utf-8", "surrogateescape")
