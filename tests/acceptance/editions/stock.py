@@ -24,7 +24,7 @@ class Stock:
         self.client = client
 
     @classmethod
-    async def connect(cls, url: str, stack: AsyncExitStack, **options: Any) -> "Stock":
+    async def connect(cls, url: str | list[str], stack: AsyncExitStack, **options: Any) -> "Stock":
         """Connect until the end of the test."""
 
         async def silent(_error: Exception) -> None:
