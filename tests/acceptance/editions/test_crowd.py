@@ -44,7 +44,7 @@ async def lively(urls: Sequence[str], stack: AsyncExitStack, each: int) -> Crowd
         step += 1
         at = crowd.sent
         await until(lambda at=at: crowd.sent >= at + 15 or all(s.done() for s in senders), PATIENCE, "mail is sent")
-        wild = [member for member in crowd.members if member.fate == "stays" and each.queue == "wild"]
+        wild = [m for m in crowd.members if m.fate == "stays" and m.queue == "wild"]
         alone = [m for m in crowd.members[1:] if m.fate == "stays" and not m.queue and m not in slow]
         match step % 6:
             case 0:
