@@ -79,3 +79,24 @@ async def test_what_a_subscription_got_and_confirmed_is_not_unread(services: Ser
         assert (left["unread"], left["messages"]) == (1, [4])
     finally:
         await client.close()
+
+
+@pytest.mark.rule("E9", "E10", "A8")
+async def test_kept_broadcasts_and_the_board_are_there_after_a_crash(services: Services):
+    service = await services.running()
+    await ask(service, "$mq9.AI.MAILBOX.CREATE", b'{"name": "board", "public": true}')
+    for number in range(3):
+        await ask(service, "$mq9.AI.BROADCAST.system.restart", b"%d" % number, {"persist": "true"})
+    await ask(service, "$mq9.AI.BROADCAST.system.restart", b"forgotten")
+    await service.kill()
+    service.start()
+    await service.ready()
+    client = await nats.connect(service.nats_url)
+    try:
+        events = await client.subscribe("$mq9.AI.BROADCAST.#")
+        assert [(await events.next_msg(timeout=10)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        board = await client.subscribe("$mq9.AI.PUBLIC.LIST")
+        assert json.loads((await board.next_msg(timeout=10)).data)["name"] == "board"
+    finally:
+        await client.close()
+    assert service.complaints() == []
