@@ -24,7 +24,7 @@ from mediator.nats.server import find_binary
 
 CLAIMS = (
     "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale", "encoding", "keywords", "vectors", "discover", "registering", "embed",
+    "didcomm_scale", "gateway", "push", "encoding", "keywords", "vectors", "discover", "registering", "embed",
     "pipeline_lake", "pipeline_mail",
 )  # fmt: skip
 MET = {True: "yes", False: "NO", None: "-"}

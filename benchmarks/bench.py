@@ -55,6 +55,12 @@ def _versus(
     return Row(claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×", limit, holds(ratio))
 
 
+def beside(claim: str, unit: str, ours: list[float], peer: list[float]) -> Row:
+    """Compare medians where nothing is claimed."""
+    ratio = median(ours) / median(peer)
+    return Row(claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×")
+
+
 def below(claim: str, unit: str, ours: list[float], limit: float) -> Row:
     """Compare a median with a limit it must not pass."""
     return Row(claim, number(median(ours), unit), limit=f"≤ {number(limit, unit)}", met=median(ours) <= limit)

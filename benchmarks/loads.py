@@ -5,12 +5,14 @@
 
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import uvloop
@@ -19,7 +21,8 @@ from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.filling import PAYLOAD
-from benchmarks.servers import Server, cpu_seconds
+from benchmarks.listening import live, replayed
+from benchmarks.servers import Server, cpu_seconds, resident_mb
 
 API = "$mq9.AI."
 WARM_SECONDS = 0.3
@@ -215,6 +218,55 @@ async def read_all(client: Client, spec: Result) -> Result:
         after = messages[-1]["msg_id"] + 1
 
 
+async def replay(client: Client, spec: Result) -> Result:
+    """Subscribe to a mailbox and take all that is in it."""
+    done = asyncio.Event()
+    seen = 0
+
+    async def taken(_message: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == spec["count"]:
+            done.set()
+
+    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+    await client.subscribe(f"{API}MAILBOX.MSG.{spec['address']}.*", cb=taken)
+    await done.wait()
+    return {
+        "rate": seen / (time.perf_counter() - started),
+        "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6,
+    }
+
+
+async def idle(_client: Client, spec: Result) -> Result:
+    """Connect ``count`` clients that say nothing after their greeting, or only SUB a ``subject``.
+
+    They come from several addresses.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    port = urlsplit(spec["url"]).port
+    places = asyncio.Semaphore(100)
+    hello = b"SUB %b 1\r\n" % spec["subject"].encode() if "subject" in spec else b""
+
+    async def connect(number: int) -> asyncio.StreamWriter:
+        async with places:
+            local = (f"127.0.0.{2 + number % 8}", 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local, limit=4096)
+            await reader.readline()
+            writer.write(b'CONNECT {"verbose":false}\r\n%bPING\r\n' % hello)
+            while (await reader.readline()) != b"PONG\r\n":
+                pass
+            return writer
+
+    before = resident_mb(spec["pid"])
+    writers = await asyncio.gather(*(connect(number) for number in range(spec["count"])))
+    found = resident_mb(spec["pid"])
+    for writer in writers:
+        writer.close()
+    return {"before_mb": before, "resident_mb": found}
+
+
 # The peer.
 
 
@@ -268,7 +320,23 @@ async def add_streams(client: Client, spec: Result) -> Result:
 
 LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
     load.__name__: load
-    for load in (send, create, make, touch, fetch, steady, until_killed, read_all, publish, pull, add_streams)
+    for load in (
+        send,
+        create,
+        make,
+        touch,
+        fetch,
+        steady,
+        until_killed,
+        read_all,
+        replay,
+        replayed,
+        live,
+        idle,
+        publish,
+        pull,
+        add_streams,
+    )
 }
 
 

@@ -17,11 +17,12 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from mediator.errors import BusyError, MediatorError
-from mediator.mailboxes import creating, fetching, querying, sending, settling
+from mediator.mailboxes import board, broadcasting, creating, fetching, querying, sending, settling
+from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.quotas import Quotas
 from mediator.mediation import forwarding
 from mediator.mediation.forwarding import Forward, Outcome
@@ -122,6 +123,25 @@ class Broker:
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
         return sending.send(tx, self.bounds, self._quotas, request, now, partial(forwarding.addressee, tx))
 
+    async def keep_broadcast(self, tenant: str, subject: str, draft: Draft) -> int:
+        """Keep a broadcast for later subscribers and return its msg_id (E9)."""
+        return await self._writer.write(
+            (tenant, broadcasting.HIDDEN),
+            lambda tx, now: broadcasting.keep(tx, self.bounds, self._quotas, tenant, subject, draft, now),
+        )
+
+    async def ready_broadcasts(self, tenant: str) -> None:
+        """Let a tenant have the mailbox of its broadcasts (E9)."""
+        await self._ready((tenant, broadcasting.HIDDEN), broadcasting.ready)
+
+    async def ready_board(self, tenant: str) -> None:
+        """Let a tenant have the board of its public mailboxes (E10)."""
+        await self._ready((tenant, PUBLIC), board.ready)
+
+    async def _ready(self, place: Place, make: Callable[[Transaction, str, int], Mailbox]) -> None:
+        if not await self.glance(lambda tx, _now: tx.mailboxes.find(*place) is not None):
+            await self.write(lambda tx, now: make(tx, place[0], now).no, place)
+
     async def forward(self, request: Forward, rules: Rules) -> Outcome:
         """Keep a forward for each of its recipients (D4); says nothing of them to its sender (D9)."""
         if len(request.keys) <= 1:
@@ -146,6 +166,8 @@ class Broker:
 
     async def fetch(self, request: Fetch) -> list[Message]:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
+        if request.address == PUBLIC:
+            await self.ready_board(request.tenant)
         if request.max_wait == 0:
             return (await self._look(request, None)).messages
         if self._waiting >= self._max_waiting:
@@ -197,9 +219,17 @@ class Broker:
 
     async def query(self, request: querying.Query) -> list[Message]:
         """Look at messages without moving any group (Q1)."""
+        if request.address == PUBLIC:
+            await self.ready_board(request.tenant)
         await self._room.wait()
         async with self._looks:
             return await self.read(lambda tx, now: querying.query(tx, request, now))
+
+    async def unread(self, request: querying.Unread) -> querying.Waiting:
+        """Look at what was not pushed yet (E4)."""
+        await self._room.wait()
+        async with self._looks:
+            return await self.read(lambda tx, now: querying.unread(tx, request, now))
 
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""

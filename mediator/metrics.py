@@ -110,6 +110,27 @@ class Metrics:
             "1 while the last ingest or the last report of the pipeline did not succeed.",
             registry=registry,
         )
+        self.gateway_connections = Gauge(
+            "mediator_gateway_connections", "Clients connected through the gateway.", registry=registry
+        )
+        self.gateway_subscriptions = Gauge(
+            "mediator_gateway_subscriptions", "Subscriptions to stored mail in the gateway.", registry=registry
+        )
+        self.gateway_waiting = Gauge(
+            "mediator_gateway_waiting", "Subscriptions to stored mail that no instance serves yet.", registry=registry
+        )
+        self.push_subscriptions = Gauge(
+            "mediator_push_subscriptions", "Subscriptions to stored mail that this instance serves.", registry=registry
+        )
+        self.push_waiting = Gauge(
+            "mediator_push_waiting", "Messages pushed to clients and not yet confirmed by them.", registry=registry
+        )
+        self._pushed = Counter("mediator_pushed", "Messages pushed to subscriptions.", registry=registry)
+        self._broadcasts_lost = Counter(
+            "mediator_broadcasts_lost",
+            "Broadcasts that were not kept, and that a subscriber lost because it did not read in time.",
+            registry=registry,
+        )
         self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
@@ -141,6 +162,14 @@ class Metrics:
     def removed(self, kind: str, count: int) -> None:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
         self._removed.labels(kind).inc(count)
+
+    def pushed(self) -> None:
+        """Count one message that was pushed to a subscription."""
+        self._pushed.inc()
+
+    def broadcast_lost(self) -> None:
+        """Count one broadcast that one subscriber, or one queue group, did not get."""
+        self._broadcasts_lost.inc()
 
     def run_ended(self, outcome: str) -> None:
         """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""

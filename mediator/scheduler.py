@@ -44,15 +44,17 @@ class Scheduler:
         liveness: Liveness,
         metrics: Metrics,
         control: ControlServer,
+        *,
+        keep_groups: int = 0,
     ) -> None:
         """``control`` learns the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
 
         After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never. ``liveness`` says
-        which agents are gone for long.
+        which agents are gone for long. ``keep_groups`` is that of :class:`Collector`.
         """
         self._broker = broker
         self._cleanup = cleanup
-        self._collector = Collector(broker.clock(), forget_after, liveness, metrics)
+        self._collector = Collector(broker.clock(), forget_after, liveness, metrics, keep_groups=keep_groups)
         self._releaser = Releaser(broker, metrics, self._collector.trusts)
         self._collecting = Errand("cleanup", self._collect)
         self._keeping = Errand("upkeep", broker.upkeep)

@@ -16,13 +16,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import web
 
 from mediator.broker import Broker
+from mediator.endpoint import Endpoint
+from mediator.gateway.opening import Behind, gateway_before
+from mediator.gateway_options import gateway_options
 from mediator.housekeeping.pipeline import LOOK_SECONDS, Rounds
+from mediator.housekeeping.restart import forget_volatile
 from mediator.housekeeping.runs import RunBook
 from mediator.http.app import build_app
 from mediator.http.guard import Guard
@@ -35,6 +39,8 @@ from mediator.nats import accounts
 from mediator.nats.announcements import Announcements
 from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, Further, limit_of, payload_for
+from mediator.nats.push.opening import open_pushes
+from mediator.nats.push.pushes import Limits
 from mediator.nats.server import NatsServer
 from mediator.nats.tenants import DEFAULT, Tenants
 from mediator.nats.wakes import Wakes
@@ -45,6 +51,7 @@ from mediator.operators.operating import Operating
 from mediator.operators.runs import RunsOperating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
+from mediator.settings_push import DAY
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 
@@ -87,16 +94,20 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(open_store, settings)
         stack.callback(store.close)
-        nats_url, connection = await _nats(settings, stack)
+        behind, connection = await _nats(settings, stack)
         journal = Journal(settings.journal, settings.data_dir, settings.instance, metrics)
         broker = _broker(settings, store, connection, journal, metrics)
         stack.push_async_callback(broker.close)
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
+        await forget_volatile(broker, settings.instance)
         control = ControlServer(settings.data_dir)
         control.register("journal-rotate", journal.rotate)
         liveness = settings.registry.liveness
-        scheduler = Scheduler(broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control)
+        keep_groups = settings.push.keep_days * DAY
+        scheduler = Scheduler(
+            broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control, keep_groups=keep_groups
+        )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         await control.start()
@@ -104,6 +115,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         examined: list[Examine] = []
         directory = await _open_registry(settings, broker, connection, metrics, control, health, examined, stack)
         await _open_pipeline(settings, broker, scheduler, metrics, control, examined, stack)
+        # Before the door, so that answers to the last requests find their way.
+        nats_url = await _open_gateway(settings, behind, metrics, control, health, stack)
         door = await _open_door(settings, connection, broker, metrics, directory, stack)
         for name, check in {
             "store": broker.check,
@@ -146,28 +159,57 @@ async def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
     log.info("stopped")
 
 
-async def _nats(settings: Settings, stack: AsyncExitStack) -> tuple[str, Connection]:
+async def _nats(settings: Settings, stack: AsyncExitStack) -> tuple[Behind, Connection]:
     """Start the managed NATS server, or find the external one, and connect."""
-    name = f"{CLIENT_NAME} {settings.instance}"
     if settings.nats_url is not None:
-        urls = settings.nats_url.get_secret_value().split(",")
-        connection = await connect(urls, name)
-        shown = "an external server"
+        behind = Behind(settings.nats_url.get_secret_value().split(","))
     else:
+        # Clients come to the gateway, where there is one; the server then has a port of its own choice.
+        own = (settings.gateway.direct or Endpoint("127.0.0.1", 0)) if settings.gateway.enabled else settings.nats
         server = NatsServer(
             settings.data_dir,
-            host=settings.nats.host,
-            port=settings.nats.port,
+            host=own.host,
+            port=own.port,
             tenants=_accounts(settings),
             max_payload=payload_for(settings.max_message_bytes),
             allow_anonymous=settings.allow_anonymous,
         )
         await server.start()
         stack.push_async_callback(server.stop)
-        shown = server.url
-        connection = await connect([shown], name, user=server.service_user, password=server.service_password)
+        behind = Behind([server.url], server.service_user, server.service_password)
+    name = f"{CLIENT_NAME} {settings.instance}"
+    connection = await connect(behind.urls, name, user=behind.user, password=behind.password)
     stack.push_async_callback(connection.close)
-    return shown, connection
+    return behind, connection
+
+
+async def _open_gateway(
+    settings: Settings,
+    behind: Behind,
+    metrics: Metrics,
+    control: ControlServer,
+    health: Health,
+    stack: AsyncExitStack,
+) -> str:
+    """Run the gateway, if it is wanted, and tell one that runs by itself how to; return where clients connect."""
+
+    async def tell(_request: dict[str, Any]) -> dict[str, Any]:
+        return {"urls": list(behind.urls), "user": behind.user, "password": behind.password}
+
+    control.register("gateway-login", tell)
+    managed = settings.nats_url is None
+    listen = settings.nats if managed else settings.gateway.listen
+    if listen is None or not settings.gateway.enabled:
+        return behind.urls[0] if managed else "an external server"
+    options = gateway_options(settings, listen)
+    gateway = await stack.enter_async_context(
+        gateway_before(behind, options, f"{CLIENT_NAME} {settings.instance} gateway")
+    )
+    metrics.gateway_connections.set_function(lambda: gateway.connections)
+    metrics.gateway_subscriptions.set_function(lambda: gateway.subscriptions)
+    metrics.gateway_waiting.set_function(lambda: gateway.waiting)
+    health.add("gateway", gateway.check)
+    return gateway.url
 
 
 def _accounts(settings: Settings) -> list[accounts.Tenant]:
@@ -303,6 +345,9 @@ async def _open_door(
         wakes = Wakes(connection, broker, settings.instance)
         await wakes.open()
         stack.push_async_callback(wakes.close)
+    limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
+    pushes = await open_pushes(connection, broker, metrics, limits, settings.push.keep_days * DAY)
+    stack.push_async_callback(pushes.close, settings.drain_seconds)
     door = Door(
         connection,
         broker,
@@ -312,6 +357,8 @@ async def _open_door(
         instance=settings.instance,
         max_pending=settings.max_pending,
         verbs=None if directory is None else _registry_verbs(directory),
+        inbox_ttls=settings.editions.inbox_ttls,
+        subscribed=pushes.ask,
     )
     await door.open()
     stack.push_async_callback(door.close, settings.drain_seconds)

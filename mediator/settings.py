@@ -16,23 +16,25 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     Field,
     SecretStr,
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.mediation.records import Policy
 from mediator.settings_didcomm import Didcomm
+from mediator.settings_editions import Editions
+from mediator.settings_gateway import Gateway
 from mediator.settings_pipeline import Pipeline
+from mediator.settings_push import Push
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
-from mediator.settings_types import ANY_CASE, CLOSED, Whole
+from mediator.settings_types import ANY_CASE, CLOSED, Address, Whole
 
 DEFAULT_TENANT = "default"
 
@@ -41,10 +43,6 @@ _MAX_TTL = 100 * 365 * 24 * 3600
 # A NATS server buffers at most 64 MiB for a client by default and refuses a larger max_payload; N7 takes ¾ of that.
 _MAX_MESSAGE = 47 * _MIB
 _API_TOKEN = re.compile(r"[!-~]{16,256}")
-
-
-def _endpoint(value: object) -> object:
-    return Endpoint.parse(value) if isinstance(value, str) else value
 
 
 def _ack_wait(value: int) -> int:
@@ -95,9 +93,6 @@ def _instance(validated: dict[str, Any]) -> str:
 
 def _log_format() -> Literal["console", "json"]:
     return "console" if sys.stderr.isatty() else "json"
-
-
-Address = Annotated[Endpoint, BeforeValidator(_endpoint), NoDecode]
 
 
 class User(BaseModel):
@@ -250,9 +245,9 @@ class Settings(BaseSettings):
     )
     nats: Address = Field(
         default=Endpoint("127.0.0.1", 4222),
-        description="HOST:PORT where the managed NATS server listens for clients; port 0 takes a free one. Loopback "
-        "protects mail from the network: set 0.0.0.0:4222 together with tenants that have users. Not used with "
-        "nats_url.",
+        description="HOST:PORT where NATS clients connect: to the gateway, or to the managed NATS server itself while "
+        "gateway.enabled is false; port 0 takes a free one. Loopback protects mail from "
+        "the network: set 0.0.0.0:4222 together with tenants that have users. Not used with nats_url.",
     )
     nats_url: Annotated[SecretStr, AfterValidator(_nats_url)] | None = Field(
         default=None,
@@ -351,6 +346,9 @@ class Settings(BaseSettings):
     journal: Journal = Field(default=Journal(), description="The journal of lifecycle events.")
     cleanup: Cleanup = Field(default=Cleanup(), description="Removal of what has expired.")
     didcomm: Didcomm = Field(default=Didcomm(), description="The DIDComm door.")
+    editions: Editions = Field(default=Editions(), description="The older editions of the protocol.")
+    gateway: Gateway = Field(default=Gateway(), description="The gateway before the NATS server.")
+    push: Push = Field(default=Push(), description="Mail that is pushed to subscriptions.")
     registry: Registry = Field(default=Registry(), description="The registry of agents.")
     pipeline: Pipeline = Field(default=Pipeline(), description="The data pipeline, run by the service.")
     instance: str = Field(
@@ -452,13 +450,25 @@ class Settings(BaseSettings):
             yield f"allow_anonymous: expected only while {DEFAULT_TENANT} is the only tenant"
         elif not self.anonymous and not self._has_users:
             yield "tenants: no tenant has users, nobody could connect"
-        elif self.anonymous and not self.allow_anonymous and not self.nats.loopback:
-            yield (
-                f"nats: {self.nats} can be reached from other machines and no tenant has users; "
-                "give tenants users, listen on 127.0.0.1, or set allow_anonymous"
-            )
+        elif self.anonymous and not self.allow_anonymous:
+            doors = {"nats": self.nats, "gateway.listen": self.gateway.listen, "gateway.direct": self.gateway.direct}
+            for name, door in doors.items():
+                if door is not None and not door.loopback:
+                    yield (
+                        f"{name}: {door} can be reached from other machines and no tenant has users; "
+                        "give tenants users, listen on 127.0.0.1, or set allow_anonymous"
+                    )
+        if self.gateway.enabled and self.gateway.listen is not None:
+            yield "gateway.listen: expected only with nats_url, or with gateway.enabled false; nats says where it is"
+        if self.gateway.direct is not None and not self.gateway.enabled:
+            yield "gateway.direct: expected only with gateway.enabled; without it nats is the NATS server's own port"
 
     def _external_problems(self) -> Iterator[str]:
+        urls = self.nats_url.get_secret_value() if self.nats_url else ""
+        if self.gateway.listen is not None and "ws" in {url.strip()[:2] for url in urls.split(",")}:
+            yield "gateway.listen: expected only with nats:// or tls:// in nats_url"
+        if self.gateway.direct is not None:
+            yield "gateway.direct: expected only without nats_url"
         if self.allow_anonymous:
             yield "allow_anonymous: expected only without nats_url; the external server decides who may connect"
         if self._several_tenants and not self.nats_accounts:

@@ -4,6 +4,9 @@ from ipaddress import ip_network
 from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict
+from pydantic_settings import NoDecode
+
+from mediator.endpoint import Endpoint
 
 CLOSED = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 """A section: an unknown option is an error, and no error shows a secret."""
@@ -15,12 +18,18 @@ def _not_bool(value: object) -> object:
     return value
 
 
+def _endpoint(value: object) -> object:
+    return Endpoint.parse(value) if isinstance(value, str) else value
+
+
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
 Whole = Annotated[int, BeforeValidator(_not_bool)]
 """A whole number; ``true`` is none."""
+Address = Annotated[Endpoint, BeforeValidator(_endpoint), NoDecode]
+"""HOST:PORT."""
 ANY_CASE = BeforeValidator(_lower)
 """Written in capitals or not."""
 

@@ -1,6 +1,6 @@
-"""didcomm-rust in a Node process: what v2 envelopes are held against. Import the fixture ``rust``.
+"""What tests run in Node; didcomm-rust, which v2 envelopes are held against, is the fixture ``rust``.
 
-The package is installed on first use. Where there is no npm the tests are skipped, but fail where CI is set.
+The packages are installed on first use. Where there is no npm the tests are skipped, but fail where CI is set.
 """
 
 import fcntl
@@ -90,8 +90,11 @@ def _secrets(person: Person | None) -> list[dict[str, Any]]:
     ]
 
 
-def _install() -> None:
-    """Install what the lock file names, unless that is there; another process of the same run may be at it."""
+def install() -> None:
+    """Install what the lock file names unless it is there, one process at a time; without npm the test is skipped."""
+    if shutil.which("npm") is None:
+        reason = "needs node and npm"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     done = FOLDER / "node_modules" / ".installed"
     lock = FOLDER / LOCK
     with lock.open() as file:
@@ -108,10 +111,7 @@ def _install() -> None:
 @pytest.fixture(scope="session")
 def rust() -> Iterator[Rust]:
     """didcomm-rust."""
-    if shutil.which("npm") is None:
-        reason = "needs node and npm"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    _install()
+    install()
     process = Rust()
     yield process
     process.stop()

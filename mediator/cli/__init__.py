@@ -10,6 +10,7 @@ from mediator.cli.dead import app as dead_app
 from mediator.cli.didcomm import register as register_didcomm
 from mediator.cli.doctor import register as register_doctor
 from mediator.cli.failing import CommandError
+from mediator.cli.gateway import register as register_gateway
 from mediator.cli.mailboxes import app as mailbox_app
 from mediator.cli.messages import register as register_messages
 from mediator.cli.pipeline import app as pipeline_app
@@ -24,7 +25,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for register in (register_service, register_messages, register_bench, register_doctor, register_didcomm, register_try):
+for register in (
+    register_service,
+    register_gateway,
+    register_messages,
+    register_bench,
+    register_doctor,
+    register_didcomm,
+    register_try,
+):
     register(app)
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(dead_app, name="dead")

@@ -28,6 +28,7 @@ def explain(settings: Settings) -> Iterator[str]:
     yield f"data       {settings.data_dir}{'' if settings.data_dir.is_dir() else ' (will be made)'}"
     yield f"database   {_database(settings)}"
     yield f"NATS       {_nats(settings)}"
+    yield f"gateway    {_gateway(settings)}"
     yield f"HTTP       http://{settings.http}" + ("" if settings.http.loopback else ", reachable from other machines")
     yield f"tenants    {_tenants(settings)}"
     yield f"messages   at most {show_bytes(settings.max_message_bytes)} each"
@@ -64,6 +65,19 @@ def _nats(settings: Settings) -> str:
     who = "anybody" if settings.anonymous else "users of the tenants"
     where = "from this machine" if settings.nats.loopback else "from any machine that reaches it"
     return f"managed, listens on {settings.nats}; {who} may connect {where}"
+
+
+def _gateway(settings: Settings) -> str:
+    chosen = settings.gateway
+    listen = chosen.listen if settings.nats_url is not None else settings.nats
+    encrypted = ", encrypted" if chosen.tls_cert else ""
+    if not chosen.enabled:
+        own = f"; `mediator gateway` listens on {chosen.listen}{encrypted}" if chosen.listen else ""
+        return f"not in this service{own}"
+    if listen is None:
+        return "none: clients cannot subscribe to mail"
+    direct = f"; the server itself listens on {chosen.direct}" if chosen.direct else ""
+    return f"clients connect to {listen}{encrypted}{direct}"
 
 
 def _tenants(settings: Settings) -> str:

@@ -27,6 +27,10 @@ _EXAMPLES = {
     "key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
     "outbound_networks": '["10.1.0.0/16"]',
     "archive_key_file": '"/etc/mediator/archive.keys"',
+    "listen": '"0.0.0.0:4222"',
+    "direct": '"127.0.0.1:4223"',
+    "tls_cert": '"/etc/mediator/cert.pem"',
+    "tls_key": '"/etc/mediator/key.pem"',
     "push_webhook": '"https://push.example.com/ring"',
 }
 _TENANTS = """\

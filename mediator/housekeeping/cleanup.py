@@ -23,6 +23,7 @@ from mediator.metrics import Metrics
 from mediator.operators.control import ask
 from mediator.scheduler import PASS_SECONDS
 from mediator.settings import Settings
+from mediator.settings_push import DAY
 from mediator.store.opening import database_path, open_store
 
 START_SECONDS = 10.0
@@ -142,7 +143,8 @@ async def _opened(settings: Settings) -> AsyncIterator[Broker]:
 
 
 def _collector(settings: Settings) -> Collector:
-    return Collector(wall_clock(), settings.didcomm.forget_after, settings.registry.liveness)
+    keep = settings.push.keep_days * DAY
+    return Collector(wall_clock(), settings.didcomm.forget_after, settings.registry.liveness, keep_groups=keep)
 
 
 async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.housekeeping.clock import ClockWatch, steady_clock
 from mediator.housekeeping.slices import Slice
-from mediator.mailboxes import collecting
+from mediator.mailboxes import abandoned, collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.planning import Finding, plan
 from mediator.mailboxes.ports import LeasePlace
@@ -55,14 +55,24 @@ _Step = Callable[[Transaction, int, int], _Done]
 class Collector:
     """Runs passes, one at a time, and none while the clock is not to be trusted. Used on the event loop."""
 
-    def __init__(self, wall: int, forget_after: int, liveness: Liveness, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        wall: int,
+        forget_after: int,
+        liveness: Liveness,
+        metrics: Metrics | None = None,
+        *,
+        keep_groups: int = 0,
+    ) -> None:
         """``wall`` is the time now, taken as right.
 
         After ``forget_after`` milliseconds connections that nobody uses are forgotten; 0: never. ``liveness`` says
-        which agents are gone for long.
+        which agents are gone for long. ``keep_groups``: milliseconds after which queue groups without members are
+        forgotten; 0: never.
         """
         self._forget_after = forget_after
         self._liveness = liveness
+        self._keep_groups = keep_groups
         self._watch = ClockWatch(wall, steady_clock())
         self._metrics = metrics
         self._turn = asyncio.Lock()
@@ -77,6 +87,7 @@ class Collector:
                 ("retired", _retired_mailboxes),
                 ("dedup_ids", _dedup_ids),
                 ("leases", self._ended_leases),
+                ("groups", self._abandoned_groups),
             )
         }
         self._unseen_after = forgetting.FIRST
@@ -197,6 +208,7 @@ class Collector:
                 *plan(tx, now, EXAMPLES),
                 *forgetting.plan(tx, self._forget_after, now, EXAMPLES),
                 *agents.plan(tx, self._liveness, now, EXAMPLES),
+                *abandoned.plan(tx, self._keep_groups, now, EXAMPLES),
             ]
         )
 
@@ -207,6 +219,9 @@ class Collector:
     def _silent_agents(self, tx: Transaction, now: int, limit: int) -> _Done:
         removed, after = agents.collect(tx, self._liveness, self._silent_after, now, limit)
         return _Done(removed, removed.total, more=after is not None, silent_after=after)
+
+    def _abandoned_groups(self, tx: Transaction, now: int, limit: int) -> _Done:
+        return _full(abandoned.forget(tx, self._keep_groups, now, limit), limit)
 
     def _ended_leases(self, tx: Transaction, now: int, limit: int) -> _Done:
         removed, after = collecting.ended_leases(tx, self._leases_after, now, limit)

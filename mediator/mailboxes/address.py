@@ -8,7 +8,9 @@ from collections.abc import Callable
 from mediator.errors import BadRequestError
 
 MAX_ADDRESS = 128
-RESERVED = frozenset({"public"})
+PUBLIC = "public"
+"""The board of each tenant's public mailboxes: clients read it, the service alone writes it (E10)."""
+RESERVED = frozenset({PUBLIC})
 
 _ADDRESS = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
 

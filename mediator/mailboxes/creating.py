@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenError
+from mediator.mailboxes import board
 from mediator.mailboxes.address import new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, What
@@ -74,6 +75,7 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
             raise MailboxExistsError(address)
         return _taken(first, request)
     tx.events.append(Event(What.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
+    board.post(tx, mailbox, now)
     return Created(copy(mailbox), token)
 
 
@@ -96,12 +98,11 @@ class Update:
 
 def update(tx: Transaction, request: Update, now: int) -> Mailbox:
     """Change what describes a mailbox, and return it as it is then; the token of its CREATE is asked for (M3, M4)."""
-    mailbox = living(tx, request.tenant, request.address, now)
-    if not hmac.compare_digest(_hash(request.token), mailbox.token_hash):
-        raise WrongTokenError
+    mailbox = owned(tx, request.tenant, request.address, request.token, now)
     desc = mailbox.desc if request.desc is None else request.desc
     tags = mailbox.tags if request.tags is None else request.tags
     tx.mailboxes.describe(mailbox, desc, tags, mailbox.ack_wait)
+    board.post(tx, mailbox, now)
     return copy(mailbox)
 
 
@@ -114,7 +115,8 @@ def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | Non
 
 def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = living(tx, tenant, writable_address(address), now)
+    board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
     tx.events.append(Event(What.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
@@ -123,6 +125,7 @@ def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
 
 def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
     """Free the address of a mailbox whose TTL is over (M1)."""
+    board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
     tx.events.append(Event(What.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
@@ -133,6 +136,14 @@ def living(tx: Transaction, tenant: str, address: str, now: int, no: int | None 
     mailbox = tx.mailboxes.find(tenant, address)
     if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
         raise NoSuchMailboxError(address)
+    return mailbox
+
+
+def owned(tx: Transaction, tenant: str, address: str, token: str, now: int) -> Mailbox:
+    """Return the mailbox if this is the token its CREATE handed out, else raise :class:`WrongTokenError` (M3)."""
+    mailbox = living(tx, tenant, address, now)
+    if not hmac.compare_digest(_hash(token), mailbox.token_hash):
+        raise WrongTokenError
     return mailbox
 
 

@@ -82,7 +82,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         tx.groups.save(group)
         # Other members that wait find what is before the new position.
         tx.woken.add(mailbox.place)
-    return _serve(tx, bounds, mailbox, group, request, now)
+    return serve(tx, bounds, mailbox, group, request, now)
 
 
 def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
@@ -93,7 +93,7 @@ def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now:
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return Fetched(mailbox.no, [])
-    return _serve(tx, bounds, mailbox, group, request, now)
+    return serve(tx, bounds, mailbox, group, request, now)
 
 
 def _start(tx: Transaction, mailbox: Mailbox, request: Fetch) -> int:
@@ -117,20 +117,30 @@ def _look(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: in
     return Fetched(mailbox.no, taken.messages, start, mailbox.expire_at)
 
 
-def _serve(tx: Transaction, bounds: Bounds, mailbox: Mailbox, group: Group, request: Fetch, now: int) -> Fetched:
+def serve(
+    tx: Transaction,
+    bounds: Bounds,
+    mailbox: Mailbox,
+    group: Group,
+    request: Fetch,
+    now: int,
+    lanes: Sequence[Lane] = LANES,
+) -> Fetched:
+    """Return what is next for a group, of these lanes, and note that it has it (F3, F6, F7)."""
     ack_wait = _ack_wait(bounds, mailbox, request)
     must_keep = _name_max_deliver(group, request)
     moved = False
     open_leases = tx.leases.count(group)
     due: list[Lease] = []
     if open_leases:
-        due, ended = _due(tx, mailbox, group, now)
+        # Those of other lanes must not stand in the way.
+        due, ended = _due(tx, mailbox, group, MAX_FETCH if len(lanes) == len(LANES) else MAX_LEASED, now)
         open_leases -= ended
     # What is due again already counts as leased; only new messages need room.
     fresh_room = max(0, MAX_LEASED - open_leases) if ack_wait else request.num_msgs
     taken = _Basket(request.num_msgs, request.budget)
     fresh: list[Message] = []
-    for lane in LANES:
+    for lane in lanes:
         if taken.full:
             break
         repeated = [lease.msg_id for lease in due if lease.lane is lane]
@@ -210,10 +220,10 @@ def _name_max_deliver(group: Group, request: Fetch) -> bool:
     return True
 
 
-def _due(tx: Transaction, mailbox: Mailbox, group: Group, now: int) -> tuple[list[Lease], int]:
+def _due(tx: Transaction, mailbox: Mailbox, group: Group, limit: int, now: int) -> tuple[list[Lease], int]:
     """Return what may be given again, and how many leases are over: their messages are gone or dead now (F7)."""
     ended = 0
-    while due := tx.leases.due(group, now, MAX_FETCH):
+    while due := tx.leases.due(group, now, limit):
         there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
         gone = [lease.msg_id for lease in due if lease.msg_id not in there]
         dead = [lease for lease in due if lease.msg_id in there and spent(group, lease)]

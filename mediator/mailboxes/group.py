@@ -47,6 +47,10 @@ class Group:
     delivered: list[int]
     replies: list[Reply] = field(default_factory=list)
     max_deliver: int | None = None
+    push: bool = False
+    """Whether it is a NATS queue group that mail is pushed to (E7); these have a name space of their own (A4)."""
+    seen_at: int = 0
+    """When such a group last was known to have members; milliseconds since the epoch."""
 
     def start_at(self, msg_id: int) -> None:
         """Stand before ``msg_id`` in every lane, with nothing delivered (F1, F4)."""

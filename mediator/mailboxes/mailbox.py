@@ -12,12 +12,14 @@ class Retention(StrEnum):
 
 
 class Kind(StrEnum):
-    """What it is for: first-edition type ``latest`` keeps one message (M1), a mediation mailbox is a grant's (D1)."""
+    """What it is for: first-edition type ``latest`` keeps one message (M1), the last two are never made by CREATE."""
 
     STANDARD = "standard"
     LATEST = "latest"
     MEDIATION = "mediation"
-    """Made by a grant, never by CREATE; takes DIDComm envelopes only (D11)."""
+    """Made by a grant; takes DIDComm envelopes only (D1, D11)."""
+    BROADCAST = "broadcast"
+    """Holds what a tenant's broadcasts are to be replayed from; no client can name it (E9)."""
 
 
 @dataclass(slots=True)

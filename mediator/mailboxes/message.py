@@ -31,19 +31,26 @@ class Draft:
     archive: bool = False
     recipient: str | None = None
     """The key a DIDComm message was forwarded to; counted on its own."""
+    volatile: str | None = None
+    """The instance whose next start removes it; None: it lasts (E5)."""
 
     @property
     def size(self) -> int:
         """Bytes that count against limits and quotas: the payload and all that travels with it (N7)."""
-        size = len(self.payload)
-        for text in (self.key, self.dedup_id, self.reply_to):
-            if text is not None:
-                size += _bytes(text)
-        for tag in self.tags:
-            size += _bytes(tag) + 1
-        for name, value in self.headers.items():
-            size += _bytes(name) + _bytes(value) + 4
-        return size
+        return len(self.payload) + _around(self)
+
+
+def _around(sent: "Draft | Message") -> int:
+    """Return the bytes of all that travels with a payload."""
+    size = 0
+    for text in (sent.key, sent.dedup_id, sent.reply_to):
+        if text is not None:
+            size += _bytes(text)
+    for tag in sent.tags:
+        size += _bytes(tag) + 1
+    for name, value in sent.headers.items():
+        size += _bytes(name) + _bytes(value) + 4
+    return size
 
 
 def _bytes(text: str) -> int:
@@ -82,12 +89,24 @@ class Message:
     recipient: str | None = None
     deliveries: int = 0
     """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
+    volatile: str | None = None
+    """As its draft has it; not known of a message that is read."""
 
     @property
     def shown_size(self) -> int:
         """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
         payload = len(self.payload)
         return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload, also where it was not read."""
+        return self.size - _around(self)
+
+    @property
+    def shown_head(self) -> int:
+        """Bytes it takes in a reply without its payload, at most."""
+        return 2 * _around(self) + ITEM_COST
 
     @property
     def handle(self) -> Handle:

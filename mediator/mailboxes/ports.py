@@ -80,8 +80,11 @@ class Mailboxes(Protocol):
     def drop(self, mailbox: Mailbox) -> None:
         """Forget a retired mailbox with the keys attached to it (D11); its messages are gone already."""
 
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
+
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
-        """Return living mailboxes of a tenant in order of address, those behind ``after``."""
+        """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
 
     def usage(self, tenant: str) -> Usage:
         """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them."""
@@ -108,6 +111,9 @@ class Messages(Protocol):
     def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
         """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
 
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        """Do as :meth:`newest` and leave the payloads unread: each is empty."""
+
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         """Return a lane's living messages behind ``after`` up to and with ``last``."""
 
@@ -122,6 +128,9 @@ class Messages(Protocol):
 
     def expired(self, now: int, limit: int) -> list[Expired]:
         """Return messages whose TTL is over, oldest expiry first."""
+
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Return messages that the next start of a service removes (E5)."""
 
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
@@ -149,6 +158,9 @@ class Delays(Protocol):
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
         """Forget delayed messages that were released."""
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
 
     def next_due(self) -> int | None:
         """Return when the next message falls due."""
@@ -182,8 +194,8 @@ class DedupIds(Protocol):
 class Groups(Protocol):
     """Consumer groups (A4)."""
 
-    def find(self, mailbox: Mailbox, name: str) -> Group | None:
-        """Return a copy of the group."""
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        """Return a copy of the group; FETCH groups and those that mail is pushed to have names of their own each."""
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         """Return the groups of a mailbox in order of their names."""
@@ -194,7 +206,7 @@ class Groups(Protocol):
     def count(self, mailbox: Mailbox) -> int:
         """Return how many groups the mailbox has."""
 
-    def add(self, mailbox: Mailbox, name: str) -> Group:
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         """Keep a new group that stands before the first message."""
 
     def save(self, group: Group) -> None:
@@ -202,6 +214,15 @@ class Groups(Protocol):
 
     def remember(self, group: Group) -> None:
         """Know the group as it is now to whoever may ask for it next, but for a restart, which may forget it."""
+
+    def see(self, group: Group, now: int) -> None:
+        """Note that a group that mail is pushed to has members (E7)."""
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        """Return groups that mail is pushed to and that had no members since ``before``, oldest first (E7)."""
+
+    def drop(self, group: Group) -> None:
+        """Forget a group with its leases."""
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         """Remove groups of a retired mailbox with their leases; return how many rows went."""
@@ -249,6 +270,19 @@ class Copy(NamedTuple):
     msg_id: int
     created_at: int
     """Milliseconds since the epoch."""
+
+
+class Pushed(Protocol):
+    """How far the mail of each mailbox was pushed, and confirmed by whom it was pushed to (E4)."""
+
+    def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
+        """Note the highest confirmed msg_id of each lane, -1 for none; a mark never goes back."""
+
+    def marks(self, mailbox: Mailbox) -> list[int]:
+        """Return the marks, by lane."""
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        """Return how many live messages stand behind the marks."""
 
 
 class Outbox(Protocol):
@@ -318,6 +352,8 @@ class Transaction(Protocol):
     def groups(self) -> Groups: ...  # noqa: D102
     @property
     def leases(self) -> Leases: ...  # noqa: D102
+    @property
+    def pushed(self) -> Pushed: ...  # noqa: D102
     @property
     def outbox(self) -> Outbox: ...  # noqa: D102
     @property

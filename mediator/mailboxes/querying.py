@@ -1,4 +1,4 @@
-"""MSG.QUERY and MSG.DELETE: looking at a mailbox without moving any group, and removing one message (Q1, Q2)."""
+"""QUERY of all editions, and DELETE: looking at a mailbox without moving any group, and removing one message."""
 
 import bisect
 import itertools
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import NoSuchMessageError
-from mediator.mailboxes.creating import living
+from mediator.mailboxes.bounds import MAX_FETCH
+from mediator.mailboxes.creating import living, owned
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_LEASED
+from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Filter, Transaction
@@ -30,13 +32,17 @@ class Query:
     """Bytes that the messages of a reply may take when shown; one is given whatever its size (N7)."""
     dead_for: str | None = None
     """A group: only messages that are dead for it (F7)."""
+    headers_only: bool = False
+    """Payloads are not shown, and so not read where that can be."""
 
 
 def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     """Return the newest messages that fit, in ascending msg_id (Q1)."""
     mailbox = living(tx, request.tenant, request.address, now)
     if request.dead_for is None:
-        return _fit(tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now), request.budget)
+        if request.headers_only:
+            return _fit(tx.messages.heads(mailbox, request.wanted, request.limit, now), request)
+        return _fit(tx.messages.newest(mailbox, request.wanted, request.limit, request.budget, now), request)
     group = tx.groups.find(mailbox, request.dead_for)
     if group is None:
         return []
@@ -54,13 +60,49 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
         message.deliveries = counts[message.msg_id]
         found.append(message)
         budget -= message.shown_size
-    return _fit(found[::-1], request.budget)
+    return _fit(found[::-1], request)
 
 
-def _fit(found: list[Message], budget: int) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A question for what was not pushed yet, by whoever has the mailbox's token (E4)."""
+
+    tenant: str
+    address: str
+    token: str
+    budget: int = 1 << 20
+    """Bytes as for :class:`Query`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages are unread, and the first of them in the order in which they would be pushed."""
+
+    unread: int
+    messages: list[Message]
+
+
+def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
+    """Return what waits behind the marks of push, and mark nothing; :class:`WrongTokenError` (E4)."""
+    mailbox = owned(tx, request.tenant, request.address, request.token, now)
+    found: list[Message] = []
+    left = request.budget
+    for lane, mark in zip(LANES, tx.pushed.marks(mailbox), strict=True):
+        if len(found) == MAX_FETCH or left <= 0:
+            break
+        for message in tx.messages.lane(mailbox, lane, mark, MAX_FETCH - len(found), left, now):
+            left -= message.shown_size
+            if left < 0 and found:
+                break
+            found.append(message)
+    return Waiting(tx.pushed.unread(mailbox, now), found)
+
+
+def _fit(found: list[Message], request: Query) -> list[Message]:
     """Leave out the oldest when the reply would be too large (N7, Q1)."""
+    budget = request.budget
     for number, message in enumerate(reversed(found)):
-        budget -= message.shown_size
+        budget -= message.shown_head if request.headers_only else message.shown_size
         if budget < 0 and number > 0:
             return found[len(found) - number :]
     return found

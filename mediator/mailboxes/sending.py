@@ -9,11 +9,11 @@ from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Handle, Message
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
+from mediator.mailboxes.showing import show
 
-KEEP_ONE_SLICE = 1000
 RELEASE_BYTES = 1 << 20
 """Sizes of what one slice of releasing reads and writes again, but for a single larger message."""
 
@@ -41,10 +41,7 @@ def send(
     """
     draft = request.draft
     size = draft.size
-    if size > bounds.max_message:
-        raise MessageTooLargeError(size, bounds.max_message)
-    due_at = _due_at(draft, now)
-    expire_at = _expire_at(draft, now)
+    due_at, expire_at = check(draft, bounds, now)
     mailbox = living(tx, request.tenant, request.address, now)
     if mailbox.kind is Kind.MEDIATION and draft.recipient is None:
         draft = _addressed(mailbox, draft, addressee)
@@ -71,9 +68,10 @@ def send(
         dedup_id=draft.dedup_id,
         reply_to=draft.reply_to,
         recipient=draft.recipient,
+        volatile=draft.volatile,
     )
     if due_at is None:
-        _show(tx, mailbox, message, archive, now, What.STORED)
+        show(tx, mailbox, message, archive, now, What.STORED)
     else:
         tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
         tx.due = due_at if tx.due is None else min(tx.due, due_at)
@@ -82,6 +80,17 @@ def send(
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
         tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
     return message.msg_id
+
+
+def check(draft: Draft, bounds: Bounds, now: int) -> tuple[int | None, int | None]:
+    """Return when a message is due, None for now, and when it expires (S4, S5).
+
+    Raises :class:`MessageTooLargeError` (N7), and :class:`BadRequestError` when its times cannot be.
+    """
+    size = draft.size
+    if size > bounds.max_message:
+        raise MessageTooLargeError(size, bounds.max_message)
+    return _due_at(draft, now), _expire_at(draft, now)
 
 
 def _addressed(mailbox: Mailbox, draft: Draft, addressee: Addressee | None) -> Draft:
@@ -105,36 +114,6 @@ def _expire_at(draft: Draft, now: int) -> int | None:
         return draft.expire_at
     by_ttl = now + draft.ttl
     return by_ttl if draft.expire_at is None else min(by_ttl, draft.expire_at)
-
-
-def _show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: What) -> None:
-    """Make a message visible: it gets its msg_id, and takes the place of what it replaces (A3, S2)."""
-    if mailbox.kind is Kind.LATEST:
-        while older := tx.messages.first(mailbox, KEEP_ONE_SLICE):
-            _compact(tx, mailbox, older, now)
-    elif message.key is not None:
-        replaced = tx.messages.keyed(mailbox, message.key)
-        if replaced is not None:
-            _compact(tx, mailbox, [replaced], now)
-    message.msg_id = mailbox.next_id
-    message.created_at = max(now, mailbox.last_at)
-    tx.messages.append(mailbox, message)
-    if archive:
-        tx.outbox.add(mailbox, message)
-    tx.woken.add(mailbox.place)
-    tx.events.append(
-        Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
-    )
-
-
-def _compact(tx: Transaction, mailbox: Mailbox, replaced: Sequence[Handle], now: int) -> None:
-    tx.messages.remove(mailbox, replaced)
-    tx.events.extend(
-        Event(
-            What.COMPACTED, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at
-        )
-        for handle in replaced
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +153,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
                 )
             )
             continue
-        _show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
+        show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
         # An id that had its time before may name a newer message by now.
         if message.dedup_id is not None and now < message.sent_at + DEDUP_SPAN:
             tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)

@@ -28,12 +28,17 @@ _MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
 _DENY_SUBSCRIBE: Final = "$mq9.AI.>"
 _DENY_PUBLISH: Final = "$mq9.PUSH.>"
 
+_PUSHED: Final = "$mq9.PUSH.*."
+"""What the gateway puts before the subject of a subscription to stored mail, whose token is a secret."""
+_OPEN: Final = "$mq9.AI.PUSH.OPEN"
+
 
 @dataclass(frozen=True, slots=True)
 class User:
     """One login of a tenant: a password (plain or bcrypt) or a public nkey, never both.
 
-    ``publish`` and ``subscribe`` list the subjects allowed; ``None`` allows all of the tenant's own, ``()`` none.
+    ``publish`` and ``subscribe`` list the subjects allowed; ``None`` allows all of the tenant's own, ``()`` none. Who
+    may subscribe under ``$mq9.AI.`` may do so through the gateway, where that is mail out of the store.
     Raises SetupError for what the server could not be told safely.
     """
 
@@ -240,8 +245,11 @@ def _user(user: User) -> str:
         parts = [f"user: {quote(user.name, 'a NATS user')}", f"password: {quote(user.password or '', 'a password')}"]
     if user.publish is not None or user.subscribe is not None:
         # Permissions of a user replace the account's default ones, denies included.
-        publish = _permission(user.publish, _DENY_PUBLISH)
-        subscribe = _permission(user.subscribe, _DENY_SUBSCRIBE)
+        stored = [subject for subject in user.subscribe or () if subject.startswith("$mq9.AI.")]
+        opens = (_OPEN,) if stored or user.subscribe is None else ()
+        publish = _permission(None if user.publish is None else (*user.publish, *opens), _DENY_PUBLISH)
+        pushed = tuple(_PUSHED + subject for subject in stored)
+        subscribe = _permission(None if user.subscribe is None else (*user.subscribe, *pushed), _DENY_SUBSCRIBE)
         parts.append(f"permissions: {{ publish: {publish}, subscribe: {subscribe} }}")
     return "{" + ", ".join(parts) + "}"
 

@@ -8,6 +8,7 @@ task and flush for each message cost as much as all that the mediator does with 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import orjson
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -29,6 +30,21 @@ class Request(NamedTuple):
     reply: bytes
     data: bytes
     headers: dict[str, str] | None
+    block: bytes = b""
+    """The headers as they stand on the wire, the server's own line about the asker among them."""
+
+    @property
+    def client_name(self) -> str:
+        """What the asker's connection calls itself; empty where the server does not tell."""
+        # What a sender writes cannot hold a line break, so this is a line; the server takes out a sender's own.
+        _, found, rest = self.block.partition(_CRLF + _ABOUT_ASKER)
+        if not found:
+            return ""
+        try:
+            name = orjson.loads(rest.partition(_CRLF)[0]).get("name")
+        except (orjson.JSONDecodeError, AttributeError):
+            return ""
+        return name if isinstance(name, str) else ""
 
 
 Received = Callable[[Request], None]
@@ -56,17 +72,21 @@ class SturdyClient(Client):
             return False
         found = read_headers(headers.partition(_CRLF)[2]) if headers else None
         try:
-            received(Request(subject.decode("utf-8", "replace"), reply, payload, found))
+            received(Request(subject.decode("utf-8", "replace"), reply, payload, found, headers))
         except Exception:
             log.exception("request")
         return True
 
     async def send_all(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send messages, subject and payload each, with one write; waits while the server takes none."""
-        frames = b"".join([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
-        if not self.is_connected and self._pending_data_size + len(frames) > self._max_pending_size:
+        await self.send_frames([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
+
+    async def send_frames(self, frames: Iterable[bytes]) -> None:
+        """Send what the protocol's own words stand in already, with one write; waits while the server takes none."""
+        written = b"".join(frames)
+        if not self.is_connected and self._pending_data_size + len(written) > self._max_pending_size:
             raise OutboundBufferLimitError
-        await self._send_command(frames)
+        await self._send_command(written)
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 

@@ -1,7 +1,7 @@
 """Our connection to NATS: kept for ever, rebuilt when it breaks, and known to be alive."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ class Connection:
 
     def __init__(self) -> None:
         self._client = SturdyClient()
+        self._told: list[Callable[[], None]] = []
 
     async def open(self, urls: Sequence[str], name: str, user: str | None, password: str | None) -> None:
         """Connect for the first time."""
@@ -86,6 +87,14 @@ class Connection:
         """Send messages, subject and payload each; waits while the server does not take what was sent before."""
         await self._client.send_all(messages)
 
+    async def write(self, frames: Iterable[bytes]) -> None:
+        """Send frames of the protocol, as :meth:`publish` sends messages."""
+        await self._client.send_frames(frames)
+
+    def after_loss(self, told: Callable[[], None]) -> None:
+        """Be told whenever the connection stands again: what was sent before may be lost."""
+        self._told.append(told)
+
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
         """Ask and wait for one answer; raises ``nats.errors.Error`` or TimeoutError."""
         answer = await self._client.request(subject, data, timeout=seconds)
@@ -110,6 +119,8 @@ class Connection:
 
     async def _reconnected(self) -> None:
         log.info("connected again")
+        for told in self._told:
+            told()
 
 
 class Subscription:

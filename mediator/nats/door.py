@@ -1,4 +1,4 @@
-"""The NATS door: takes requests off the subjects of the current protocol and answers them (N1–N8).
+"""The NATS door: takes requests off the subjects of all editions of the protocol and answers them (N1–N8).
 
 SEND is the hot path: it is read, queued for the group commit and answered by a callback, without a task of its own.
 Every other verb may wait, so each is a task.
@@ -15,14 +15,18 @@ import structlog
 from nats.errors import Error as NatsError
 
 from mediator.broker import Broker
-from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnknownSubjectError
+from mediator.errors import BusyError, MediatorError, UnavailableError, UnknownSubjectError
 from mediator.fields import Fields, parse_body
+from mediator.mailboxes import sending
 from mediator.mailboxes.address import parse_address, writable_address
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
-from mediator.nats import replies, requests
+from mediator.nats import pushwire, replies, requests
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
+from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
 from mediator.nats.tenants import DEFAULT, Tenants
 
 PREFIX = "$mq9.AI."
@@ -41,7 +45,12 @@ SILENT = 2
 
 log = structlog.get_logger("nats")
 
-Verb = Callable[[str, str, Fields], Awaitable[bytes]]
+Shape = Callable[[bytes], bytes]
+"""Makes an answer what a client of its own kind expects (E11)."""
+Named = Callable[[MediatorError], MediatorError]
+"""Calls the headers in an error what the sender called them."""
+Subscribed = Callable[[str | None, str, Request], None]
+"""Takes an OPEN: the account whose pushes need its name, if there are several, the tenant, and the request."""
 Further = Callable[[str, bytes, Callable[[], int]], Awaitable[bytes]]
 """A verb from elsewhere: takes the tenant, the body as it came, and what says how large a reply may be."""
 
@@ -60,10 +69,13 @@ class Door:
         instance: str,
         max_pending: int,
         verbs: Mapping[str, tuple[str, Further]] | None = None,
+        inbox_ttls: Mapping[Lane, int] | None = None,
+        subscribed: Subscribed | None = None,
     ) -> None:
         """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant.
 
         ``verbs`` are further ones, by their subject behind the prefix: what each is called, and who does it.
+        ``inbox_ttls`` are those of :class:`Editions`. ``subscribed`` serves the subscriptions that gateways open.
         """
         self._connection = connection
         self._broker = broker
@@ -81,16 +93,20 @@ class Door:
         self._closing = False
         self._held_bytes = 0
         self._asked_bytes = 0
+        self._editions = Editions(broker, self._room, instance, inbox_ttls or {})
         self._verbs: dict[str, tuple[str, Verb]] = {
-            "MSG.FETCH": ("FETCH", self._fetch),
-            "MSG.ACK": ("ACK", self._ack),
-            "MSG.NACK": ("NACK", self._nack),
-            "MSG.EXTEND": ("EXTEND", self._extend),
-            "MSG.QUERY": ("QUERY", self._query),
-            "MSG.DELETE": ("DELETE", self._delete),
-            "MAILBOX.UPDATE": ("UPDATE", self._update),
+            "MAILBOX.CREATE": ("CREATE", self._create),
+            "MAILBOX.UPDATE.": ("UPDATE", self._update),
+            "MSG.FETCH.": ("FETCH", self._fetch),
+            "MSG.ACK.": ("ACK", self._ack),
+            "MSG.NACK.": ("NACK", self._nack),
+            "MSG.EXTEND.": ("EXTEND", self._extend),
+            "MSG.QUERY.": ("QUERY", self._query),
+            "MSG.DELETE.": ("DELETE", self._delete),
+            **self._editions.verbs,
         }
         self._further = verbs or {}
+        self._subscribed = subscribed
 
     # Opening, watching, closing.
 
@@ -185,17 +201,29 @@ class Door:
                 verb = "SEND"
                 self._send(message, self._tenants.of(account), name[9:], started)
                 return
+            if name.startswith(PUBLISHED):
+                verb = "SEND"
+                self._publish_older(message, self._tenants.of(account), name, started)
+                return
+            if name == pushwire.OPEN and self._subscribed is not None:
+                verb = "OPEN"
+                self._subscribed(account if self._accounts else None, self._tenants.of(account), message)
+                return
             if name == SELF_TEST:
                 self._answer(message.reply, self._instance.encode())
                 return
-            verb, work = self._verb(name)
+            speaks_python = python_client.speaks(message)
+            verb, work = self._broadcasting(name, message) or self._verb(
+                name, self._editions.python_verbs if speaks_python else {}
+            )
             tenant = self._tenants.of(account)
             size = len(message.data)
             full = self._held_bytes > MAX_HELD_BYTES or self._asked_bytes + size > MAX_ASKED_BYTES
             if len(self._tasks) >= self._max_pending or full:
                 raise BusyError("too many requests are under way")
             self._asked_bytes += size
-            task = asyncio.create_task(self._do(verb, work, tenant, message, started))
+            shape = python_client.reply if speaks_python else _as_it_is
+            task = asyncio.create_task(self._do(verb, work, shape, tenant, message, started))
             self._tasks.add(task)
             task.add_done_callback(partial(self._did, size))
         except MediatorError as error:
@@ -208,16 +236,18 @@ class Door:
         self._asked_bytes -= size
         self._tasks.discard(task)
 
-    def _verb(self, name: str) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        if name == "MAILBOX.CREATE":
-            return "CREATE", lambda tenant, data: self._create(tenant, parse_body(data))
+    def _verb(
+        self, name: str, own: Mapping[str, tuple[str, Verb]]
+    ) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]]:
+        """Find who does it; ``own`` are verbs that the client has in a shape of its own."""
         if name in self._further:
             verb, handle = self._further[name]
             return verb, lambda tenant, data: handle(tenant, data, self._room)
         area, _, rest = name.partition(".")
         what, dot, tail = rest.partition(".")
-        known = self._verbs.get(f"{area}.{what}")
-        if known is None or not dot:
+        subject = f"{area}.{what}{dot}"
+        known = own.get(subject) or self._verbs.get(subject)
+        if known is None:
             raise UnknownSubjectError(PREFIX + name)
         verb, work = known
         if verb == "DELETE":
@@ -229,12 +259,13 @@ class Door:
         self,
         verb: str,
         work: Callable[[str, bytes], Awaitable[bytes]],
+        shape: Shape,
         tenant: str,
         message: Request,
         started: float,
     ) -> None:
         try:
-            answer = await work(tenant, message.data)
+            answer = shape(await work(tenant, message.data))
         except MediatorError as error:
             self._refuse(message.reply, verb, error, started)
         except Exception:
@@ -251,22 +282,50 @@ class Door:
     # The verbs.
 
     def _send(self, message: Request, tenant: str, address: str, started: float) -> None:
-        size = len(message.data)
+        self._keep_room(len(message.data))
+        request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
+        self._store(message, request, _as_they_are, _as_it_is, started)
+
+    def _publish_older(self, message: Request, tenant: str, name: str, started: float) -> None:
+        self._keep_room(len(message.data))
+        published = self._editions.published(name, message)
+        shape = python_client.reply if python_client.speaks(message) else _as_it_is
+        self._store(message, Send(tenant, published.address, published.draft), published.named, shape, started)
+
+    def _keep_room(self, size: int) -> None:
         if self._held_bytes + size > MAX_HELD_BYTES:
             raise BusyError("too many bytes are under way")
-        request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
-        self._broker.send_soon(request, partial(self._sent, message.reply, size, started))
+
+    def _store(self, message: Request, request: Send, named: Named, shape: Shape, started: float) -> None:
+        size = len(message.data)
+        self._broker.send_soon(request, partial(self._sent, message.reply, size, named, shape, started))
         self._hold(size)
 
-    def _sent(self, reply: bytes, size: int, started: float, outcome: Any) -> None:
+    def _sent(self, reply: bytes, size: int, named: Named, shape: Shape, started: float, outcome: Any) -> None:
         self._hold(-size)
         if isinstance(outcome, MediatorError):
-            self._refuse(reply, "SEND", outcome, started)
+            self._refuse(reply, "SEND", named(outcome), started)
             return
         self._metrics.request("SEND", OK, time.perf_counter() - started)
-        self._answer(reply, b'{"error":"","msg_id":%d}' % outcome)
+        self._answer(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
 
-    async def _create(self, tenant: str, fields: Fields) -> bytes:
+    def _broadcasting(self, name: str, message: Request) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]] | None:
+        if not name.startswith(broadcasts.PUBLISHED):
+            return None
+        return "BROADCAST", lambda tenant, _data: self._broadcast(tenant, name[len(broadcasts.PUBLISHED) :], message)
+
+    async def _broadcast(self, tenant: str, name: str, message: Request) -> bytes:
+        told = broadcasts.read(name, message.data, message.headers)
+        if told.kept:
+            return replies.success(msg_id=await self._broker.keep_broadcast(tenant, name, told.draft))
+        sending.check(told.draft, self._broker.bounds, self._broker.clock())
+        try:
+            await self._connection.write([told.frame(tenant)])
+        except NatsError as error:
+            raise UnavailableError(str(error) or type(error).__name__) from error
+        return replies.success(msg_id=HIDDEN_ID)
+
+    async def _create(self, tenant: str, _tail: str, fields: Fields) -> bytes:
         return replies.created(await self._broker.create(requests.create(tenant, fields)))
 
     async def _update(self, tenant: str, address: str, fields: Fields) -> bytes:
@@ -280,9 +339,8 @@ class Door:
 
     async def _query(self, tenant: str, address: str, fields: Fields) -> bytes:
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
-        headers_only = fields.flag("headers_only") or False
         request = requests.query(tenant, parse_address(address), fields, self._budget)
-        return replies.messages(await self._broker.query(request), text=text, headers_only=headers_only)
+        return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
 
     async def _ack(self, tenant: str, address: str, fields: Fields) -> bytes:
         await self._broker.ack(requests.ack(tenant, parse_address(address), fields))
@@ -297,12 +355,8 @@ class Door:
         return replies.success(extended=extended)
 
     async def _delete(self, tenant: str, tail: str, _fields: Fields) -> bytes:
-        address, _, last = tail.rpartition(".")
-        msg_id = requests.message_id(last)
-        if msg_id is None or not address:
-            parse_address(tail)
-            raise NoSuchMessageError
-        await self._broker.delete(tenant, parse_address(address), msg_id)
+        address, msg_id = requests.numbered(tail)
+        await self._broker.delete(tenant, address, msg_id)
         return replies.success(deleted=True)
 
     @property
@@ -357,6 +411,14 @@ class Door:
             taken.append((reply, data))
             size += len(data)
         return taken
+
+
+def _as_it_is(answer: bytes) -> bytes:
+    return answer
+
+
+def _as_they_are(error: MediatorError) -> MediatorError:
+    return error
 
 
 def limit_of(max_payload: int) -> int:

@@ -15,6 +15,7 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
     "UPDATE": {"mail_address": ""},
     "SEND": {"msg_id": -1},
+    "BROADCAST": {"msg_id": -1},
     "FETCH": {"messages": []},
     "QUERY": {"messages": []},
     "ACK": {},
@@ -25,6 +26,9 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "UNREGISTER": {},
     "REPORT": {},
     "DISCOVER": {"agents": []},
+    "MAILBOX.QUERY": {"mail_id": "", "unread": 0, "messages": []},
+    "MAILBOX.LIST": {"messages": []},
+    "PUBLIC.LIST": {"mailboxes": []},
 }
 """The fields of each verb's reply as they are when it failed."""
 
@@ -53,18 +57,21 @@ def created(result: Created) -> bytes:
 
 def messages(found: Sequence[Message], *, text: bool = False, headers_only: bool = False) -> bytes:
     """Write the reply to FETCH and QUERY; ``text``: payloads as they are where that fits (N6)."""
-    return success(messages=[_item(message, text, headers_only) for message in found])
+    return success(messages=[item(message, text=text, headers_only=headers_only) for message in found])
 
 
-def _item(message: Message, text: bool, headers_only: bool) -> dict[str, Any]:
+def item(
+    message: Message, *, text: bool = False, headers_only: bool = False, words: Sequence[str] = SHOWN
+) -> dict[str, Any]:
+    """Show one message (N9); ``words`` are those for its lane."""
     item: dict[str, Any] = {
         "msg_id": message.msg_id,
         "payload": "",
-        "priority": SHOWN[message.lane],
+        "priority": words[message.lane],
         "create_time": message.created_at // 1000,
     }
     if headers_only:
-        item["size"] = len(message.payload)
+        item["size"] = message.payload_size
     else:
         encoded = _as_text(message.payload) if text else None
         if encoded is None:

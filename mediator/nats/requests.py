@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, NoSuchMessageError
 from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
-from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.bounds import (
     DEFAULT_FETCH,
     DEFAULT_WAIT,
@@ -31,20 +31,25 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import Ack, Extend, Nack
+from mediator.nats.stored import Edition, split_word
 
 MAX_SECONDS = 100 * 366 * 24 * 3600
 """A century; longer spans are clamped to it."""
 ENCODINGS = ("base64", "utf8")
-KINDS = tuple(kind for kind in Kind if kind is not Kind.MEDIATION)
-"""What CREATE makes; a mediation mailbox comes by a grant alone (D1)."""
+KINDS = (Kind.STANDARD, Kind.LATEST)
+"""What CREATE makes; the other kinds are the service's own (D1, E9)."""
 
 
 def create(tenant: str, fields: Fields) -> Create:
-    """Read MAILBOX.CREATE (M1)."""
+    """Read MAILBOX.CREATE (M1); a name that an older edition could not write to is refused it (E2)."""
     ttl = fields.number("ttl", 0, MAX_SECONDS)
+    name = fields.text("name", 4096)
+    older = fields.has("public") or fields.has("type")
+    if name is not None and older and (word := lane_word(name)):
+        raise BadRequestError("name", f"expected no lane word at the end of a name with public or type, got {word}")
     return Create(
         tenant=tenant,
-        name=fields.text("name", 4096),
+        name=name,
         ttl=None if ttl is None else ttl * 1000,
         desc=fields.text("desc", MAX_DESC, lines=True) or "",
         tags=fields.words("tags", MAX_TAGS, MAX_TAG) or (),
@@ -54,6 +59,11 @@ def create(tenant: str, fields: Fields) -> Create:
         archive=fields.flag("archive") or False,
         ack_wait=_ack_wait(fields, "ack_wait_ms"),
     )
+
+
+def lane_word(address: str) -> str:
+    """Return the lane word that some older edition reads at the end of an address, empty if none does (E2)."""
+    return next((word for edition in Edition if (word := split_word(edition, address)[1])), "")
 
 
 def update(tenant: str, address: str, fields: Fields) -> Update:
@@ -134,7 +144,8 @@ def query(tenant: str, address: str, fields: Fields, budget: int) -> Query:
         since=fields.time("since"),
         before_id=fields.number("before_id", 0, None),
     )
-    return Query(tenant, address, wanted, DEFAULT_FETCH if limit is None else limit, budget, dead_for)
+    headers_only = fields.flag("headers_only") or False
+    return Query(tenant, address, wanted, DEFAULT_FETCH if limit is None else limit, budget, dead_for, headers_only)
 
 
 def message_id(text: str) -> int | None:
@@ -143,6 +154,16 @@ def message_id(text: str) -> int | None:
         return None
     msg_id = int(text)
     return msg_id if msg_id <= MAX_NUMBER else None
+
+
+def numbered(tail: str, field: str = "mail_address") -> tuple[str, int]:
+    """Read the address and the msg_id at the end of DELETE's subject; raises :class:`NoSuchMessageError` (Q2)."""
+    address, _, last = tail.rpartition(".")
+    msg_id = message_id(last)
+    if msg_id is None or not address:
+        parse_address(tail, field)
+        raise NoSuchMessageError
+    return writable_address(address, field), msg_id
 
 
 def _group(fields: Fields, address: str) -> str:

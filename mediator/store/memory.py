@@ -13,7 +13,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
 from mediator.mailboxes.ports import Copy, Expired, Filter, LeasePlace, TailRow, Usage
 from mediator.store.base import Place, Transaction
@@ -31,7 +31,9 @@ class _Box:
     messages: dict[int, Message] = field(default_factory=dict)
     """In ascending msg_id, since ids only grow."""
     dedup_ids: dict[str, tuple[int, int]] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[tuple[str, bool], Group] = field(default_factory=dict)
+    """By name and whether mail is pushed to it."""
+    pushed: dict[Lane, int] = field(default_factory=dict)
     held: dict[str, Usage] = field(default_factory=dict)
 
 
@@ -111,6 +113,7 @@ class MemoryTransaction:
         self.dedup_ids = _DedupIds(data, undo)
         self.groups = _Groups(data, undo)
         self.leases = _Leases(data, undo)
+        self.pushed = _Pushed(data, undo)
         self.outbox = _Outbox(data, undo)
         self.tail = _Tail(data, undo)
         self.events: list[Event] = []
@@ -188,11 +191,18 @@ class _Mailboxes(_Table):
         self._routes.detach(mailbox.no)
         self._pop(self._data.boxes, mailbox.no)
 
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        found = self.list(tenant, after, len(self._data.boxes), now)
+        return [box for box in found if box.public and set(tags) <= set(box.tags)][skip : skip + limit]
+
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         found = [
             box.mailbox
             for box in self._data.boxes.values()
-            if box.mailbox.tenant == tenant and box.mailbox.lives(now) and box.mailbox.address > after
+            if box.mailbox.tenant == tenant
+            and box.mailbox.lives(now)
+            and box.mailbox.address > after
+            and box.mailbox.kind is not Kind.BROADCAST
         ]
         return sorted(found, key=lambda mailbox: mailbox.address)[:limit]
 
@@ -249,6 +259,10 @@ class _Messages(_Table):
         )
         return _within(found, limit, budget)[::-1]
 
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        found = self.newest(mailbox, wanted, limit, mailbox.bytes + 1, now)
+        return [replace(message, payload=b"") for message in found]
+
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         messages = self._box(mailbox).messages
         return [m.handle for i, m in messages.items() if after < i <= last and m.lane == lane and _lives(m, now)]
@@ -276,6 +290,15 @@ class _Messages(_Table):
         ]
         gone.sort(key=lambda item: (item[0], item[1], item[2].msg_id))
         return [Expired(no, handle) for _, no, handle in gone[:limit]]
+
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        found = (
+            Expired(no, message.handle)
+            for no, box in self._data.boxes.items()
+            for message in box.messages.values()
+            if message.volatile == instance
+        )
+        return list(itertools.islice(found, limit))
 
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
@@ -323,6 +346,11 @@ class _Delays(_Table):
         before = self._data.delayed
         self._undo.append(lambda: setattr(self._data, "delayed", before))
         self._data.delayed = [entry for entry in before if entry[1] not in gone]
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        found = [entry[2] for entry in self._data.delayed if entry[2].message.volatile == instance][:limit]
+        self.remove(found)
+        return [Expired(delayed.mailbox_no, delayed.message.handle) for delayed in found]
 
     def next_due(self) -> int | None:
         return self._data.delayed[0][0] if self._data.delayed else None
@@ -375,12 +403,12 @@ class _DedupIds(_Table):
 
 
 class _Groups(_Table):
-    def find(self, mailbox: Mailbox, name: str) -> Group | None:
-        return deepcopy(self._box(mailbox).groups.get(name))
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        return deepcopy(self._box(mailbox).groups.get((name, push)))
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         groups = self._box(mailbox).groups
-        return [deepcopy(groups[name]) for name in sorted(groups)[:limit]]
+        return [deepcopy(groups[key]) for key in sorted(groups)[:limit]]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         wanted = set(numbers)
@@ -390,14 +418,14 @@ class _Groups(_Table):
     def count(self, mailbox: Mailbox) -> int:
         return len(self._box(mailbox).groups)
 
-    def add(self, mailbox: Mailbox, name: str) -> Group:
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         start = [-1] * len(LANES)
-        group = Group(next(self._data.numbers), mailbox.no, name, start, list(start))
-        self._set(self._box(mailbox).groups, name, deepcopy(group))
+        group = Group(next(self._data.numbers), mailbox.no, name, start, list(start), push=push)
+        self._set(self._box(mailbox).groups, (name, push), deepcopy(group))
         return group
 
     def save(self, group: Group) -> None:
-        self._set(self._data.boxes[group.mailbox_no].groups, group.name, deepcopy(group))
+        self._set(self._data.boxes[group.mailbox_no].groups, (group.name, group.push), deepcopy(group))
 
     def remember(self, group: Group) -> None:
         self.save(group)
@@ -406,10 +434,23 @@ class _Groups(_Table):
         groups = self._box(mailbox).groups
         gone = list(itertools.islice(groups.values(), limit))
         for group in gone:
-            self._pop(groups, group.name)
-            if group.no in self._data.leases:
-                self._pop(self._data.leases, group.no)
+            self.drop(group)
         return len(gone)
+
+    def see(self, group: Group, now: int) -> None:
+        group.seen_at = now
+        kept = self._data.boxes[group.mailbox_no].groups[group.name, group.push]
+        self._set(self._data.boxes[group.mailbox_no].groups, (group.name, group.push), replace(kept, seen_at=now))
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        groups = (group for box in self._data.boxes.values() for group in box.groups.values())
+        found = [deepcopy(group) for group in groups if group.push and group.seen_at < before]
+        return sorted(found, key=lambda group: group.seen_at)[:limit]
+
+    def drop(self, group: Group) -> None:
+        self._pop(self._data.boxes[group.mailbox_no].groups, (group.name, group.push))
+        if group.no in self._data.leases:
+            self._pop(self._data.leases, group.no)
 
 
 class _Leases(_Table):
@@ -466,6 +507,22 @@ class _Leases(_Table):
     def clear(self, group: Group) -> None:
         if group.no in self._data.leases:
             self._pop(self._data.leases, group.no)
+
+
+class _Pushed(_Table):
+    def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
+        pushed = self._box(mailbox).pushed
+        for lane, mark in zip(LANES, marks, strict=True):
+            if mark > pushed.get(lane, -1):
+                self._set(pushed, lane, mark)
+
+    def marks(self, mailbox: Mailbox) -> list[int]:
+        pushed = self._box(mailbox).pushed
+        return [pushed.get(lane, -1) for lane in LANES]
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        box = self._box(mailbox)
+        return sum(1 for i, m in box.messages.items() if i > box.pushed.get(m.lane, -1) and _lives(m, now))
 
 
 class _Outbox(_Table):

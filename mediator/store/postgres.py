@@ -69,8 +69,8 @@ _PREFETCH = (
     " JOIN mailbox ON mailbox.tenant = place.tenant AND mailbox.address = place.address"
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
-_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['%b'] * 12)})"
-_ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts,)
+_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['%b'] * 13)})"
+_ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts, Texts)
 _HOLD = (
     "INSERT INTO held (mailbox_no, recipient, messages, bytes) SELECT * FROM unnest(%b, %b, %b, %b)"
     " ON CONFLICT (mailbox_no, recipient)"

@@ -19,8 +19,12 @@ MAILBOX = (
 )
 HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
-MESSAGE = f"msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, {BODY}"
-DELAYED = "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload"
+HEAD = "msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra"
+MESSAGE = f"{HEAD}, {BODY}"
+GROUP = "no, mailbox_no, name, state, push, seen_at"
+DELAYED = (
+    "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile"
+)
 
 
 @dataclass(slots=True)
@@ -91,6 +95,7 @@ def message(row: Row, deliveries: int = 0) -> Message:
 def delayed(row: Row) -> Delayed:
     """Read a row of ``DELAYED`` columns."""
     kept = message((HIDDEN_ID, row[4], row[5], row[6], *row[7:12], row[12]))
+    kept.volatile = row[13]
     return Delayed(row[0], row[1], row[2], bool(row[3]), kept)
 
 
@@ -131,14 +136,15 @@ def group_state(group: Group) -> bytes:
     return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver])
 
 
-def group(no: int, mailbox_no: int, name: str, state: bytes) -> Group:
-    """Read a group."""
+def group(row: Row, state: bytes) -> Group:
+    """Read a row of ``GROUP`` columns, with the state in place of the row's."""
+    no, mailbox_no, name, _, push, seen_at = row
     settled, delivered, replies, max_deliver = orjson.loads(state)
     remembered = [
         Reply({lane: (first, last) for lane, (first, last) in zip(LANES, spans, strict=True) if first <= last})
         for spans in replies
     ]
-    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver)
+    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver, bool(push), seen_at)
 
 
 _LANES: tuple[Lane, ...] = LANES

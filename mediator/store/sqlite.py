@@ -39,7 +39,7 @@ VACUUM_PAGES = 64
 _LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
 _ROWS = (64, 16, 4, 1)
 _INSERT = {
-    count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 12)})"] * count)
+    count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 13)})"] * count)
     for count in _ROWS
 }
 

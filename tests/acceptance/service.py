@@ -214,11 +214,11 @@ class Services:
         await service.ready()
         return service
 
-    async def nats_server(self) -> str:
+    async def nats_server(self, *options: str) -> str:
         """Start a nats-server that is nobody's child but the test's, and return its URL."""
         port = free_port()
         log = self.folder / "nats-server.log"
-        process = spawn([str(find_binary()), "-a", "127.0.0.1", "-p", str(port)], log)
+        process = spawn([str(find_binary()), "-a", "127.0.0.1", "-p", str(port), *options], log)
         self._others.append(("nats-server", log, process))
         await until(lambda: listening(port), READY_WITHIN, "nats-server listens")
         return f"nats://127.0.0.1:{port}"

@@ -15,9 +15,12 @@ from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
+from mediator.nats.editions import publishing, second
+from mediator.nats.stored import Edition
 from mediator.operators.spans import parse_span, show_span
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
+from tests.fuzz.gateway import GATEWAY
 
 BUDGET = 1 << 20
 BUILDERS: Sequence[Callable[[Fields], Any]] = (
@@ -28,6 +31,7 @@ BUILDERS: Sequence[Callable[[Fields], Any]] = (
     lambda fields: requests.nack("default", "task", fields),
     lambda fields: requests.extend("default", "task", fields),
     lambda fields: requests.query("default", "task", fields, BUDGET),
+    lambda fields: second.question("default", fields),
 )
 
 
@@ -105,6 +109,21 @@ def check_draft(made: Draft) -> None:
         assert item.get("headers", {}) == made.headers
         assert item.get("tags", []) == list(made.tags)
         assert item.get("key") == made.key
+    assert message.payload_size == len(made.payload)
+    assert len(replies.messages([message], headers_only=True)) <= message.shown_head
+
+
+def publish(data: bytes) -> None:
+    """Read a publish of an older edition: subject, body and headers, parted by zeros."""
+    subject, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
+    for edition in Edition:
+        try:
+            found = publishing.read(edition, subject.decode("utf-8", "replace"), payload, client.read_headers(lines))
+        except MediatorError as error:
+            check_refusal(error)
+        else:
+            parse_address(found.address)
+            check_draft(found.draft)
 
 
 def address(data: bytes) -> None:
@@ -206,11 +225,21 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
             b'quote: "\\"\r\nNats-Request-Info: {}\r\n: \r\n\xff: \xff\r\nno colon\r\n',
         ),
     ),
+    "publish": (
+        publish,
+        (
+            b"task.queue.high\0{}\0dedup_id: d\r\ntags: [a, b]\r\nsend_at: 1767225600\r\n",
+            b'task.notify\0{"persist": true}\0Expire_At: x\r\nmq9-expire-at: 99999999999\r\n',
+            b'urgent\0["persist"\0persist: maybe\r\n',
+            b"a.urgent.normal\0\0mq9-persist: FALSE\r\nmq9-priority: low\r\n",
+        ),
+    ),
     "address": (address, (b"task", b"a.b.c", b"public", b"a" * 128, b"a..b", b"a-b", b"\xff")),
     "message_id": (message_id, (b"0", b"1", b"01", b"9223372036854775807", b"9223372036854775808", b"-1")),
     "span": (span, (b"90s", b"1h30m", b"1.5d", b"250ms", b"12", b"999999999999.999w")),
     **CARDS,
     **DIDCOMM,
+    **GATEWAY,
     "stream": (stream, (b"a\x0bb\x0c\0_R_.x\0NATS/1.0\0payload\0other\0rest", b"\xff\0\0\0\0")),
 }
 """Each target with seeds for it."""

@@ -15,10 +15,13 @@ from nats.aio.client import Client
 from mediator.broker import Broker, wall_clock
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.lanes import Lane
 from mediator.metrics import Metrics
 from mediator.nats.accounts import Tenant
 from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, limit_of, payload_for
+from mediator.nats.push.opening import open_pushes
+from mediator.nats.push.pushes import Limits, Pushes
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.nats.tenants import Tenants
 from mediator.store.base import Store
@@ -27,6 +30,10 @@ from mediator.store.sqlite import SqliteStore
 PREFIX = "$mq9.AI."
 PATIENCE = 10.0
 """Seconds until a test gives up on an answer that does not come."""
+
+KEEP = 7 * 24 * 3600 * 1000
+"""Milliseconds for which the position of a NATS queue group is kept."""
+LIMITS = Limits(instance=10_000, tenant=10_000)
 
 EMPTY: dict[str, dict[str, Any]] = {
     "MAILBOX.CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
@@ -65,6 +72,7 @@ class Service:
     metrics: Metrics
     store: Store
     clock: Clock
+    pushes: Pushes
     _clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _client: Client | None = None
 
@@ -73,12 +81,13 @@ class Service:
         """How often the service had to connect again."""
         return int(self.connection._client.stats["reconnects"])
 
-    async def client(self, user: str | None = None, password: str | None = None) -> Client:
+    async def client(self, user: str | None = None, password: str | None = None, *, name: str | None = None) -> Client:
         """Connect one more client; it is closed with the service."""
         client = await nats.connect(
             self.server.url,
             user=user,
             password=password,
+            name=name,
             reconnect_time_wait=0.05,
             max_reconnect_attempts=-1,
             error_cb=_ignore,
@@ -151,6 +160,8 @@ async def serving(
     mapped: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
     max_pending: int = 10_000,
+    inbox_ttls: Mapping[Lane, int] | None = None,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Service]:
     """Run a door. ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them."""
     bounds = bounds or Bounds()
@@ -165,6 +176,8 @@ async def serving(
         assert bounds.max_message <= limit_of(connection.max_payload)
         clock, metrics = Clock(), Metrics()
         broker = Broker(kept, bounds, clock=clock, max_pending=max_pending, max_waiting=max_pending)
+        pushes = await open_pushes(connection, broker, metrics, limits, KEEP)
+        stack.push_async_callback(pushes.close, PATIENCE)
         door = Door(
             connection,
             broker,
@@ -173,10 +186,12 @@ async def serving(
             accounts=True,
             instance="test",
             max_pending=max_pending,
+            inbox_ttls=inbox_ttls,
+            subscribed=pushes.ask,
         )
         await door.open()
         stack.push_async_callback(door.close, PATIENCE)
-        service = Service(server, connection, broker, door, metrics, kept, clock)
+        service = Service(server, connection, broker, door, metrics, kept, clock, pushes)
         stack.push_async_callback(service._clients.aclose)
         yield service
 

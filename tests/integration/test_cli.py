@@ -639,7 +639,7 @@ def test_bench_prints_its_figures_and_leaves_nothing_behind(mediator):
 
 # The service's own commands, as processes.
 
-APPLIED = "applied 0001_mailboxes\napplied 0002_mediation\napplied 0003_agents\napplied 0004_runs\n"
+APPLIED = "".join(f"applied {path.stem}\n" for path in sorted((Path(__file__).parents[2] / "migrations").glob("0*.py")))
 
 
 def run(*arguments: object, **more: str) -> Result:

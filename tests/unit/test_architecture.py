@@ -78,6 +78,17 @@ FORBIDDEN = {
         "mediator.cli",
         "mediator.settings",
     ],
+    "mediator/gateway": [
+        "mediator.broker",
+        "mediator.http",
+        "mediator.mailboxes",
+        "mediator.service",
+        "mediator.settings",
+        "mediator.store",
+        "mediator.cli",
+        "registry",
+        "pickup",
+    ],
     "mediator/http": ["mediator.store", "mediator.nats", "mediator.service", "mediator.cli"],
     "mediator/service.py": ["mediator.cli"],
     "registry": [

@@ -73,12 +73,27 @@ def test_permissions_of_a_login_keep_the_denies():
     users = (User("a", "pw", publish=("$mq9.AI.>",)), User("b", "pw", subscribe=("_INBOX.>", "x")))
     lines = account(rendered(Tenant("acme", users)), "ACME").splitlines()
     first, second = (line for line in lines if "permissions: { publish" in line)
-    assert 'publish: { allow: ["$mq9.AI.>"], deny: ["$mq9.PUSH.>"] }, subscribe: { deny: ["$mq9.AI.>"] }' in first
+    allowed = '"$mq9.AI.>", "$mq9.AI.PUSH.OPEN"'
+    assert f'publish: {{ allow: [{allowed}], deny: ["$mq9.PUSH.>"] }}, subscribe: {{ deny: ["$mq9.AI.>"] }}' in first
     assert 'publish: { deny: ["$mq9.PUSH.>"] }, subscribe: { allow: ["_INBOX.>", "x"], deny: ["$mq9.AI.>"] }' in second
 
 
 def test_an_empty_list_of_subjects_allows_nothing():
-    assert 'publish: { deny: [">"] }' in rendered(Tenant("acme", (User("a", "pw", publish=()),)))
+    nothing = 'publish: { deny: [">"] }, subscribe: { deny: [">"] }'
+    assert nothing in rendered(Tenant("acme", (User("a", "pw", publish=(), subscribe=()),)))
+
+
+@pytest.mark.rule("E6")
+def test_who_may_subscribe_to_stored_mail_may_do_so_through_the_gateway():
+    mail = "$mq9.AI.MAILBOX.MSG.a.*"
+    limited = rendered(Tenant("acme", (User("a", "pw", publish=("x",), subscribe=(mail, "y")),)))
+    assert 'publish: { allow: ["x", "$mq9.AI.PUSH.OPEN"]' in limited
+    assert f'subscribe: {{ allow: ["{mail}", "y", "$mq9.PUSH.*.{mail}"]' in limited
+    unlimited = rendered(Tenant("acme", (User("a", "pw", publish=()),)))
+    assert 'publish: { allow: ["$mq9.AI.PUSH.OPEN"]' in unlimited
+    without = rendered(Tenant("acme", (User("a", "pw", publish=("x",), subscribe=("y",)),)))
+    assert "PUSH.OPEN" not in without
+    assert "$mq9.PUSH.*" not in without
 
 
 @pytest.mark.rule("A6")

@@ -38,10 +38,18 @@ bodies = st.dictionaries(
     st.sampled_from(FIELDS), value | st.dictionaries(st.sampled_from(CONFIG), scalar), max_size=8
 ).map(lambda body: json.dumps(body).encode("utf-8", "surrogatepass"))
 numbers = st.one_of(st.integers(-1, 10**19).map(str), st.text("0123456789.+-e_ ", max_size=20))
-headers = st.lists(
-    st.tuples(st.sampled_from(HEADERS) | st.text(max_size=10), numbers | text | st.sampled_from(["urgent", "archive"])),
-    max_size=8,
-).map(lambda lines: b"".join(f"{name}: {value}\r\n".encode("utf-8", "surrogatepass") for name, value in lines))
+
+
+def header_lines(names: tuple[str, ...]) -> st.SearchStrategy[bytes]:
+    """Make lines of headers, many with these names."""
+    words = st.sampled_from(["urgent", "archive", "true", "False", "[a, b]"])
+    return st.lists(st.tuples(st.sampled_from(names) | st.text(max_size=10), numbers | text | words), max_size=8).map(
+        lambda lines: b"".join(f"{name}: {value}\r\n".encode("utf-8", "surrogatepass") for name, value in lines)
+    )
+
+
+headers = header_lines(HEADERS)
+plain_headers = header_lines(("dedup_id", "Send_At", "expire_at", "tags", "persist", "mq9-persist", *HEADERS))
 
 
 @pytest.mark.rule("N3")
@@ -65,6 +73,17 @@ def test_bodies(data: bytes) -> None:
 @example(b'mq9-key: "' + b'"' * 511 + b"\r\n" + b'own: "' + b'"' * 9000 + b"\r\n")
 def test_headers(data: bytes) -> None:
     targets.draft(data)
+
+
+@pytest.mark.rule("N3", "E3")
+@given(
+    st.sampled_from([b"task", b"task.queue.high", b"task.notify", b"public.low", b"A.urgent"]) | st.binary(max_size=20),
+    st.sampled_from([b"", b'{"persist": true}', b'{"persist": 1}', b'{"persist"']) | st.binary(max_size=20),
+    plain_headers,
+)
+@settings(max_examples=500, deadline=None)
+def test_publishes_of_older_editions(subject: bytes, payload: bytes, lines: bytes) -> None:
+    targets.publish(b"\0".join((subject.replace(b"\0", b""), payload.replace(b"\0", b""), lines)))
 
 
 @pytest.mark.rule("A1")

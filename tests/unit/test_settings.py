@@ -10,6 +10,7 @@ import pytest
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import Quota
+from mediator.mailboxes.lanes import Lane
 from mediator.settings import Settings
 from mediator.settings_sources import options
 
@@ -164,6 +165,21 @@ WRONG = [
     ("didcomm.rate", "0", "expected at least 1, got '0'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("gateway", "1", "expected a table of options, got '1'"),
+    ("gateway.listen", '"x"', "expected HOST:PORT"),
+    ("gateway.direct", '"x:y"', "expected a port from 0 to 65535 after the colon"),
+    ("editions", "1", "expected a table of options, got '1'"),
+    ("editions.urgent_ttl", "-1", "expected at least 0, got '-1'"),
+    ("editions.normal_ttl", "-1", "expected at least 0, got '-1'"),
+    ("editions.notify_ttl", "-1", "expected at least 0, got '-1'"),
+    ("push", "1", "expected a table of options, got '1'"),
+    ("push.keep_days", "0", "expected at least 1, got '0'"),
+    ("push.max_subscriptions", "0", "expected at least 1, got '0'"),
+    ("push.tenant_subscriptions", "0", "expected at least 1, got '0'"),
+    ("gateway.tls_cert", "1", "expected"),
+    ("gateway.tls_key", "1", "expected"),
+    ("gateway.max_connections", "0", "expected at least 1, got '0'"),
+    ("gateway.max_subscriptions", "0", "expected at least 1, got '0'"),
     ("registry", "1", "expected a table of options, got '1'"),
     ("registry.model", '""', "expected at least 1 characters"),
     ("registry.default_ttl", "-1", "expected at least 0, got '-1'"),
@@ -269,6 +285,33 @@ USERS = {"users": [{"name": "u", "password": "p"}]}
             "nats: 0.0.0.0:4222 can be reached from other machines and no tenant has users; "
             "give tenants users, listen on 127.0.0.1, or set allow_anonymous",
         ),
+        (
+            {"gateway": {"direct": "0.0.0.0:4223"}},
+            "gateway.direct: 0.0.0.0:4223 can be reached from other machines and no tenant has users; "
+            "give tenants users, listen on 127.0.0.1, or set allow_anonymous",
+        ),
+        (
+            {"gateway": {"enabled": False, "listen": "0.0.0.0:4223"}},
+            "gateway.listen: 0.0.0.0:4223 can be reached from other machines and no tenant has users; "
+            "give tenants users, listen on 127.0.0.1, or set allow_anonymous",
+        ),
+        (
+            {"gateway": {"listen": "127.0.0.1:1"}},
+            "gateway.listen: expected only with nats_url, or with gateway.enabled false; nats says where it is",
+        ),
+        (
+            {"gateway": {"direct": "127.0.0.1:1", "enabled": False}},
+            "gateway.direct: expected only with gateway.enabled; without it nats is the NATS server's own port",
+        ),
+        (
+            {"gateway": {"direct": "127.0.0.1:1"}, "nats_url": "nats://h"},
+            "gateway.direct: expected only without nats_url",
+        ),
+        (
+            {"gateway": {"listen": "127.0.0.1:1"}, "nats_url": "wss://h"},
+            "gateway.listen: expected only with nats:// or tls:// in nats_url",
+        ),
+        ({"gateway": {"tls_key": "key.pem"}}, "gateway: expected tls_cert and tls_key together"),
         (
             {"nats_accounts": True},
             "nats_accounts: expected only with nats_url; the managed server always keeps tenants in accounts",
@@ -420,6 +463,13 @@ def test_what_is_no_endpoint_is_refused_saying_what_was_expected(text: str) -> N
         Endpoint.parse(text)
 
 
+@pytest.mark.rule("E4")
+def test_suggested_lives_are_by_lane_and_off() -> None:
+    assert Settings.load().editions.inbox_ttls == {}
+    chosen = Settings.load(editions={"urgent_ttl": 86_400, "notify_ttl": 1}).editions.inbox_ttls
+    assert chosen == {Lane.URGENT: 86_400_000, Lane.LOW: 1000}
+
+
 def pages() -> dict[str, str]:
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
     assert spec is not None
@@ -440,7 +490,9 @@ def test_every_option_is_documented_with_its_variable_and_advice() -> None:
         assert field.description, path
         heading = (
             f"## {path[0]}"
-            if path[0] in {"quotas", "journal", "cleanup", "didcomm", "registry", "pipeline"} and len(path) == 1
+            if path[0]
+            in {"quotas", "journal", "cleanup", "didcomm", "editions", "gateway", "push", "registry", "pipeline"}
+            and len(path) == 1
             else None
         )
         assert (heading or f"### {'.'.join(path)}") + "\n" in page

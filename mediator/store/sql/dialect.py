@@ -6,7 +6,9 @@ from typing import Any, Protocol
 from mediator.mailboxes.lanes import Lane
 from mediator.store.rows import KeptMailbox, Row
 
-MESSAGE_COLUMNS = "mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload, body_no"
+MESSAGE_COLUMNS = (
+    "mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload, body_no, volatile"
+)
 
 
 class Dialect(Protocol):

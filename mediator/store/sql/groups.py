@@ -21,33 +21,33 @@ class Groups(Table):
         self._remembered = remembered
         self._before: dict[int, bytes | None] = {}
 
-    def find(self, mailbox: Mailbox, name: str) -> Group | None:
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
         row = self._session.first(
-            "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? AND name = ?", (mailbox.no, name)
+            f"{_GROUP} WHERE mailbox_no = ? AND name = ? AND push = ?", (mailbox.no, name, int(push))
         )
         return None if row is None else self._read(row)
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
-        sql = "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no = ? ORDER BY name LIMIT ?"
+        sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
         return [self._read(row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         found: dict[int, Group] = {}
         for chunk in chunks(sorted(numbers)):
             wanted, parameters = self._session.dialect.any_of("no", chunk)
-            sql = f"SELECT no, mailbox_no, name, state FROM consumer WHERE {wanted}"
-            found |= {row[0]: self._read(row) for row in self._session.dialect.execute(sql, parameters)}
+            read = self._session.dialect.execute(f"{_GROUP} WHERE {wanted}", parameters)
+            found |= {row[0]: self._read(row) for row in read}
         return found
 
     def count(self, mailbox: Mailbox) -> int:
         return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
 
-    def add(self, mailbox: Mailbox, name: str) -> Group:
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         start = [-1] * len(LANES)
-        group = Group(0, mailbox.no, name, start, list(start))
+        group = Group(0, mailbox.no, name, start, list(start), push=push)
         group.no = self._session.one(
-            "INSERT INTO consumer (mailbox_no, name, state) VALUES (?, ?, ?) RETURNING no",
-            (mailbox.no, name, rows.group_state(group)),
+            "INSERT INTO consumer (mailbox_no, name, state, push) VALUES (?, ?, ?, ?) RETURNING no",
+            (mailbox.no, name, rows.group_state(group), int(push)),
         )[0]
         return group
 
@@ -62,8 +62,7 @@ class Groups(Table):
             self._write(no, state)
 
     def _read(self, row: Row) -> Group:
-        no, mailbox_no, name, state = row
-        return rows.group(no, mailbox_no, name, self._remembered.get(no) or state)
+        return rows.group(row, self._remembered.get(row[0]) or row[3])
 
     def _write(self, no: int, state: bytes) -> None:
         self._session.dialect.execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
@@ -82,6 +81,18 @@ class Groups(Table):
         for no, state in self._remembered.all():
             self._change(no, None)
             self._write(no, state)
+
+    def see(self, group: Group, now: int) -> None:
+        group.seen_at = now
+        self._session.dialect.execute("UPDATE consumer SET seen_at = ? WHERE no = ?", (now, group.no))
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        sql = f"{_GROUP} WHERE push = 1 AND seen_at < ? ORDER BY seen_at LIMIT ?"
+        return [self._read(row) for row in self._session.dialect.execute(sql, (before, limit))]
+
+    def drop(self, group: Group) -> None:
+        self._session.dialect.execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
+        self._session.dialect.execute("DELETE FROM consumer WHERE no = ?", (group.no,))
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         gone = 0
@@ -160,6 +171,7 @@ class Leases(Table):
         self._session.dialect.execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
 
 
+_GROUP = f"SELECT {rows.GROUP} FROM consumer"
 _LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
 
 

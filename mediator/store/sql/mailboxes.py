@@ -1,8 +1,8 @@
 """The mailboxes in SQL."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.ports import Usage
 from mediator.store import rows
 from mediator.store.rows import KeptMailbox, Row
@@ -124,14 +124,24 @@ class Mailboxes(Table):
         # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
         self._session.dialect.execute("DELETE FROM route WHERE mailbox_no = ? AND connection_no = 0", (mailbox.no,))
         self._session.flush_held()
-        self._session.dialect.execute("DELETE FROM held WHERE mailbox_no = ?", (mailbox.no,))
+        for table in ("held", "pushed"):
+            self._session.dialect.execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
         self._session.dialect.execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
+
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        tagged = f" AND {self._session.dialect.has_tag()}" * len(tags)
+        found = self._session.dialect.execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND public = 1"
+            f" AND (expire_at IS NULL OR expire_at > ?){tagged} ORDER BY address LIMIT ? OFFSET ?",
+            (tenant, after, now, *tags, limit, skip),
+        )
+        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         found = self._session.dialect.execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND (expire_at IS NULL OR expire_at > ?)"
-            " ORDER BY address LIMIT ?",
-            (tenant, after, now, limit),
+            " AND kind <> ? ORDER BY address LIMIT ?",
+            (tenant, after, now, Kind.BROADCAST.value, limit),
         )
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 

@@ -67,6 +67,16 @@ class Messages(Table):
         return found
 
     def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+        source, parameters = self._wanted(mailbox, wanted, now)
+        return self._within(source, parameters, "msg_id DESC", limit, budget)[::-1]
+
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        source, parameters = self._wanted(mailbox, wanted, now)
+        sql = f"SELECT {rows.HEAD} FROM {source} ORDER BY msg_id DESC LIMIT ?"
+        found = self._session.dialect.execute(sql, (*parameters, limit))
+        return [rows.message((*row, b"")) for row in found][::-1]
+
+    def _wanted(self, mailbox: Mailbox, wanted: Filter, now: int) -> tuple[str, list[Any]]:
         self._session.flush()
         where = ["mailbox_no = ?", "(expire_at IS NULL OR expire_at > ?)"]
         parameters: list[Any] = [mailbox.no, now]
@@ -85,7 +95,7 @@ class Messages(Table):
         if wanted.before_id is not None:
             where.append("msg_id < ?")
             parameters.append(wanted.before_id)
-        return self._within(f"message WHERE {' AND '.join(where)}", parameters, "msg_id DESC", limit, budget)[::-1]
+        return f"message WHERE {' AND '.join(where)}", parameters
 
     def _within(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> list[Message]:
         taken: list[Message] = []
@@ -157,6 +167,11 @@ class Messages(Table):
         self._session.flush()
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (now, limit))]
+
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        self._session.flush()
+        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
+        return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (instance, limit))]
 
     def addressed(
         self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int

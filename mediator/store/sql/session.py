@@ -61,6 +61,7 @@ class Session:
                     *rows.particulars(message),
                     None if id(message.payload) in bodies else message.payload,
                     bodies.get(id(message.payload)),
+                    message.volatile,
                 )
                 for mailbox, message in waiting
             ]

@@ -9,6 +9,7 @@ from mediator.store.sql.known import Counts, Known, Remembered
 from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
+from mediator.store.sql.pushed import Pushed
 from mediator.store.sql.runs import Runs
 from mediator.store.sql.session import Session
 from mediator.store.sql.tail import Tail
@@ -27,6 +28,7 @@ class SqlTransaction:
         self.dedup_ids = DedupIds(session, self.mailboxes)
         self.groups = Groups(session, remembered)
         self.leases = Leases(session)
+        self.pushed = Pushed(session)
         self.outbox = Outbox(session, counts.outbox)
         self.tail = Tail(session)
         self.connections = Connections(session, counts)

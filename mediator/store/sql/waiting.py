@@ -5,8 +5,8 @@ from typing import Any
 
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Delayed, Message
-from mediator.mailboxes.ports import Copy, Usage
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
+from mediator.mailboxes.ports import Copy, Expired, Usage
 from mediator.store import rows
 from mediator.store.sql.dialect import chunks
 from mediator.store.sql.known import Counted
@@ -26,7 +26,7 @@ class Delays(Table):
         self._backlog.add(delayed.archive)
         self._session.dialect.execute(
             "INSERT INTO delayed (mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient,"
-            " extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " extra, payload, volatile) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 delayed.mailbox_no,
                 delayed.due_at,
@@ -36,6 +36,7 @@ class Delays(Table):
                 message.sent_at,
                 *rows.particulars(message),
                 message.payload,
+                message.volatile,
             ),
         )
 
@@ -73,6 +74,15 @@ class Delays(Table):
         for chunk in chunks([item.seq for item in delayed]):
             wanted, parameters = self._session.dialect.any_of("seq", chunk)
             self._session.dialect.execute(f"DELETE FROM delayed WHERE {wanted}", parameters)
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        gone = self._session.dialect.execute(
+            "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE volatile = ? LIMIT ?)"
+            f" RETURNING {HIDDEN_ID}, lane, size, sent_at, recipient, extra, mailbox_no, archive",
+            (instance, limit),
+        )
+        self._backlog.add(-sum(row[7] for row in gone))
+        return [Expired(row[6], rows.handle(row)) for row in gone]
 
     def next_due(self) -> int | None:
         row = self._session.one("SELECT min(due_at) FROM delayed")

@@ -1,0 +1,240 @@
+"""Mail that is pushed: where a subscription stands, and what a queue group of subscriptions is given (E4, E6, E7)."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mediator.errors import NoSuchMailboxError, TooManyGroupsError
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import living
+from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.fetching import Fetch, Fetched, serve
+from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, Group, Lease
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import Transaction
+
+LEASE = 20_000
+"""Milliseconds until another member gets what one was pushed, unless it is renewed or confirmed."""
+SEEN_EVERY = 10 * 60 * 1000
+"""Milliseconds between two notes that a group has members; how long it is kept without is counted in days."""
+
+Place = tuple[str, str]
+Item = tuple[Lane, int]
+"""A message, by its lane and msg_id."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a subscription without queue stands (E6)."""
+
+    lanes: Sequence[Lane]
+    """The lanes it wants, highest first."""
+    marks: list[int]
+    """Per lane, the last msg_id it was given; -1: none."""
+    until: int = 0
+    """What has a lower msg_id was there before the subscription: all of it comes first, lane by lane."""
+
+    def wants(self, message: Message) -> bool:
+        """Whether the message is one of its next."""
+        return message.lane in self.lanes and message.msg_id > self.marks[message.lane]
+
+    def gave(self, message: Message) -> None:
+        """Note that it was given a message."""
+        self.marks[message.lane] = message.msg_id
+
+    def reaches(self, marks: Sequence[int]) -> bool:
+        """Whether it was given all up to the marks that it wants."""
+        return all(self.marks[lane] >= marks[lane] for lane in self.lanes)
+
+
+Begun = tuple[int, Cursor]
+"""The mailbox's number, and where the subscription stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a cursor is given next, and where it stands then."""
+
+    messages: list[Message]
+    marks: list[int]
+    complete: bool
+    """Whether nothing more was there."""
+
+
+def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int], now: int) -> Begun:
+    """Return the mailbox and where a new subscription to it stands, which wants these lanes, highest first.
+
+    ``after`` is what an earlier one was given last of each lane (A8). Raises :class:`NoSuchMailboxError` (N10).
+    """
+    mailbox = living(tx, *place, now)
+    # A mark from elsewhere must not hide what is still to come.
+    marks = [min(after.get(lane, -1), mailbox.next_id - 1) for lane in LANES]
+    return mailbox.no, Cursor(tuple(lanes), marks, mailbox.next_id)
+
+
+def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
+    """Return the next messages of a cursor, which itself stays as it is; one comes whatever its size (E6, E8).
+
+    Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
+    """
+    mailbox = living(tx, *place, now, no)
+    messages: list[Message] = []
+    marks = list(cursor.marks)
+    for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
+        for lane in cursor.lanes:
+            if marks[lane] >= last:
+                continue
+            new = tx.messages.lane(mailbox, lane, marks[lane], limit - len(messages), budget, now)
+            for message in new:
+                if message.msg_id > last:
+                    break
+                if messages and message.size > budget:
+                    return Found(messages, marks, complete=False)
+                messages.append(message)
+                marks[lane] = message.msg_id
+                budget -= message.size
+                if len(messages) >= limit:
+                    return Found(messages, marks, complete=False)
+            if new and new[-1].msg_id <= last and budget <= 0:
+                return Found(messages, marks, complete=False)
+            # The lane holds nothing more up to there, now or later.
+            marks[lane] = last
+    return Found(messages, marks, complete=True)
+
+
+# Queue groups.
+
+
+def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
+    """Let a member join a queue group, and return the mailbox's number.
+
+    A group that is new, or was without members for ``keep`` milliseconds, starts from the oldest message (E7).
+
+    Raises :class:`NoSuchMailboxError` (N10) and :class:`TooManyGroupsError` (A4).
+    """
+    mailbox = living(tx, *place, now)
+    group = tx.groups.find(mailbox, name, push=True)
+    if group is not None and now - group.seen_at < keep:
+        tx.groups.see(group, now)
+        return mailbox.no
+    if group is None:
+        if tx.groups.count(mailbox) >= MAX_GROUPS:
+            raise TooManyGroupsError(MAX_GROUPS)
+        group = tx.groups.add(mailbox, name, push=True)
+    tx.leases.clear(group)
+    group.start_at(0)
+    tx.groups.save(group)
+    tx.groups.see(group, now)
+    return mailbox.no
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the members of a queue group at one instance did, and what they have room for."""
+
+    place: Place
+    mailbox_no: int
+    group: str
+    confirmed: Collection[Item] = ()
+    returned: Collection[Item] = ()
+    """What goes to the next member, since it was not confirmed."""
+    again: Collection[Item] = ()
+    """What goes to the next member though it was confirmed: the connection broke soon after."""
+    waiting: Collection[int] = ()
+    """What members still have to confirm; its leases are renewed."""
+    lanes: Sequence[Lane] = ()
+    room: int = 0
+    """How many messages are wanted, of these lanes."""
+    budget: int = 0
+    """Bytes they may take; one comes whatever its size."""
+
+
+def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
+    """Settle, take back, renew, and give out what is next (E7); what is confirmed stays for everybody else (A5).
+
+    Raises :class:`NoSuchMailboxError` when the mailbox ended, or the group with it.
+    """
+    mailbox = living(tx, *request.place, now, request.mailbox_no)
+    group = tx.groups.find(mailbox, request.group, push=True)
+    if group is None:
+        raise NoSuchMailboxError(request.place[1])
+    if now - group.seen_at >= SEEN_EVERY:
+        tx.groups.see(group, now)
+    if request.confirmed:
+        _settle(tx, mailbox, group, request.confirmed, now)
+    if request.returned or request.again:
+        _return(tx, mailbox, group, request.returned, request.again, now)
+    if request.waiting:
+        _renew(tx, group, request.waiting, now)
+    if not request.room:
+        return Fetched(mailbox.no, [])
+    wanted = Fetch(*request.place, group=request.group, num_msgs=request.room, ack_wait=LEASE, budget=request.budget)
+    return serve(tx, bounds, mailbox, group, wanted, now, request.lanes)
+
+
+def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[Item], now: int) -> None:
+    full = tx.leases.count(group) >= MAX_LEASED
+    ids = [msg_id for _, msg_id in items]
+    tx.leases.remove(group, ids)
+    if full:
+        tx.woken.add(mailbox.place)
+    tx.pushed.raise_to(mailbox, highest(items))
+    tx.events.extend(
+        Event(
+            What.ACKNOWLEDGED,
+            now,
+            mailbox.tenant,
+            mailbox.no,
+            handle.lane,
+            handle.msg_id,
+            handle.size,
+            handle.created_at,
+            group.no,
+        )
+        for handle in tx.messages.handles(mailbox, ids, now).values()
+    )
+
+
+def _return(
+    tx: Transaction,
+    mailbox: Mailbox,
+    group: Group,
+    returned: Collection[Item],
+    again: Collection[Item],
+    now: int,
+) -> None:
+    leases = tx.leases.get(group, [msg_id for _, msg_id in (*returned, *again)])
+    leased = {lease.msg_id for lease in leases}
+    back = {msg_id for _, msg_id in returned}
+    there = tx.messages.handles(mailbox, [msg_id for _, msg_id in again], now)
+    due = [replace(lease, until=now) for lease in leases if lease.msg_id in back]
+    # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
+    gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
+    due += gone[: max(0, MAX_LEASED - tx.leases.count(group))]
+    tx.leases.put(group, due)
+    tx.woken.add(mailbox.place)
+
+
+def _renew(tx: Transaction, group: Group, ids: Collection[int], now: int) -> None:
+    leases = tx.leases.get(group, list(ids))
+    for lease in leases:
+        lease.until = now + LEASE
+    tx.leases.put(group, leases)
+
+
+# What is kept of it.
+
+
+def highest(items: Collection[Item]) -> list[int]:
+    """Return the highest msg_id of each lane, -1 for none."""
+    marks = [-1] * len(LANES)
+    for lane, msg_id in items:
+        marks[lane] = max(marks[lane], msg_id)
+    return marks
+
+
+def note(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
+    """Keep how far the mail of mailboxes, by their numbers, was confirmed per lane (E4)."""
+    for no, mailbox in tx.mailboxes.by_no(confirmed).items():
+        tx.pushed.raise_to(mailbox, confirmed[no])

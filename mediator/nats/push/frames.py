@@ -1,0 +1,55 @@
+"""Pushes as NATS frames: what stands behind the subject is written once for all who get the message (E6, E11)."""
+
+import re
+from collections.abc import Callable
+
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import HIDDEN_ID, Message
+from mediator.nats.editions import python_client
+from mediator.nats.pushwire import LANE, MSG_ID
+
+_BREAKS = re.compile(r"[\r\n\0]")
+
+
+class Frames:
+    """The frames of one message."""
+
+    def __init__(self, message: Message, shown: Message | None = None) -> None:
+        """``shown``: what clients are to see of it, if that is not all."""
+        self.message = message
+        self._shown = message if shown is None else shown
+        self._ends: dict[bool, bytes] = {}
+
+    def to(self, subject: bytes, *, python: bool) -> bytes:
+        """Return the frame that publishes it; ``python`` in the shape that ``robustmq-mq9-python`` expects."""
+        end = self._ends.get(python)
+        if end is None:
+            end = self._ends[python] = _end(self._shown, python=python)
+        return b"HPUB %b%b" % (subject, end)
+
+
+MakeFrames = Callable[[Message], Frames]
+
+
+def _end(message: Message, *, python: bool) -> bytes:
+    payload = python_client.push(message.msg_id, message.payload) if python else message.payload
+    # What is fanned out and forgotten has none.
+    lines = [f"{MSG_ID}: {message.msg_id}"] if message.msg_id != HIDDEN_ID else []
+    # Normal is what a message without the header has.
+    if message.lane is not Lane.NORMAL:
+        lines.append(f"{LANE}: {message.lane.name.lower()}")
+    if message.key is not None:
+        lines.append(f"mq9-key: {message.key}")
+    if message.tags:
+        lines.append(f"mq9-tags: {','.join(message.tags)}")
+    if message.reply_to is not None:
+        lines.append(f"mq9-reply-to: {message.reply_to}")
+    if message.dedup_id is not None:
+        # The reader is promised it under the name that older senders give it.
+        lines.append(f"dedup_id: {message.dedup_id}")
+    # Who passes on what was pushed to him may send this one too; it would be taken for ours.
+    lines += [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
+    # What came by another door may hold what would end a line here.
+    head = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line)).encode("utf-8", "replace")
+    block = b"NATS/1.0\r\n%b\r\n" % head
+    return b" %d %d\r\n%b%b\r\n" % (len(block), len(block) + len(payload), block, payload)

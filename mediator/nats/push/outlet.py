@@ -1,0 +1,51 @@
+"""The way out for pushes: one write after the other on the service's connection, each of bounded size."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+from nats.errors import Error as NatsError
+
+from mediator.nats.connection import Connection
+
+WRITE_BYTES = 1024 * 1024
+LOOKS = 8
+"""Reads whose messages are in memory at the same time, until they are written."""
+
+log = structlog.get_logger("push")
+
+
+class Outlet:
+    """Writes frames in the order in which they were handed over."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.looks = asyncio.Semaphore(LOOKS)
+        self._connection = connection
+        self._turn = asyncio.Lock()
+
+    async def send(self, frames: Iterable[bytes]) -> None:
+        """Write frames; waits while the server takes none. What is lost is pushed again when all is opened anew."""
+        async with self._turn:
+            waiting: list[bytes] = []
+            size = 0
+            for frame in frames:
+                waiting.append(frame)
+                size += len(frame)
+                if size >= WRITE_BYTES:
+                    await self._write(waiting)
+                    waiting, size = [], 0
+            if waiting:
+                await self._write(waiting)
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Publish something that is no push."""
+        await self.send([b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)])
+
+    async def _write(self, frames: list[bytes]) -> None:
+        if not self._connection.connected:
+            # After the connection is back everybody opens anew; kept until then, they would come twice.
+            return
+        try:
+            await self._connection.write(frames)
+        except NatsError as error:
+            log.warning("not pushed", error=str(error) or type(error).__name__)

@@ -1,0 +1,104 @@
+"""The gateway as users run it: inside the service, and as a process of its own that outlives services."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nats
+import pytest
+
+from tests.acceptance.service import Service, Services, free_port, listening, spawn, until
+
+PATIENCE = 20
+BOX = "$mq9.AI.MAILBOX.MSG.orders.*"
+
+
+def gateway_beside(service: Service, folder: Path, port: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "mediator", "gateway", "--data-dir", str(service.data_dir)]
+    return spawn([*command, "--listen", f"127.0.0.1:{port}"], folder / "gateway.log", dict(os.environ))
+
+
+async def ask(client, subject: str, body: bytes = b"") -> bytes:
+    """Make a request, again while the service is away."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return (await client.request(f"$mq9.AI.{subject}", body, timeout=2)).data
+            except nats.errors.Error:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.rule("E6")
+async def test_stored_mail_is_pushed_on_the_public_port(services: Services):
+    service = await services.running()
+    client = await nats.connect(service.nats_url)
+    await ask(client, "MAILBOX.CREATE", b'{"name":"orders"}')
+    await ask(client, "MSG.SEND.orders", b"before")
+    subscription = await client.subscribe(BOX)
+    assert (await subscription.next_msg(timeout=PATIENCE)).data == b"before"
+    await ask(client, "MSG.SEND.orders", b"after")
+    assert (await subscription.next_msg(timeout=PATIENCE)).data == b"after"
+    await client.close()
+    service.terminate()
+    assert await service.ended() == 0
+    assert not service.complaints()
+
+
+@pytest.mark.rule("E6")
+async def test_a_gateway_of_its_own_serves_on_when_the_service_is_started_again(services: Services, tmp_path: Path):
+    service = services.new()
+    service.environment["MEDIATOR_GATEWAY__ENABLED"] = "false"
+    service.start()
+    await service.ready()
+    port = free_port()
+    process = gateway_beside(service, tmp_path, port)
+    try:
+        await until(lambda: listening(port), PATIENCE, "the gateway listens")
+        client = await nats.connect(f"nats://127.0.0.1:{port}", reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+        await ask(client, "MAILBOX.CREATE", b'{"name":"orders"}')
+        subscription = await client.subscribe(BOX)
+        await ask(client, "MSG.SEND.orders", b"one")
+        assert (await subscription.next_msg(timeout=PATIENCE)).data == b"one"
+        await service.kill()
+        service.start()
+        await service.ready()
+        await ask(client, "MSG.SEND.orders", b"two")
+        # A subscription without a queue group begins anew with a new connection.
+        while (await subscription.next_msg(timeout=PATIENCE)).data != b"two":
+            pass
+        await client.close()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.rule("E6")
+async def test_before_a_server_of_somebody_else_it_listens_where_it_is_told(services: Services):
+    url, port = await services.nats_server(), free_port()
+    service = services.new(nats_url=url)
+    service.environment["MEDIATOR_GATEWAY__LISTEN"] = f"127.0.0.1:{port}"
+    service.start()
+    await service.ready()
+    client, sender = await nats.connect(f"nats://127.0.0.1:{port}"), await nats.connect(url)
+    await ask(sender, "MAILBOX.CREATE", b'{"name":"orders"}')
+    subscription = await client.subscribe(BOX, queue="workers")
+    await ask(sender, "MSG.SEND.orders", b"mail")
+    message = await subscription.next_msg(timeout=PATIENCE)
+    assert (message.subject, message.data) == (BOX.replace("*", "normal"), b"mail")
+    await client.close()
+    await sender.close()
+
+
+async def test_a_gateway_without_a_service_says_so(tmp_path: Path):
+    command = [sys.executable, "-m", "mediator", "gateway", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no service runs on" in done.stderr
+    done = await asyncio.to_thread(subprocess.run, command[:-2], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "gateway.listen" in done.stderr

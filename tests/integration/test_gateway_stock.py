@@ -1,0 +1,450 @@
+"""What works against nats-server works through the gateway: the features of NATS itself, and its refusals."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import ssl
+import time
+from asyncio.subprocess import DEVNULL
+
+import nats
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from nats.errors import NoRespondersError
+
+from mediator.errors import SetupError
+from mediator.gateway import connections
+from mediator.gateway.connections import Upstream
+from mediator.gateway.gateway import Gateway, Options
+from mediator.gateway.opening import Behind, gateway_before, upstream
+from mediator.nats.accounts import Tenant, User
+from mediator.nats.server import find_binary
+from tests.integration.door import until
+from tests.integration.gateway import Raw, gateway
+from tests.integration.nkeys import Key
+
+PATIENCE = 10
+OPTIONS = Options("127.0.0.1", 0, max_connections=100, max_subscriptions=100)
+
+
+@pytest.fixture
+async def house(tmp_path):
+    async with gateway(tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def nats_server(folder, config):
+    """A nats-server with a configuration of its own; gives port and process."""
+    file = folder / "nats.conf"
+    file.write_text(f"listen: 127.0.0.1:-1\n{config}\n")
+    process = await asyncio.create_subprocess_exec(
+        find_binary(), "-c", file, "--ports_file_dir", folder, stdout=DEVNULL, stderr=DEVNULL
+    )
+    try:
+        ports = folder / f"nats-server_{process.pid}.ports"
+        await until(lambda: ports.is_file() and ports.read_text())
+        yield int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2]), process
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def before(folder, config, url="nats://svc:svc@127.0.0.1:{port}"):
+    """A gateway before such a server, which lets the service in at this URL; gives gateway and process."""
+    async with (
+        nats_server(folder, config) as (port, process),
+        gateway_before(Behind([url.format(port=port)]), OPTIONS, "gateway") as made,
+    ):
+        yield made, process
+
+
+@contextlib.asynccontextmanager
+async def connected(port, **options):
+    client = await nats.connect(f"nats://127.0.0.1:{port}", error_cb=_ignore, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _ignore(error):
+    pass
+
+
+@contextlib.asynccontextmanager
+async def raw(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+
+
+async def echo(message):
+    await message.respond(message.data)
+
+
+@pytest.mark.parametrize("pedantic", [False, True])
+@pytest.mark.parametrize("verbose", [False, True])
+async def test_requests_headers_and_queue_groups(house, verbose, pedantic):
+    one = await house.client(verbose=verbose, pedantic=pedantic)
+    two = await house.client(verbose=verbose, pedantic=pedantic)
+    got: list[list[str]] = [[], []]
+
+    def member(number):
+        async def answer(message):
+            got[number].append(message.headers["n"])
+            await message.respond(message.data + b"!")
+
+        return answer
+
+    for number, client in enumerate((one, two)):
+        await client.subscribe("work.*", queue="workers", cb=member(number))
+        await client.flush()
+    big = os.urandom(900_000)
+    answers = await asyncio.gather(
+        *(two.request("work.x", big if n == 0 else b"", headers={"n": str(n)}, timeout=PATIENCE) for n in range(60))
+    )
+    assert answers[0].data == big + b"!"
+    assert sorted(map(int, got[0] + got[1])) == list(range(60))
+    assert got[0]
+    assert got[1]
+
+
+async def test_nobody_there_to_answer_is_told_at_once(house):
+    client = await house.client()
+    with pytest.raises(NoRespondersError):
+        await client.request("nobody", b"", timeout=PATIENCE)
+
+
+async def test_a_drain_delivers_all_that_had_come(house):
+    client, sender = await house.client(), await house.client()
+    got = []
+
+    async def slowly(message):
+        await asyncio.sleep(0)
+        got.append(message.data)
+
+    await client.subscribe("a", cb=slowly)
+    await client.flush()
+    for n in range(500):
+        await sender.publish("a", b"%d" % n)
+    # nats-py writes the PING of a flush past what still waits to be sent: only a second one comes after it.
+    await sender.flush()
+    await sender.flush()
+    await client.drain()
+    assert got == [b"%d" % n for n in range(500)]
+
+
+async def test_what_was_published_before_an_end_arrives(house):
+    listener, sender = await house.client(), await house.client()
+    subscription = await listener.subscribe("a")
+    await listener.flush()
+    for n in range(200):
+        await sender.publish("a", b"%d" % n)
+    await sender.close()
+    assert [(await subscription.next_msg(timeout=PATIENCE)).data for _ in range(200)] == [b"%d" % n for n in range(200)]
+
+
+async def test_automatic_ends_of_subscriptions(house):
+    client = await house.client()
+    subscription = await client.subscribe("a")
+    await subscription.unsubscribe(limit=2)
+    for _ in range(5):
+        await client.publish("a", b"")
+    await client.flush()
+    assert [await subscription.next_msg(timeout=PATIENCE) for _ in range(2)]
+    with pytest.raises((nats.errors.Error, asyncio.TimeoutError)):
+        await subscription.next_msg(timeout=0.1)
+
+
+async def test_clients_find_their_way_back_when_nats_server_dies(house):
+    client = await house.client()
+    await client.subscribe("a", cb=echo)
+    stored = await client.subscribe("$mq9.AI.MAILBOX.MSG.orders.*")
+    await until(lambda: len(house.service.opened) == 1)
+    os.kill(house.server.pid, signal.SIGKILL)
+    await until(lambda: not client.is_connected)
+    await until(lambda: client.is_connected)
+    await until(lambda: len(house.service.opened) == 2)
+    assert (await client.request("a", b"x", timeout=PATIENCE)).data == b"x"
+    opening = house.service.opened[1]
+    assert opening.token != house.service.opened[0].token
+    await house.service.push(opening, "$mq9.AI.MAILBOX.MSG.orders.low", 1, b"mail")
+    assert (await stored.next_msg(timeout=PATIENCE)).data == b"mail"
+
+
+async def test_the_greeting_names_the_gateway_and_no_way_around_it(tmp_path):
+    async with (
+        before(tmp_path, "cluster { name: c, listen: 127.0.0.1:-1 }\nserver_name: nats-1") as (made, process),
+        raw(made.port) as client,
+    ):
+        told = json.loads((await client.line())[5:])
+        assert (told["host"], told["port"], told["server_name"]) == ("127.0.0.1", made.port, "nats-1")
+        assert told["client_ip"] == "127.0.0.1"
+        assert not {"connect_urls", "ws_connect_urls", "tls_required", "tls_available"} & set(told)
+        client.write(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+        await client.until(b"PONG")
+        process.send_signal(signal.SIGUSR2)
+        while not (lame := json.loads((await client.until(b"INFO"))[5:])).get("ldm"):
+            pass
+        assert (lame["port"], "connect_urls" in lame) == (made.port, False)
+
+
+async def test_jetstream_and_key_value(tmp_path):
+    config = f'jetstream {{ store_dir: "{tmp_path}/js" }}'
+    async with before(tmp_path, config) as (made, _), connected(made.port) as client:
+        stream = client.jetstream()
+        await stream.add_stream(name="orders", subjects=["orders.>"])
+        for n in range(50):
+            await stream.publish("orders.new", b"%d" % n, headers={"Nats-Msg-Id": str(n)})
+        pulled = await stream.pull_subscribe("orders.>", "durable")
+        got = await pulled.fetch(50, timeout=PATIENCE)
+        assert [message.data for message in got] == [b"%d" % n for n in range(50)]
+        for message in got:
+            await message.ack_sync(timeout=PATIENCE)
+        pushed = await stream.subscribe("orders.>", ordered_consumer=True)
+        assert (await pushed.next_msg(timeout=PATIENCE)).data == b"0"
+        values = await stream.create_key_value(bucket="settings")
+        watcher = await values.watchall()
+        await values.put("a", b"1")
+        assert (await values.get("a")).value == b"1"
+        assert (await watcher.updates(timeout=PATIENCE)) is None
+        assert (await watcher.updates(timeout=PATIENCE)).value == b"1"
+
+
+@pytest.mark.parametrize(
+    ("config", "good", "bad"),
+    [
+        (
+            "authorization { users: [{user: svc, password: svc}, {user: a, password: b}] }",
+            {"user": "a", "password": "b"},
+            {"user": "a", "pass": "c"},
+        ),
+        ("authorization { token: svc }", {"token": "svc"}, {"auth_token": "no"}),
+    ],
+)
+async def test_logins_are_those_of_nats_server(tmp_path, config, good, bad):
+    url = "nats://svc@127.0.0.1:{port}" if "token" in good else "nats://svc:svc@127.0.0.1:{port}"
+    async with before(tmp_path, config, url) as (made, _):
+        async with connected(made.port, **good) as client:
+            await client.subscribe("a", cb=echo)
+            assert (await client.request("a", b"x", timeout=PATIENCE)).data == b"x"
+        async with raw(made.port) as refused:
+            told = json.loads((await refused.line())[5:])
+            assert told["auth_required"] is True
+            refused.write(b"CONNECT " + json.dumps({"verbose": False, **bad}).encode() + b"\r\nPING\r\n")
+            assert (await refused.rest()).splitlines() == [b"-ERR 'Authorization Violation'"]
+
+
+async def test_an_nkey_signs_the_nonce_of_nats_server(tmp_path):
+    key = Key("user")
+    config = f"authorization {{ users: [{{user: svc, password: svc}}, {{nkey: {key.public}}}] }}"
+    async with before(tmp_path, config) as (made, _):
+        for signer, answer in ((key, b"PONG"), (Key("user"), b"-ERR 'Authorization Violation'")):
+            async with raw(made.port) as client:
+                nonce = json.loads((await client.line())[5:])["nonce"]
+                options = {"verbose": False, "nkey": key.public, "sig": signer.sign(nonce)}
+                client.write(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+                assert await client.line() == answer
+
+
+async def test_a_jwt_names_its_account(tmp_path):
+    operator, system, account, user = Key("operator"), Key("account"), Key("account"), Key("user")
+    unlimited = {
+        "limits": {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}
+    }
+    config = (
+        f"operator: {operator.vouch(operator, 'op')}\nsystem_account: {system.public}\nresolver: MEMORY\n"
+        f"resolver_preload {{ {system.public}: {operator.vouch(system, 'sys', **unlimited)}\n"
+        f"{account.public}: {operator.vouch(account, 'acme', **unlimited)} }}"
+    )
+    token = account.vouch(user, "a", pub={}, sub={}, subs=-1, data=-1, payload=-1)
+    async with gateway(tmp_path) as house, nats_server(tmp_path, config) as (port, _):
+        # The gateway's own connection is to the first server: it has no part in this.
+        made = Gateway(OPTIONS, [Upstream("127.0.0.1", port)], house.service.connection)
+        await made.start()
+        house.stack.push_async_callback(made.stop)
+        async with raw(made.port) as client:
+            nonce = json.loads((await client.line())[5:])["nonce"]
+            options = {"verbose": False, "jwt": token, "sig": user.sign(nonce)}
+            client.write(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+            assert await client.line() == b"PONG"
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of this machine, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert, secret
+
+
+async def test_clients_encrypt_where_the_gateway_has_a_certificate(tmp_path, certificate):
+    cert, key = certificate
+    async with gateway(tmp_path, tls_cert=cert, tls_key=key) as house:
+        assert house.gateway.url.startswith("tls://")
+        client = await house.client(tls=ssl.create_default_context(cafile=cert), tls_hostname="localhost")
+        await client.subscribe("a", cb=echo)
+        big = os.urandom(900_000)
+        assert (await client.request("a", big, timeout=PATIENCE)).data == big
+        subscription = await client.subscribe("$mq9.AI.MAILBOX.MSG.orders.*")
+        await until(lambda: house.service.opened)
+        await house.service.push(house.service.opened[0], "$mq9.AI.MAILBOX.MSG.orders.low", 1, b"mail")
+        assert (await subscription.next_msg(timeout=PATIENCE)).data == b"mail"
+        await until(lambda: house.service.credits)
+        async with raw(house.gateway.port) as plain:
+            assert json.loads((await plain.line())[5:])["tls_required"] is True
+            plain.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            assert b"PONG" not in await plain.rest()
+
+
+async def test_the_way_to_nats_server_is_encrypted_where_it_wants_that(tmp_path, certificate, monkeypatch):
+    cert, key = certificate
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    config = f'tls {{ cert_file: "{cert}", key_file: "{key}" }}'
+    async with before(tmp_path, config, "tls://127.0.0.1:{port}") as (made, _), connected(made.port) as client:
+        await client.subscribe("a", cb=echo)
+        big = os.urandom(900_000)
+        assert (await client.request("a", big, timeout=PATIENCE)).data == big
+
+
+def test_files_that_are_no_certificate_are_told(tmp_path, certificate):
+    cert, _ = certificate
+    with pytest.raises(SetupError, match=r"gateway\.tls_cert"):
+        asyncio.run(_start(Options("127.0.0.1", 0, 1, 1, cert, tmp_path / "none")))
+    with pytest.raises(SetupError, match="nats://"):
+        upstream("ws://127.0.0.1")
+
+
+async def _start(options):
+    Gateway(options, [], None)
+
+
+# Bad input.
+
+
+async def test_a_payload_that_is_too_large_is_refused_by_nats_server(house):
+    client = await house.raw()
+    client.write(b'CONNECT {"verbose":false}\r\nPUB a 2000000\r\n')
+    assert await client.until(b"-ERR") == b"-ERR 'Maximum Payload Violation'"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"-ERR 'Unknown Protocol Operation'"),
+        (b"PUB a -5\r\nhello\r\n", b"-ERR 'Unknown Protocol Operation'"),
+        (b"SUB a " + b"q" * 100_000 + b" 1\r\n", b"-ERR 'maximum control line exceeded'"),
+        (b"SUB $mq9.AI.MAILBOX.MSG.a.* " + b"q" * 100_000 + b" 1\r\n", b"-ERR 'maximum control line exceeded'"),
+        (b"\x00\x01\x02\x03\r\n", b"-ERR 'Unknown Protocol Operation'"),
+        (b"PUB a 1\r\nxSUB $mq9.PUSH.> 1\r\n", b"-ERR 'Unknown Protocol Operation'"),
+    ],
+)
+async def test_broken_frames_end_the_connection_as_nats_server_does(house, sent, said):
+    other = await house.client()
+    client = await house.raw()
+    client.write(b'CONNECT {"verbose":false}\r\n' + sent)
+    lines = (await client.rest()).splitlines()
+    assert said in lines
+    assert await other.flush() is None
+
+
+async def test_a_client_that_says_nothing_is_sent_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "HELLO_SECONDS", 0.2)
+    async with gateway(tmp_path) as house:
+        kept = await house.client()
+        for sent in (b"", b"PING", b"PING\r\n"):
+            client = await house.raw()
+            client.write(sent)
+            assert b"-ERR 'Authentication Timeout'" in await client.rest()
+        assert kept.is_connected
+        assert house.gateway.connections == 1
+
+
+async def test_there_are_no_more_clients_than_may_be(tmp_path):
+    async with gateway(tmp_path, max_connections=2) as house:
+        one, _ = await house.client(), await house.client()
+        third = await house.raw()
+        assert (await third.rest()) == b"-ERR 'maximum connections exceeded'\r\n"
+        await one.close()
+        await until(lambda: house.gateway.connections == 1)
+        assert await (await house.client()).flush() is None
+
+
+async def test_a_client_that_never_reads_takes_little_memory_and_slows_nobody(house):
+    lazy = await house.raw()
+    lazy.write(b'CONNECT {"verbose":false}\r\nSUB flood 1\r\nPING\r\n')
+    await lazy.until(b"PONG")
+    lazy.reader._transport.pause_reading()
+    sender, other = await house.client(), await house.client()
+    subscription = await other.subscribe("calm")
+    await other.flush()
+    for _ in range(300):
+        await sender.publish("flood", b"x" * 100_000)
+    await sender.publish("calm", b"y")
+    await sender.flush()
+    assert (await subscription.next_msg(timeout=PATIENCE)).data == b"y"
+    waiting = max(client.transport.get_write_buffer_size() for client in house.gateway._clients)
+    assert waiting <= 4 * connections.BUFFER_BYTES
+
+
+async def test_a_server_that_is_away_costs_the_client_its_connection_only(tmp_path):
+    async with gateway(tmp_path) as house:
+        await house.server.stop()
+        client = await house.raw()
+        started = time.monotonic()
+        assert await client.rest() == b""
+        assert time.monotonic() - started < PATIENCE
+
+
+async def test_a_taken_port_is_told(house):
+    options = Options("127.0.0.1", house.gateway.port, 1, 1)
+    behind = Behind([house.server.url], house.server.service_user, house.server.service_password)
+    with pytest.raises(SetupError, match="is taken by another program"):
+        async with gateway_before(behind, options, "second"):
+            pass
+
+
+@pytest.mark.rule("A6")
+async def test_the_users_of_tenants_log_in_through_the_gateway(tmp_path):
+    key = Key("user")
+    tenants = (Tenant("acme", (User("a", "pw"), User("k", nkey=key.public))),)
+    async with gateway(tmp_path, tenants=tenants) as house:
+        client = await house.client(user="a", password="pw")
+        await client.flush()
+        async with raw(house.gateway.port) as signed:
+            nonce = json.loads((await signed.line())[5:])["nonce"]
+            options = {"verbose": False, "nkey": key.public, "sig": key.sign(nonce)}
+            signed.write(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+            assert await signed.line() == b"PONG"

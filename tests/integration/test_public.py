@@ -1,0 +1,211 @@
+"""The list of public mailboxes as a subscription, and the mailbox ``public`` (A1, E10)."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mediator.mailboxes import collecting
+from mediator.nats import pushwire
+from mediator.nats.accounts import Tenant, User
+from tests.integration.door import Service, serving, until
+from tests.integration.gateway_double import Gateway, Subscriber, gateway_to
+from tests.integration.test_broadcasts import instance
+
+SUBJECTS = ["PUBLIC.LIST", "MAILBOX.MSG.public", "MAILBOX.MSG.public.*", "MAILBOX.MSG.public.normal"]
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def gateway(service: Service) -> AsyncIterator[Gateway]:
+    async with gateway_to(service) as running:
+        yield running
+
+
+def objects(subscriber: Subscriber) -> list[dict[str, Any]]:
+    return [json.loads(payload) for payload in subscriber.payloads]
+
+
+def names(subscriber: Subscriber) -> list[str]:
+    return [entry["name"] + (" ended" if "deleted" in entry else "") for entry in objects(subscriber)]
+
+
+async def listed(service: Service) -> list[dict[str, Any]]:
+    return list((await service.done("PUBLIC.LIST"))["mailboxes"])
+
+
+async def end_expired(service: Service) -> None:
+    """Let the clean-up free what is over."""
+    await service.broker.chore(lambda tx, now: collecting.expired_mailboxes(tx, now, 100))
+
+
+@pytest.mark.rule("E10")
+@pytest.mark.parametrize("subject", SUBJECTS)
+async def test_a_subscription_gets_what_the_request_gets_and_then_every_change(
+    service: Service, gateway: Gateway, subject: str
+) -> None:
+    token = await service.create("board.one", public=True, desc='é "one"', tags=["a", "b"])
+    await service.create("private")
+    await service.create("board.two", public=True)
+    subscriber = await gateway.subscribe(subject)
+    await subscriber.got(2)
+    assert objects(subscriber) == await listed(service)
+    await service.done("MAILBOX.UPDATE.board.one", {"token": token, "desc": "uno", "tags": ["c"]})
+    await service.create("board.three", public=True)
+    await service.create("hidden", public=False)
+    await service.broker.delete_mailbox("default", "board.two")
+    await service.broker.delete_mailbox("default", "private")
+    await subscriber.got(5)
+    entries = {entry["mail_address"]: entry for entry in objects(subscriber)}
+    assert entries.pop("board.two") == {
+        "mail_address": "board.two",
+        "mail_id": "board.two",
+        "name": "board.two",
+        "deleted": True,
+    }
+    assert sorted(entries.values(), key=lambda entry: entry["name"]) == await listed(service)
+    delivered = subject.replace("*", "normal")
+    assert set(subscriber.subjects) == {f"$mq9.AI.{delivered}"}
+    assert [message.headers["mq9-key"] for message in subscriber.messages] == [
+        entry["name"] for entry in objects(subscriber)
+    ]
+
+
+@pytest.mark.rule("E10", "M1", "A3")
+async def test_an_end_by_time_is_told_and_a_new_mailbox_of_that_name_too(service: Service, gateway: Gateway) -> None:
+    subscriber = await gateway.subscribe("PUBLIC.LIST")
+    await service.create("soon", public=True, ttl=10)
+    await service.create("replaced", public=True, ttl=10)
+    await subscriber.got(2)
+    service.clock.ahead = 11_000
+    late = await gateway.subscribe("PUBLIC.LIST")
+    await service.create("replaced", public=True, desc="new")
+    await end_expired(service)
+    await subscriber.got(4)
+    assert names(subscriber) == ["soon", "replaced", "replaced", "soon ended"]
+    assert objects(subscriber)[2]["desc"] == "new"
+    await late.got(2)
+    assert names(late) == ["replaced", "soon ended"]
+
+
+@pytest.mark.rule("E10")
+async def test_who_comes_later_hears_nothing_of_what_ended_before(service: Service, gateway: Gateway) -> None:
+    await service.create("gone", public=True)
+    await service.broker.delete_mailbox("default", "gone")
+    await service.create("here", public=True)
+    subscriber = await gateway.subscribe("PUBLIC.LIST")
+    await subscriber.got(1)
+    await service.broker.delete_mailbox("default", "here")
+    await subscriber.got(2)
+    assert names(subscriber) == ["here", "here ended"]
+
+
+@pytest.mark.rule("E10", "A8")
+async def test_opened_anew_elsewhere_it_hears_what_ended_meanwhile(service: Service, gateway: Gateway) -> None:
+    await service.create("one", public=True)
+    await service.create("two", public=True)
+    first = await gateway.subscribe("PUBLIC.LIST")
+    await first.got(2)
+    await service.broker.delete_mailbox("default", "one")
+    again = await gateway.subscribe("PUBLIC.LIST", after={"": first.ids[-1]})
+    await again.got(1)
+    assert names(again) == ["one ended"]
+
+
+@pytest.mark.rule("E10", "E7")
+async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, gateway: Gateway) -> None:
+    count = pushwire.WINDOW + 20
+    await asyncio.gather(*(service.create(f"b{number}", public=True) for number in range(count)))
+    tokens = {name: await service.create(name, public=True) for name in ("often", "gone")}
+    slow = await gateway.subscribe("PUBLIC.LIST", reads=False)
+    await slow.got(pushwire.WINDOW)
+    for number in range(50):
+        await service.done("MAILBOX.UPDATE.often", {"token": tokens["often"], "desc": str(number)})
+    await service.broker.delete_mailbox("default", "gone")
+    await slow.confirm()
+    await slow.got(count + 2)
+    state = {entry["name"]: entry for entry in objects(slow)}
+    assert len(state) == count + 2
+    assert state["often"]["desc"] == "49"
+    assert state["gone"]["deleted"]
+
+
+@pytest.mark.rule("E10", "A8")
+async def test_a_change_at_one_instance_is_told_at_another(service: Service, gateway: Gateway) -> None:
+    async with instance(service) as two:
+        subscriber = await gateway.subscribe("PUBLIC.LIST", at=two)
+        await service.create("board", public=True)
+        await subscriber.got(1)
+
+
+@pytest.mark.rule("E10", "E7")
+async def test_a_queue_shares_the_changes(service: Service, gateway: Gateway) -> None:
+    members = [await gateway.subscribe("PUBLIC.LIST", "watchers") for _ in range(2)]
+    for number in range(10):
+        await service.create(f"b{number}", public=True)
+    await until(lambda: sum(len(member.messages) for member in members) >= 10)
+    assert sorted(names(members[0]) + names(members[1])) == [f"b{number}" for number in range(10)]
+    assert [len(member.messages) for member in members] == [5, 5]
+
+
+@pytest.mark.rule("E10", "E11")
+async def test_the_python_library_gets_its_shape(service: Service, gateway: Gateway) -> None:
+    await service.create("board", public=True)
+    client = await service.client(name="robustmq-mq9-python")
+    subscriber = await gateway.subscribe("MAILBOX.MSG.public.*", client=client)
+    await subscriber.got(1)
+    [told] = objects(subscriber)
+    assert json.loads(base64.b64decode(told["payload"])) == (await listed(service))[0]
+
+
+@pytest.mark.rule("E10", "A1")
+async def test_the_mailbox_public_is_read_like_others_and_never_written(service: Service) -> None:
+    assert await service.query("public") == []
+    token = await service.create("board.one", public=True, tags=["a"])
+    await service.create("board.two", public=True, tags=["b"])
+    for found in (
+        await service.query("public"),
+        (await service.done("MAILBOX.LIST.public"))["messages"],
+        await service.fetch("public"),
+        await service.fetch("public", group_name="g"),
+    ):
+        assert [json.loads(base64.b64decode(each["payload"])) for each in found] == await listed(service)
+        assert [each["key"] for each in found] == ["board.one", "board.two"]
+    assert [each["key"] for each in await service.query("public", tag="b")] == ["board.two"]
+    for subject, body in {
+        "MSG.SEND.public": b"x",
+        "MAILBOX.MSG.public": b"x",
+        "MAILBOX.MSG.public.normal": b"x",
+        "INBOX.public": b"x",
+        "MSG.DELETE.public.0": None,
+        "MAILBOX.DELETE.public.0": None,
+        "MAILBOX.CREATE": {"name": "public"},
+        "MAILBOX.UPDATE.public": {"token": token, "desc": "mine"},
+        "MAILBOX.QUERY.public": {"token": token},
+    }.items():
+        assert (await service.ask(subject, body))["error"], subject
+    assert len(await service.query("public")) == 2
+
+
+@pytest.mark.rule("A6", "E10")
+async def test_each_tenant_has_a_list_of_its_own(tmp_path: Path) -> None:
+    tenants = [Tenant("acme", (User("ann", password="a"),)), Tenant("beta", (User("bob", password="b"),))]
+    mapped = {"ACME": "acme", "BETA": "beta"}
+    async with serving(tmp_path, tenants=tenants, mapped=mapped, names=["acme", "beta"]) as service:
+        ann, bob = await service.client("ann", "a"), await service.client("bob", "b")
+        async with gateway_to(service) as gateway:
+            subscribers = [await gateway.subscribe("PUBLIC.LIST", client=each) for each in (ann, bob)]
+            await service.ask("MAILBOX.CREATE", {"name": "ours", "public": True}, client=ann)
+            await service.ask("MAILBOX.CREATE", {"name": "theirs", "public": True}, client=bob)
+            for subscriber, name in zip(subscribers, ("ours", "theirs"), strict=True):
+                await subscriber.got(1)
+                assert names(subscriber) == [name]

@@ -1,0 +1,262 @@
+"""What the gateway changes on a client's connection, and what it knows of it (E6, E7, N10)."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mediator.gateway.rewriting import Front, Session, Subscription, new_token
+
+BOX = b"$mq9.AI.MAILBOX.MSG.orders"
+QUIET = b'CONNECT {"verbose":false}\r\n'
+
+
+@dataclass
+class Owner:
+    """Keeps what it is told."""
+
+    subscriptions: list[Subscription] = field(default_factory=list)
+    confirmations: list[tuple[bytes, int]] = field(default_factory=list)
+    ends: list[tuple[bytes, str]] = field(default_factory=list)
+
+    def subscribed(self, subscription: Subscription) -> None:
+        self.subscriptions.append(subscription)
+
+    def confirmed(self, subscription: Subscription) -> None:
+        self.confirmations.append((subscription.sid, subscription.confirmed))
+
+    def ended(self, subscription: Subscription, how: str) -> None:
+        self.ends.append((subscription.sid, how))
+
+
+class Way:
+    """A session with its owner; tokens are counted."""
+
+    def __init__(self, connect: bytes = QUIET, tls: bool = False) -> None:
+        self.owner = Owner()
+        tokens = (f"token{number}" for number in range(1000))
+        front = Front("gateway", "example.org", 4222, tls, 3)
+        self.session = Session(self.owner, front, "10.0.0.1", lambda: next(tokens))
+        self.client(connect)
+
+    def client(self, data: bytes) -> tuple[bytes, bytes]:
+        """The client writes; returns what goes to the server and to the client."""
+        self.session.from_client(data)
+        return self.session.take_to_server(), self.session.take_to_client()
+
+    def server(self, data: bytes) -> tuple[bytes, bytes]:
+        """The server writes; returns the same."""
+        self.session.from_server(data)
+        return self.session.take_to_server(), self.session.take_to_client()
+
+
+def push(number: int, sid: bytes, msg_id: int, word: bytes = b".normal", lane: bytes = b"") -> bytes:
+    named = b"mq9-priority: %b\r\n" % lane if lane else b""
+    head = b"NATS/1.0\r\nmq9-msg-id: %d\r\n%b\r\n" % (msg_id, named)
+    return b"HMSG $mq9.PUSH.token%d.%b%b %b %d %d\r\n%bhi\r\n" % (
+        number,
+        BOX,
+        word,
+        sid,
+        len(head),
+        len(head) + 2,
+        head,
+    )
+
+
+def opens(data: bytes) -> list[dict[str, object]]:
+    """Return the bodies of the OPENs in what goes to the server."""
+    return [json.loads(part.split(b"\r\n")[1]) for part in data.split(b"PUB $mq9.AI.PUSH.OPEN ")[1:]]
+
+
+def test_tokens_cannot_be_guessed() -> None:
+    made = {new_token() for _ in range(1000)}
+    assert len(made) == 1000
+    assert all(len(token) == 26 and token.islower() and token.isalnum() for token in made)
+
+
+@pytest.mark.rule("E6")
+def test_a_subscription_becomes_private_and_is_opened() -> None:
+    way = Way()
+    up, down = way.client(b"SUB %b.* workers 7\r\nSUB plain 8\r\n" % BOX)
+    assert up.startswith(b"SUB $mq9.PUSH.token0.%b.* 7\r\nPUB $mq9.AI.PUSH.OPEN " % BOX)
+    assert up.endswith(b"SUB plain 8\r\n")
+    assert opens(up) == [
+        {"gateway": "gateway", "token": "token0", "subject": f"{BOX.decode()}.*", "queue": "workers", "after": {}}
+    ]
+    assert down == b""
+
+
+@pytest.mark.rule("E9")
+def test_the_older_wildcard_becomes_that_of_nats() -> None:
+    up, _ = Way().client(b"SUB $mq9.AI.BROADCAST.# 1\r\n")
+    assert up.startswith(b"SUB $mq9.PUSH.token0.$mq9.AI.BROADCAST.> 1\r\n")
+
+
+@pytest.mark.rule("E7")
+def test_a_push_is_counted_when_the_ping_after_it_is_answered() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\n" % BOX)
+    _, down = way.server(push(0, b"7", 1) + push(0, b"7", 2))
+    assert b"$mq9.PUSH" not in down
+    assert down.endswith(b"PING\r\n")
+    assert down.count(b"PING") == 1
+    _, down = way.server(push(0, b"7", 3) + b"PING\r\n")
+    assert down.count(b"PING") == 1, "one of ours at a time, and this is the server's"
+    up, down = way.client(b"PONG\r\n")
+    assert (up, down) == (b"", b"PING\r\n")
+    assert way.owner.confirmations == [(b"7", 2)]
+    assert way.client(b"PONG\r\n") == (b"PONG\r\n", b""), "the server's own is its second"
+    assert way.client(b"PONG\r\n") == (b"", b"")
+    assert way.owner.confirmations == [(b"7", 2), (b"7", 3)]
+    assert way.client(b"PONG\r\n") == (b"PONG\r\n", b"")
+
+
+@pytest.mark.rule("E7")
+def test_our_ping_waits_for_the_end_of_a_payload() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\n" % BOX)
+    data = push(0, b"7", 1)
+    _, first = way.server(data[:-3])
+    assert b"PING" not in first
+    _, second = way.server(data[-3:] + b"MSG a 1 1\r\nx\r\n")
+    assert second == b"i\r\nPING\r\nMSG a 1 1\r\nx\r\n"
+
+
+@pytest.mark.rule("E7")
+def test_what_was_not_confirmed_before_an_unsub_stays_so() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\n" % BOX)
+    way.server(push(0, b"7", 1))
+    up, _ = way.client(b"UNSUB 7\r\nPONG\r\n")
+    assert up == b"UNSUB 7\r\n"
+    assert way.owner.ends == [(b"7", "unsub")]
+    assert way.owner.confirmations == []
+    way.session.close()
+    assert way.owner.ends == [(b"7", "unsub")]
+
+
+@pytest.mark.rule("E7")
+@pytest.mark.parametrize("early", [True, False])
+def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\n" % BOX)
+    if early:
+        way.client(b"UNSUB 7 2\r\n")
+        way.server(push(0, b"7", 1) + push(0, b"7", 2))
+    else:
+        way.server(push(0, b"7", 1) + push(0, b"7", 2))
+        way.client(b"UNSUB 7 2\r\n")
+    assert way.owner.ends == []
+    way.client(b"PONG\r\n")
+    assert way.owner.confirmations == [(b"7", 2)]
+    assert way.owner.ends == [(b"7", "unsub")]
+    assert way.session.subscriptions == 0
+
+
+@pytest.mark.rule("E7")
+def test_the_end_of_the_connection_ends_each_once() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\nUNSUB 8 1\r\n" % (BOX, BOX))
+    way.server(push(0, b"7", 1) + push(1, b"8", 2, b".low"))
+    way.session.close()
+    assert sorted(way.owner.ends) == [(b"7", "broken"), (b"8", "broken")]
+
+
+@pytest.mark.rule("E6")
+def test_an_open_that_is_sent_again_says_what_came_last_in_each_lane() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nSUB %b 8\r\n" % (BOX, BOX))
+    way.server(push(0, b"7", 1) + push(0, b"7", 5, b".urgent", b"urgent") + push(0, b"7", 2))
+    # These two lanes share a subject.
+    way.server(push(1, b"8", 9, b"") + push(1, b"8", 4, b"", b"low"))
+    for subscription in way.owner.subscriptions:
+        way.session.open_again(subscription)
+    up = way.session.take_to_server()
+    assert [body["after"] for body in opens(up)] == [{"normal": 2, "urgent": 5}, {"normal": 9, "low": 4}]
+    assert [body["token"] for body in opens(up)] == ["token0", "token1"]
+
+
+@pytest.mark.rule("N10")
+def test_refusals_of_the_service_reach_the_client_and_the_server_forgets() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nPUB a 5\r\nab" % BOX)
+    way.session.refuse(way.owner.subscriptions[0], "mailbox orders does not exist\r\nPING")
+    assert way.session.take_to_client() == b"-ERR 'mailbox orders does not exist PING'\r\n"
+    assert way.session.take_to_server() == b"", "a payload is under way"
+    up, _ = way.client(b"cde\r\nPING\r\n")
+    assert up == b"cde\r\nUNSUB 7\r\nPING\r\n"
+    assert way.session.subscriptions == 0
+
+
+@pytest.mark.rule("N10")
+def test_refusals_of_the_server_name_what_the_client_knows() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\n" % (BOX, BOX))
+    private = b"$mq9.PUSH.token0.%b.*" % BOX
+    _, down = way.server(b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % private)
+    assert down == b"-ERR 'Permissions Violation for Subscription to \"%b.*\"'\r\n" % BOX
+    up, down = way.server(b"-ERR 'Permissions Violation for Publish to \"$mq9.AI.PUSH.OPEN\"'\r\n")
+    assert down == b"-ERR 'Permissions Violation for Subscription to \"%b.low\"'\r\n" % BOX
+    assert up == b"UNSUB 8\r\n"
+    assert way.owner.ends == [(b"7", "unsub"), (b"8", "unsub")]
+    other = b"-ERR 'Authorization Violation'\r\n"
+    assert way.server(other) == (b"", other)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_greeting_names_the_gateway(tls: bool) -> None:
+    told = {"server_name": "n", "host": "h", "port": 1, "connect_urls": ["a:1"], "tls_required": True, "nonce": "x"}
+    _, down = Way(tls=tls).server(b"INFO " + json.dumps(told).encode() + b" \r\n")
+    seen = json.loads(down[5:])
+    expected = {"server_name": "n", "host": "example.org", "port": 4222, "nonce": "x", "client_ip": "10.0.0.1"}
+    assert seen == expected | ({"tls_required": True} if tls else {})
+
+
+COMMANDS = st.sampled_from(
+    [
+        b"PUB a 1\r\nx\r\n",
+        b"SUB plain %d\r\n",
+        b"SUB $mq9.AI.MAILBOX.MSG.m%d.* 1%d\r\n",
+        b"UNSUB %d\r\n",
+        b"UNSUB 1%d\r\n",
+        b"SUB > 5\r\n",
+        b"PUB $mq9.PUSH.x 1\r\nx\r\n",
+        b"PING\r\n",
+    ]
+)
+
+
+@given(st.lists(st.tuples(COMMANDS, st.integers(0, 3)), max_size=25), st.integers(0, 3), st.booleans())
+@settings(max_examples=200)
+def test_a_verbose_client_gets_as_many_answers_as_it_gave_commands(
+    commands: list[tuple[bytes, int]], missing: int, said: bool
+) -> None:
+    way = Way(b'CONNECT {"verbose":true}\r\n' if said else b"CONNECT {}\r\n")
+    wanted = 1
+    to_server, seen = b"", b""
+    for command, number in commands:
+        frame = command.replace(b"%d", b"%d" % number)
+        up, down = way.client(frame)
+        to_server += up
+        seen += down
+        wanted += not frame.startswith(b"PING")
+    for subscription in way.owner.subscriptions[:missing]:
+        before = way.session.subscriptions
+        way.session.refuse(subscription, "missing")
+        wanted += before - way.session.subscriptions
+    to_server += way.session.take_to_server()
+    seen += way.session.take_to_client()
+    # As nats-server answers; the first CONNECT is in the stream already.
+    lines = [line for line in (b"CONNECT {}\r\n" + to_server).split(b"\r\n") if line]
+    answers = b""
+    for line in lines:
+        if line.startswith((b"CONNECT", b"PUB", b"SUB", b"UNSUB")):
+            answers += b"+OK\r\n"
+        elif line == b"PING":
+            answers += b"PONG\r\n"
+    _, down = way.server(answers)
+    seen += down
+    assert seen.count(b"+OK\r\n") + seen.count(b"-ERR") == wanted
