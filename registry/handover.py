@@ -98,6 +98,8 @@ def _rows(request: Request, name: str, kinds: tuple[type, ...]) -> Sequence[Any]
     for at, row in enumerate(rows):
         if not isinstance(row, list) or tuple(map(type, row)) != kinds:
             raise BadRequestError(f"{name}[{at}]", f"expected [{', '.join(kind.__name__ for kind in kinds)}]")
+        if any(isinstance(value, int) and not 0 <= value < 2**63 for value in row):
+            raise BadRequestError(f"{name}[{at}]", "expected numbers from 0 to 2**63 - 1")
     return rows
 
 

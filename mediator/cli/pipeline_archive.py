@@ -44,18 +44,28 @@ def archive(
     settings = load(config, data_dir=data_dir)
     from mediator.housekeeping.archived import Outbox
     from pipeline.lake import archive as lake_archive
-    from pipeline.lake.outbox import newest
+    from pipeline.lake.outbox import newest, pieces
 
     keys = keys_of(settings, key_file)
     place = _place(settings)
-    if newest(place) is None:
+    until = newest(place)
+    if until is None:
         # Spark would take longer to start than all the rest.
         with kept(settings, "archive") as numbers:
             nothing = lake_archive.Summary()
             numbers.update(asdict(nothing))
         tell(nothing.lines(), numbers, as_json)
         return
-    with job("archive", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
+    with job(
+        "archive",
+        master=master,
+        conf=conf,
+        remote=remote,
+        lake=lake,
+        config=config,
+        data_dir=data_dir,
+        little=lambda _settings, _lake: len(pieces(place, until)) <= 1,
+    ) as work:
         key = keys[0] if keys else None
         summary = lake_archive.archive(work.spark, place, work.lake, key, Outbox(settings).remove, work.told)
         work.numbers.update(asdict(summary))

@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, require_spark
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, require_spark
 from mediator.errors import BadRequestError
 
 
@@ -69,7 +69,16 @@ def embed(
         files = files_of(sources or [])
     except BadRequestError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from None
-    with job("embed", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
+    with job(
+        "embed",
+        master=master,
+        conf=conf,
+        remote=remote,
+        lake=lake,
+        config=config,
+        data_dir=data_dir,
+        little=lambda _settings, _lake: not registered and is_little(files),
+    ) as work:
         from pipeline.embedding.handing import Service
         from pipeline.embedding.model import find_model
         from pipeline.embedding.registered import place_of

@@ -1,7 +1,6 @@
 """The commands ``mediator pipeline ingest`` and ``compact``: from the journal into the lake, and the lake's upkeep."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, lake_of, require_spark, tell
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, kept, lake_of, require_spark, tell
 from mediator.errors import SetupError, UnavailableError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def ingest(
         lake=lake,
         config=config,
         data_dir=data_dir,
-        reads=_unread,
+        little=_little,
     ) as work:
         from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
@@ -81,13 +80,13 @@ def compact(
     tell(done.lines(), numbers, as_json)
 
 
-def _unread(settings: "Settings", _lake: Path) -> Iterator[Path]:
+def _little(settings: "Settings", _lake: Path) -> bool:
     from mediator.journal import FOLDER
     from mediator.segments import read_up_to
 
     folder = settings.data_dir / FOLDER
     done = read_up_to(folder)
-    return (path for path in folder.glob("0*") if path.name > done)
+    return is_little(path for path in folder.glob("0*") if path.name > done)
 
 
 def _rotate(data_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """The command ``mediator pipeline replay``: archived messages, sent again into a mailbox."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +21,10 @@ from mediator.cli.options import (
     seconds,
 )
 from mediator.cli.pipeline_archive import KeyFile, keys_of
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, require_spark, tell
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, require_spark, tell
+
+if TYPE_CHECKING:
+    from mediator.settings import Settings
 
 MAX_VALUES = 1000
 """Of an option that may be repeated."""
@@ -76,7 +80,16 @@ def replay(
             raise typer.BadParameter(f"expected at most {MAX_VALUES}, got {len(values)}", param_hint=f"--{name}")
     keys = keys_of(load(config, data_dir=data_dir), key_file)
     login = Login.of(server, user, password)
-    with job("replay", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir) as work:
+    with job(
+        "replay",
+        master=master,
+        conf=conf,
+        remote=remote,
+        lake=lake,
+        config=config,
+        data_dir=data_dir,
+        little=_little,
+    ) as work:
         from pipeline import replay as again
 
         wanted = again.Wanted(
@@ -98,3 +111,9 @@ def replay(
             lines, numbers = done.lines(), done.numbers
         work.numbers.update(numbers)
     tell(lines, work.numbers, as_json)
+
+
+def _little(_settings: "Settings", lake: Path) -> bool:
+    from pipeline.lake import ARCHIVE, table
+
+    return is_little(table(lake, ARCHIVE).rglob("*.parquet"))

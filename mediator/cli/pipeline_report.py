@@ -1,7 +1,6 @@
 """The command ``mediator pipeline report``: what passed through the mediator, as tables in the lake and as a page."""
 
 import webbrowser
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.options import AnswerJson, Config, DataDir
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job
 
 if TYPE_CHECKING:
     from mediator.settings import Settings
@@ -69,7 +68,7 @@ def report(
         lake=lake,
         config=config,
         data_dir=data_dir,
-        reads=_events,
+        little=_little,
     ) as work:
         from pipeline.reports import tables
         from pipeline.reports.page import page
@@ -92,10 +91,10 @@ def report(
         show.hint(f"found no browser; open {path.as_uri()}")
 
 
-def _events(_settings: "Settings", lake: Path) -> Iterator[Path]:
+def _little(_settings: "Settings", lake: Path) -> bool:
     from pipeline.lake import EVENTS, table
 
-    return table(lake, EVENTS).rglob("*.parquet")
+    return is_little(table(lake, EVENTS).rglob("*.parquet"))
 
 
 def _write(path: Path, text: str) -> None:

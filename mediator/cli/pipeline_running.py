@@ -87,11 +87,11 @@ def job(
     lake: Path | None,
     config: Path | None,
     data_dir: Path | None,
-    reads: "Callable[[Settings, Path], Iterable[Path]] | None" = None,
+    little: "Callable[[Settings, Path], bool] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
-    ``reads`` returns the files that will be read, of the settings and the lake: for little Spark is set up otherwise.
+    ``little`` says by the settings and the lake whether there is little to do: for that Spark is set up otherwise.
 
     What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
     wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
@@ -110,8 +110,8 @@ def job(
         told("starting Spark", 0, None)
         try:
             folder = lake_of(settings, lake)
-            little = reads is not None and is_little(reads(settings, folder))
-            started = running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}", little=little)
+            soon = little is not None and little(settings, folder)
+            started = running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}", little=soon)
             with started as spark:
                 began = True
                 yield Job(settings, folder, spark, told, numbers)

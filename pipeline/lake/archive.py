@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
-from mediator.errors import UnavailableError
+from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import readable, table
@@ -76,13 +76,15 @@ def archive(
     """Bring what waits in the outbox now into the table ``archive``; make the lake if needed.
 
     ``place`` says where the store is, ``key`` seals payloads and headers. Raises :class:`BadRequestError` when the
-    store cannot be read, :class:`SetupError` when the folder is no lake, :class:`UnavailableError` when another works
-    on it, when it cannot be written, the store goes away, or what ``remove`` took out of it is still there, and what
-    ``remove`` raises: nothing is lost then, and the next run goes on.
+    store cannot be read, :class:`SetupError` when the folder is no lake, or is sealed and ``key`` was forgotten,
+    :class:`UnavailableError` when another works on it, when it cannot be written, the store goes away, or what
+    ``remove`` took out of it is still there, and what ``remove`` raises. Nothing is lost then; the next run goes on.
     """
     with held(lake, create=True):
         archived = Table(table(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
         archived.sweep()
+        if key is None and any(file["max.key_id"] is not None for file in archived.files("key_id")):
+            raise SetupError(f"{archived.path}: it is sealed; give the file of its keys, or archive into another lake")
         summary = Summary()
         until = newest(place)
         before: list[Copy] = []

@@ -65,5 +65,10 @@ class MailSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Let ``spark`` know the format ``mq9``."""
+    """Let ``spark`` know the format ``mq9``, and let this thread write in it.
+
+    ``df.write.format("mq9")`` finds it in threads that have called this, whoever made the frame.
+    """
     spark.dataSource.register(MailSource)
+    # For a write Spark does not ask the frame's session but the one that is active in the thread: this makes it that.
+    spark.createDataFrame([], "nothing int")

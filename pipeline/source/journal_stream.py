@@ -81,7 +81,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._walk(found, Place(), None).offset
             case str(word):
                 assert word == EARLIEST
-                return (Place(found[0].segment) if found else Place()).offset
+                return (Place(found[0].segment) if found and found[0].size else Place()).offset
             case given:
                 place = Place.of(given)
                 self._check_begins_line(place)
@@ -112,7 +112,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = files(self._folder)
         there = {file.segment for file in found}
         for place in (first, last):
-            if place.segment and place.segment not in there and not last.holes > first.holes:
+            known = not place.segment or place.segment in there or last.holes > first.holes
+            if not known and not self._was_empty(found, place):
                 self._lose(f"{place.segment} is gone, and what it and files behind it had to read")
         ranges = []
         for file in found:
@@ -140,6 +141,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where to go on: the same place, or behind what is gone."""
         if not place.segment or any(file.segment == place.segment for file in found):
             return place
+        if self._was_empty(found, place):
+            return place
         following = next((file.segment for file in found if file.segment > place.segment), None)
         events = events_dropped(self._folder, place.segment, following)
         self._lose(
@@ -147,6 +150,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             f" had {events} events, as far as gaps.jsonl tells"
         )
         return Place(following or "", 0, place.holes + 1, place.events + events)
+
+    @staticmethod
+    def _was_empty(found: list[File], place: Place) -> bool:
+        """Whether a file is gone because nothing was written into it: then it is removed when it would be closed.
+
+        Those with lines go when there is no more room, and the oldest first.
+        """
+        return not place.byte and any(file.segment < place.segment for file in found)
 
     def _walk(self, found: list[File], place: Place, most: int | None) -> Place:
         """Return the place behind at most so many events; a file counts as done when it is closed and read."""
@@ -166,7 +177,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except FileNotFoundError:
                 # Dropped a moment ago; the next look finds it gone.
                 break
-            place = Place(file.segment, stop, place.holes, place.events)
+            if stop or place.segment:
+                place = Place(file.segment, stop, place.holes, place.events)
             if stop < end or not file.closed:
                 break
         return place

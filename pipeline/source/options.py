@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import parse_address
-from mediator.settings import DEFAULT_TENANT
+from mediator.nats.accounts import DEFAULT_TENANT
 from pipeline.source.schema import NAMES, columns
 
 BATCH = (

@@ -1,6 +1,7 @@
 """What a message looks like as a row: its columns, what each needs of the database, and how Arrow holds them."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import orjson
@@ -59,7 +60,6 @@ _STORED = {
     "sent_at": ("created_at", "extra"),
 }
 _RARE = {"dedup_id": "d", "reply_to": "r"}
-_WORDS = pa.array([lane.name.lower() for lane in LANES])
 _MAP = pa.map_(pa.string(), pa.string())
 _NONE: Mapping[str, Any] = {}
 
@@ -114,7 +114,7 @@ def _column(
             numbers = pa.array(list(addresses), pa.int64())
             return pa.array(list(addresses.values()), pa.string()).take(pc.index_in(raw["mailbox_no"], numbers))
         case "lane":
-            return _WORDS.take(raw["lane"])
+            return _lanes().take(raw["lane"])
         case "tags":
             return _tags(_text(raw["tags"]))
         case "headers":
@@ -132,6 +132,12 @@ def _column(
             return raw[name].cast(pa.binary())
         case _:
             return raw[name].cast(pa.int64())
+
+
+@cache
+def _lanes() -> Column:
+    # The first array of a process loads pandas, and most of Spark's workers that load this make none.
+    return pa.array([lane.name.lower() for lane in LANES])
 
 
 def _time(milliseconds: Column) -> Column:

@@ -66,6 +66,8 @@ async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[s
         ([[1, True, ""]], "agents[0]: expected [int, int, str]"),
         ([[1, 1, "é"]], "agents[0]: expected vectors in base64"),
         ([[1, 1, "AAAA"]], "agents[0]: expected packed vectors"),
+        ([[2**63, 1, base64.b64encode(VECTORS).decode()]], "agents[0]: expected numbers from 0 to 2**63 - 1"),
+        ([[1, -1, base64.b64encode(VECTORS).decode()]], "agents[0]: expected numbers from 0 to 2**63 - 1"),
     ],
 )
 async def test_what_is_no_list_of_vectors_is_refused(tmp_path: Path, agents: Any, error: str) -> None:

@@ -166,16 +166,18 @@ def test_sealed_payloads_and_headers_are_nowhere_in_the_lake_and_come_back(spark
     lake = tmp_path / "lake"
     store = SqliteStore(tmp_path / "mediator.db")
     secret = {"payload": b"HUSH-payload", "headers": {"HUSH-name": "HUSH-value"}, "key": "k"}
-    sent = fill(store, 2, **secret)
-    archive(spark, Options(data_dir=tmp_path), lake, KEY, remove(store))
-    sent += fill(store, 2, begin=T0 + 5, **secret)
-    archive(spark, Options(data_dir=tmp_path), lake, OTHER, remove(store))
-    sent += fill(store, 1, begin=T0 + 9)
+    sent = fill(store, 1)
     archive(spark, Options(data_dir=tmp_path), lake, None, remove(store))
+    sent += fill(store, 2, begin=T0 + 5, **secret)
+    archive(spark, Options(data_dir=tmp_path), lake, KEY, remove(store))
+    sent += fill(store, 2, begin=T0 + 9, **secret)
+    with pytest.raises(SetupError, match="it is sealed; give the file of its keys"):
+        archive(spark, Options(data_dir=tmp_path), lake, None, remove(store))
+    archive(spark, Options(data_dir=tmp_path), lake, OTHER, remove(store))
     store.close()
     assert shown(archived(spark, lake, [OTHER, KEY])) == sent
     raw = kept_rows(spark, lake)
-    assert [each.key_id for each in raw.orderBy("msg_id").collect()] == [KEY.id] * 2 + [OTHER.id] * 2 + [None]
+    assert [each.key_id for each in raw.orderBy("msg_id").collect()] == [None] + [KEY.id] * 2 + [OTHER.id] * 2
     for file in (path for path in lake.rglob("*") if path.is_file()):
         assert b"HUSH" not in file.read_bytes()
     for plain in DeltaTable(lake / "archive").to_pyarrow_table().to_pylist():

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,19 @@ def number_of(item: dict[str, Any]) -> int:
 def row_of(item: dict[str, Any]) -> int:
     """Return the place in its partition."""
     return int(item["dedup_id"].split("-")[2])
+
+
+async def test_a_thread_that_registers_may_write_what_another_made(mail: Mail, spark: SparkSession) -> None:
+    await mail.create("threads")
+    frame = spark.createDataFrame([(b"here",)], "payload binary")
+
+    def write() -> None:
+        register(spark)
+        mail.write(frame, address="threads")
+
+    with ThreadPoolExecutor(1) as fresh:
+        await asyncio.get_running_loop().run_in_executor(fresh, write)
+    assert await mail.payloads("threads") == [b"here"]
 
 
 @pytest.mark.rule("S1", "S3", "N6")

@@ -207,6 +207,25 @@ def test_a_batch_whose_file_is_gone_is_not_run_again_in_silence(journal: Written
     assert read(lenient, start, end) == [1, 2]
 
 
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_an_open_file_without_lines_goes_when_the_next_one_comes(journal: Written, starting: str) -> None:
+    reader = reader_of(journal, startingOffsets=starting)
+    begin = reader.initialOffset()
+    journal.rotate()
+    assert list(ask(reader, begin)) == []
+    journal.line(1)
+    journal.rotate()
+    *_, (_, offset) = ask(reader, begin)
+    empty = journal.files()[-1]
+    journal.rotate()
+    assert not empty.exists()
+    assert read(reader, begin, offset) == [0]
+    assert not any(values for values, _ in ask(reader, offset))
+    journal.line(2)
+    [(values, end)] = ask(reader, offset)
+    assert values == read(reader_of(journal), offset, end) == [1, 2]
+
+
 def test_what_was_read_to_its_end_may_go(journal: Written) -> None:
     journal.line(1)
     journal.rotate()
@@ -298,7 +317,7 @@ def test_pieces_have_each_line_once(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"group": "workers"}, "group: "),
+        ({"group": "workers"}, "journal: unknown option"),
         ({"startingOffsets": "first"}, "startingOffsets: expected earliest, latest or an offset"),
         ({"startingOffsets": "[1]"}, "startingOffsets: "),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger: expected a whole number above 0"),

@@ -10,21 +10,23 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from mediator.store.sqlite import SqliteStore
-from tests.conformance.samples import add, get, put
-from tests.pipeline.following import run
+from tests.acceptance.service import Service
+from tests.pipeline.following import KILLED, run
 from tests.pipeline.streams import Written
+from tests.pipeline.test_source_group import LANES, Box, service, services
+
+__all__ = ["service", "services"]
 
 MESSAGES = 60
 
 
-def kill_at(line: str, *args: Path) -> None:
+def kill(*args: object) -> None:
     """Run the program until it says so, then kill it and its Java."""
     command = [sys.executable, "-m", "tests.pipeline.following", *map(str, args)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
-            assert f"{line}\n" in iter(process.stdout.readline, "")
+            assert f"{KILLED}\n" in iter(process.stdout.readline, "")
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -36,22 +38,19 @@ def written(folder: Path) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_every_row_comes_once_although_spark_was_killed(spark: SparkSession, tmp_path: Path) -> None:
-    journal, out, store = Written(tmp_path / "journal"), tmp_path / "out", SqliteStore(tmp_path / "mediator.db")
-    with store.transaction() as tx:
-        mailbox = add(tx, "orders")
-        for _ in range(MESSAGES):
-            put(tx, mailbox)
+@pytest.mark.rule("A8", "K2")
+def test_every_row_comes_once_although_spark_was_killed(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+    journal, box, out = Written(tmp_path / "journal"), Box(service, "orders"), tmp_path / "out"
+    box.send(*((str(number), LANES[number % 3]) for number in range(MESSAGES)))
     for number in range(MESSAGES // 10):
         journal.line(10)
         if number % 3 == 2:
             journal.rotate()
-    kill_at("journal 1", journal.folder, tmp_path, out)
+    kill(journal.folder, service.data_dir, service.nats_url, out)
     journal.rotate()
     journal.line(7)
-    with store.transaction() as tx:
-        put(tx, get(tx, "orders"))
-    run(spark, journal.folder, tmp_path, out)
-    store.close()
+    box.send(("late", "critical"))
+    run(spark, journal.folder, service.data_dir, service.nats_url, out, lambda _batch: None)
     assert written(out / "journal") == journal.msg_ids
-    assert written(out / "mailbox") == list(range(MESSAGES + 1))
+    assert written(out / "mailbox") == written(out / "group") == list(range(MESSAGES + 1))
+    assert box.left() == []
