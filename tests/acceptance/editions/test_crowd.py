@@ -32,7 +32,7 @@ async def lively(urls: Sequence[str], stack: AsyncExitStack, each: int) -> Crowd
     first = await crowd.connect()
     crowd.box = await first.create(ttl=3600)
     await crowd.send(first, 40)
-    for queue in ("", "", "calm", "calm", "wild", "wild"):
+    for queue in ("", "", "calm", "calm", "polite", "polite", "mortal", "mortal"):
         await crowd.come(queue)
     slow = [crowd.members[1], crowd.members[3], await crowd.come()]
     for member in slow:
@@ -44,21 +44,23 @@ async def lively(urls: Sequence[str], stack: AsyncExitStack, each: int) -> Crowd
         step += 1
         at = crowd.sent
         await until(lambda at=at: crowd.sent >= at + 15 or all(s.done() for s in senders), PATIENCE, "mail is sent")
-        wild = [m for m in crowd.members if m.fate == "stays" and m.queue == "wild"]
-        alone = [m for m in crowd.members[1:] if m.fate == "stays" and not m.queue and m not in slow]
+        here = {queue: [m for m in crowd.members[1:] if m.fate == "stays" and m.queue == queue and m not in slow]
+                for queue in ("", "polite", "mortal")}  # fmt: skip
         match step % 6:
             case 0:
                 await crowd.come()
             case 1:
-                await crowd.come("wild")
-            case 2 if len(wild) > 1:
-                crowd.crash(chance.choice(wild))
-            case 3 if len(wild) > 1:
-                await crowd.leave(chance.choice(wild))
-            case 4 if alone:
-                crowd.crash(chance.choice(alone))
+                await crowd.come("polite")
+                await crowd.leave(chance.choice(here["polite"]))
+            case 2:
+                await crowd.come("mortal")
+                crowd.crash(chance.choice(here["mortal"]))
+            case 3 if here[""]:
+                await crowd.leave(chance.choice(here[""]))
+            case 4 if here[""]:
+                crowd.crash(chance.choice(here[""]))
             case 5:
-                await crowd.delete(first, chance.choice(crowd.members[0].ids))
+                await crowd.delete(first, chance.choice(sorted(crowd.owed)))
                 await crowd.come(chance.choice(("calm", "")))
     await asyncio.gather(*senders)
     # Whoever reads is not held up by those who do not.
