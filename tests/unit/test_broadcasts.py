@@ -95,7 +95,7 @@ def test_public_mailboxes_come_on_a_subject_that_was_subscribed_to(subject: str,
 
 def listener(hub: Hub | None = None) -> Listener:
     hub = hub or Hub(None, None, lambda: None)  # type: ignore[arg-type]
-    return Listener(hub, Target({}, False, Tally(lambda: None)), b"to.")
+    return Listener(hub, Target({}, False, Tally(lambda _count: None)), b"to.")
 
 
 def written(made: Listener) -> list[bytes]:
