@@ -26,6 +26,8 @@ BACKLOG = 10_000
 BACKLOG_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 256 * 1024 * 1024
 """Bytes of all broadcasts together that wait at an instance, each counted once."""
+TURN_BYTES = 4 * 1024 * 1024
+"""Bytes that are written until other pushes, and the answers to gateways, have their turn."""
 _ITEM = (Lane.NORMAL, HIDDEN_ID)
 
 
@@ -223,13 +225,21 @@ class Hub:
         while not self._paused:
             await self._something.wait()
             self._something.clear()
-            await self._outlet.send(self._frames())
+            while self._ready and not self._paused:
+                await self._outlet.send(self._frames())
 
     def _frames(self) -> Iterator[bytes]:
+        """Take what waits, but no more than others can wait for."""
+        rest = TURN_BYTES
         while self._ready and not self._paused:
             listener = next(iter(self._ready))
             del self._ready[listener]
-            yield from listener.frames()
+            for frame in listener.frames():
+                yield frame
+                rest -= len(frame)
+                if rest <= 0:
+                    listener.go_on()
+                    return
 
 
 def _block(headers: Mapping[str, str]) -> bytes:
