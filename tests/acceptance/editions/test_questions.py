@@ -328,11 +328,15 @@ async def test_a_mailbox_that_an_operator_deletes_is_gone_at_once(stock: Stock, 
     await stock.ask(f"MAILBOX.MSG.{box}", b"x")
     reader = await stock.subscribe(f"MAILBOX.MSG.{box}.*")
     assert await bodies(reader, 1) == [b"x"]
+    board = await stock.subscribe("MAILBOX.MSG.public.*")
     command = [sys.executable, "-m", "mediator", "mailbox", "delete", box, "--yes", "--data-dir", str(service.data_dir)]
     process = await asyncio.create_subprocess_exec(*command)
     assert await process.wait() == 0
     assert await stock.refused(f"MAILBOX.LIST.{box}") == f"mailbox {box} does not exist"
     assert (await stock.ask("PUBLIC.LIST", {"tag": "leaving"}))["mailboxes"] == []
+    told: dict[str, Any] = {}
+    while (told.get("mail_address"), told.get("deleted")) != (box, True):
+        told = json.loads((await bodies(board, 1))[0])
 
 
 @pytest.mark.rule("A6")
