@@ -133,6 +133,8 @@ class ClientSide(_Side):
         self._server: ServerSide | None = None
         self._late: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._early = b""
+        """What the client wrote before it was greeted."""
         self._admitted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -142,7 +144,6 @@ class ClientSide(_Side):
         if not self._admitted:
             self.fail("maximum connections exceeded")
             return
-        self.read(False)
         loop = asyncio.get_running_loop()
         self._late = loop.call_later(HELLO_SECONDS, self.fail, "Authentication Timeout")
         self._opening = loop.create_task(self._open(), name="gateway-opening")
@@ -151,6 +152,10 @@ class ClientSide(_Side):
         """Hand on what the client says."""
         session = self._session
         if session is None:
+            if self._opening is not None:
+                # uvloop begins to read after connection_made, though that may have paused it: it is done here.
+                self.read(False)
+                self._early += data
             return
         try:
             session.from_client(data)
@@ -247,8 +252,12 @@ class ClientSide(_Side):
         self._session = self._house.session(peer[0] if peer else "")
         self._session.changed = self._pass_on
         self.from_server(greeting)
+        early, self._early = self._early, b""
         if self._house.tls is not None:
+            # What was written in the clear, by whomever, does not count.
             self.transport = await _encrypted(self, self._house.tls, None)
+        elif early:
+            self.data_received(early)
 
 
 async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:

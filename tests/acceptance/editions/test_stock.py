@@ -229,11 +229,12 @@ async def test_a_refused_subscription_costs_nothing_but_itself(service: Service,
     for number, subject in enumerate(refused):
         writer.write(f"SUB {subject} {number}\r\n".encode())
     writer.write(f"SUB {PREFIX}MAILBOX.MSG.nobody.here 98\r\nSUB {PREFIX}MAILBOX.MSG.{box}.* 99\r\n".encode())
-    errors, pushed = set(), b""
+    errors: set[str] = set()
+    pushed = b""
     async with asyncio.timeout(PATIENCE):
         while len(errors) < len(refused) + 1 or not pushed:
             line = await reader.readline()
-            assert line, "the connection is over"
+            assert line, f"the connection is over, after {errors}"
             if line.startswith(b"-ERR"):
                 errors.add(line.decode().strip())
             elif line.startswith(b"HMSG"):
