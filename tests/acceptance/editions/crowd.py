@@ -112,13 +112,10 @@ class Crowd:
         return member
 
     async def leave(self, member: Member) -> None:
-        """Say goodbye; what came before two round trips is answered for."""
+        """Say goodbye; what came before is answered for."""
         member.confirmed = len(member.got)
-        # The library writes the PING of a flush past what still waits to be sent; the second comes after that.
-        await member.client.client.flush()
-        await member.client.client.flush()
         member.fate = "left"
-        await member.client.client.drain()
+        await member.client.drain()
 
     def crash(self, member: Member) -> None:
         """Break the connection without a word."""

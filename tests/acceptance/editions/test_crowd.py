@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.editions.conftest import LIGHT
 from tests.acceptance.editions.crowd import Crowd
-from tests.acceptance.editions.stock import PATIENCE, Stock, bodies, taken
+from tests.acceptance.editions.stock import PATIENCE, Stock, bodies, metric, taken
 from tests.acceptance.service import Service, Services, free_port, listening, spawn, until
 from tests.postgres import Server
 
@@ -105,19 +105,13 @@ async def test_the_same_over_two_instances_on_one_database(services: Services, p
         urls = [f"nats://127.0.0.1:{port}" for port in ports]
         crowd = await lively(urls, stack, 150)
         # nats-server hands requests and openings out to both: most mail is pushed where it was not accepted.
-        assert all([await count(each, "mediator_push_subscriptions") >= 3 for each in pair])
+        assert all([await metric(each, "mediator_push_subscriptions") >= 3 for each in pair])
         await crowd.hold(strict=["calm"])
         for url in urls:
             await in_lane_order(crowd, url, stack)
         assert [each.complaints() for each in pair] == [[], []]
         for each in pair:
             each.discard()
-
-
-async def count(service: Service, name: str) -> float:
-    """Read a metric without labels."""
-    _, page = await service.get("/metrics")
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
 
 
 @pytest.mark.rule("E6", "E7")
@@ -165,6 +159,6 @@ async def until_count(service: Service, wanted: int) -> None:
     """Wait until the service serves so many subscriptions."""
 
     async def reached() -> bool:
-        return await count(service, "mediator_push_subscriptions") == wanted
+        return await metric(service, "mediator_push_subscriptions") == wanted
 
     await until(reached, REAPED_WITHIN, f"{wanted} subscriptions are served")

@@ -145,7 +145,7 @@ async def test_back_again_a_queue_goes_on_and_who_has_none_begins_anew(
     before = await Stock.connect(service.nats_url, stack)
     queued, alone = [await before.subscribe(f"MAILBOX.MSG.{box}.*", queue) for queue in ("billing", "")]
     assert [await bodies(each, 2) for each in (queued, alone)] == [[b"0", b"1"]] * 2
-    await before.client.drain()
+    await before.drain()
     await stock.ask(f"MAILBOX.MSG.{box}", b"2")
     after = await Stock.connect(service.nats_url, stack)
     assert await bodies(await after.subscribe(f"MAILBOX.MSG.{box}.*", "billing"), 1) == [b"2"]
