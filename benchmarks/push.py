@@ -60,9 +60,9 @@ def _live(bench: Bench, service: Service, gateway: Server, peer: Server, each: i
     yield from _rows(f"live push to {each:,} subscriber{'s'[: each > 1]}".replace(",", " "), ours, theirs, cpu)
 
 
-def _published(server: Server, name: str, count: int, each: int, *beside: Server) -> loads.Result:
+def _published(server: Server, name: str, count: int, each: int, *others: Server) -> loads.Result:
     ahead = min(UNDER_WAY // 100, UNDER_WAY // each)
-    pids = [other.pid for other in (*beside, server)]
+    pids = [other.pid for other in (*others, server)]
     subject = f"{MAIL}.{name}.normal"
     return loads.run("live", server, subject=subject, count=count, subscribers=each, ahead=ahead, pids=pids)
 
