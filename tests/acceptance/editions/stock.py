@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription
 from tests.acceptance.service import Service
 
 PREFIX = "$mq9.AI."
-PATIENCE = 10.0
+PATIENCE = 20.0
 """Seconds until what should come is missing."""
 
 Body = bytes | Mapping[str, Any]
