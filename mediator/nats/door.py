@@ -284,19 +284,19 @@ class Door:
     def _send(self, message: Request, tenant: str, address: str, started: float) -> None:
         self._keep_room(len(message.data))
         request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
-        self._store(message, request, _as_they_are, _as_it_is, started)
+        self._store(message, request, _as_they_are, started)
 
     def _publish_older(self, message: Request, tenant: str, name: str, started: float) -> None:
         self._keep_room(len(message.data))
         published = self._editions.published(name, message)
-        shape = python_client.reply if python_client.speaks(message) else _as_it_is
-        self._store(message, Send(tenant, published.address, published.draft), published.named, shape, started)
+        self._store(message, Send(tenant, published.address, published.draft), published.named, started)
 
     def _keep_room(self, size: int) -> None:
         if self._held_bytes + size > MAX_HELD_BYTES:
             raise BusyError("too many bytes are under way")
 
-    def _store(self, message: Request, request: Send, named: Named, shape: Shape, started: float) -> None:
+    def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
+        shape = python_client.reply if python_client.speaks(message) else _as_it_is
         size = len(message.data)
         self._broker.send_soon(request, partial(self._sent, message.reply, size, named, shape, started))
         self._hold(size)
