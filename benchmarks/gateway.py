@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import filling, loads
-from benchmarks.bench import Bench, Row, at_least, below, number
+from benchmarks.bench import Bench, Row, below, beside, number
 from benchmarks.servers import READY_SECONDS, Server, Service, free_port, running
 
 IN_FLIGHT = (1, 100)
@@ -64,13 +64,13 @@ def _requests(bench: Bench, direct: Service, gateway: Gateway, in_flight: int) -
     for turn in range(bench.rounds):
         bench.say(f"requests through the gateway, {in_flight} in flight, round {turn + 1} of {bench.rounds}")
         same = {"addresses": ["asked"], "in_flight": in_flight, "seconds": bench.seconds}
-        seen, beside = loads.run("send", gateway, **same), loads.run("send", direct, **same)
+        seen, other = loads.run("send", gateway, **same), loads.run("send", direct, **same)
         through.append(seen["rate"])
-        straight.append(beside["rate"])
+        straight.append(other["rate"])
         cpu.append(seen["cpu_us"])
-        slower.append(seen["p50_ms"] - beside["p50_ms"])
+        slower.append(seen["p50_ms"] - other["p50_ms"])
     yield below(f"gateway's CPU a request, {in_flight} in flight", "µs", cpu, REQUEST_US)
-    yield at_least(f"SEND through the gateway, {in_flight} in flight / directly", "/s", through, straight, 0)
+    yield beside(f"SEND through the gateway, {in_flight} in flight / directly", "/s", through, straight)
     yield Row(f"added to a SEND's p50, {in_flight} in flight", number(median(slower), "ms"))
 
 

@@ -13,8 +13,8 @@ from benchmarks.gateway import IDLE_CLIENTS, IDLE_MB, PUSH_US, Gateway
 from benchmarks.servers import JetStream, Server, Service, running
 
 SUBSCRIBERS = (1, 10, 1000)
-UNDER_WAY = 10_000
-"""Messages on their way to all subscribers together, at most; to each at most a tenth."""
+UNDER_WAY = 100_000
+"""Messages on their way to all subscribers together, at most; to each at most a hundredth."""
 MAIL = "$mq9.AI.MAILBOX.MSG"
 
 
@@ -60,9 +60,9 @@ def _live(bench: Bench, service: Service, gateway: Server, peer: Server, each: i
     yield from _rows(f"live push to {each:,} subscriber{'s'[: each > 1]}".replace(",", " "), ours, theirs, cpu)
 
 
-def _published(server: Server, name: str, count: int, each: int, *beside: Server) -> loads.Result:
-    ahead = min(UNDER_WAY // 10, UNDER_WAY // each)
-    pids = [other.pid for other in (*beside, server)]
+def _published(server: Server, name: str, count: int, each: int, *others: Server) -> loads.Result:
+    ahead = min(UNDER_WAY // 100, UNDER_WAY // each)
+    pids = [other.pid for other in (*others, server)]
     subject = f"{MAIL}.{name}.normal"
     return loads.run("live", server, subject=subject, count=count, subscribers=each, ahead=ahead, pids=pids)
 

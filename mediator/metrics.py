@@ -163,9 +163,9 @@ class Metrics:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
         self._removed.labels(kind).inc(count)
 
-    def pushed(self) -> None:
-        """Count one message that was pushed to a subscription."""
-        self._pushed.inc()
+    def pushed(self, count: int) -> None:
+        """Count messages that were pushed to subscriptions."""
+        self._pushed.inc(count)
 
     def broadcast_lost(self) -> None:
         """Count one broadcast that one subscriber, or one queue group, did not get."""

@@ -15,6 +15,9 @@ from mediator.gateway.rewriting import Session
 
 BUFFER_BYTES: Final = 256 * 1024
 """What may wait to be written to one side before the other is read no more."""
+UNREAD_BYTES: Final = 4 * 1024 * 1024
+"""What may wait for a client that writes on though it does not read: of its own refusals, since a server that is read
+no more adds none."""
 CONNECT_SECONDS: Final = 5.0
 """For the way to nats-server."""
 HELLO_SECONDS: Final = 10.0
@@ -133,6 +136,8 @@ class ClientSide(_Side):
         self._server: ServerSide | None = None
         self._late: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._early = b""
+        """What the client wrote before it was greeted."""
         self._admitted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -142,7 +147,6 @@ class ClientSide(_Side):
         if not self._admitted:
             self.fail("maximum connections exceeded")
             return
-        self.read(False)
         loop = asyncio.get_running_loop()
         self._late = loop.call_later(HELLO_SECONDS, self.fail, "Authentication Timeout")
         self._opening = loop.create_task(self._open(), name="gateway-opening")
@@ -151,6 +155,10 @@ class ClientSide(_Side):
         """Hand on what the client says."""
         session = self._session
         if session is None:
+            if self._opening is not None:
+                # uvloop begins to read after connection_made, though that may have paused it: it is done here.
+                self.read(False)
+                self._early += data
             return
         try:
             session.from_client(data)
@@ -207,6 +215,9 @@ class ClientSide(_Side):
         if session is not None and self._server is not None:
             self._server.write(session.take_to_server())
             self.write(session.take_to_client())
+            if self._full and self.transport is not None and self.transport.get_write_buffer_size() > UNREAD_BYTES:
+                log.info("a client does not read what it is refused")
+                self.transport.abort()
 
     async def _open(self) -> None:
         try:
@@ -247,8 +258,12 @@ class ClientSide(_Side):
         self._session = self._house.session(peer[0] if peer else "")
         self._session.changed = self._pass_on
         self.from_server(greeting)
+        early, self._early = self._early, b""
         if self._house.tls is not None:
+            # What was written in the clear, by whomever, does not count.
             self.transport = await _encrypted(self, self._house.tls, None)
+        elif early:
+            self.data_received(early)
 
 
 async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:

@@ -202,9 +202,10 @@ class Owners:
     async def _tell(self) -> None:
         while not self._closing:
             await self._something.wait()
-            await asyncio.sleep(GATHER_SECONDS)
             self._something.clear()
             await self._publish(list(self._told()))
+            # The first is told at once: of a single subscription's window there is nothing to gather.
+            await asyncio.sleep(GATHER_SECONDS)
 
     def _told(self) -> Iterator[tuple[str, pushwire.Signs]]:
         for name, instance in self._instances.items():

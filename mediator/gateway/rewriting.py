@@ -6,6 +6,7 @@ that it has read them. Pure: bytes in, bytes out, and told to an :class:`Owner`.
 """
 
 import base64
+import json
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -240,7 +241,8 @@ class Session:
 
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
         """Refuse a stream that would take in requests, pushes or replies."""
-        if body is not None and all(stored.stream_allowed(each) for each in _stream_subjects(body)):
+        subjects = None if body is None else _stream_subjects(body)
+        if subjects is not None and all(isinstance(each, str) and stored.stream_allowed(each) for each in subjects):
             return True
         self._refuse_publish(subject)
         return False
@@ -379,13 +381,20 @@ def _makes_a_stream(subject: bytes) -> bool:
     return any(rest.startswith(_STREAM_VERBS) for rest in (f"{words[1]}.{words[2]}", words[2]))
 
 
-def _stream_subjects(body: bytes) -> list[str]:
+def _stream_subjects(body: bytes) -> list[object] | None:
+    """Return all subjects that nats-server may find in a stream's configuration; None: nobody knows what it finds.
+
+    It takes names in any case, keeps what is said twice of one object, and reads what is no UTF-8.
+    """
+    found: list[object] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        for name, value in pairs:
+            if name.casefold() == "subjects":
+                found.extend(value if isinstance(value, list) else [value])
+
     try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return []
-    found: list[str] = []
-    for config in (told, told.get("config")) if isinstance(told, dict) else ():
-        subjects = config.get("subjects") if isinstance(config, dict) else None
-        found += [each for each in subjects if isinstance(each, str)] if isinstance(subjects, list) else []
-    return found
+        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=note)
+    except (ValueError, RecursionError):
+        return None
+    return [each for each in found if each is not None]

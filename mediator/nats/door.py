@@ -6,7 +6,6 @@ Every other verb may wait, so each is a task.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
 from mediator.nats import pushwire, replies, requests
+from mediator.nats.answers import Answers
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
@@ -31,12 +31,8 @@ from mediator.nats.tenants import DEFAULT, Tenants
 
 PREFIX = "$mq9.AI."
 QUEUE = "mediator"
-REPLY_MARGIN = 4096
-MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Bytes of messages and replies under way; above it requests are refused as busy."""
 MAX_ASKED_BYTES = 256 * 1024 * 1024
-"""The same for the bodies of requests that may wait: they are counted apart, since what waits for room holds them."""
-WRITE_BYTES = 1024 * 1024
+"""Bytes of the bodies of requests that may wait: counted apart, since what waits for room to answer holds them."""
 SELF_TEST = "_SELFTEST"
 TRIES = 20
 """Requests, for each instance that answers, until a self-test gives up: any of the queue group may take one."""
@@ -87,13 +83,9 @@ class Door:
         self._root = "mq9.*." + PREFIX if accounts else PREFIX
         self._subscription: Subscription | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answers: deque[tuple[bytes, bytes]] = deque()
-        self._answered = asyncio.Event()
-        self._publisher: asyncio.Task[None] | None = None
-        self._closing = False
-        self._held_bytes = 0
+        self._answers = Answers(connection, broker.hold_looks)
         self._asked_bytes = 0
-        self._editions = Editions(broker, self._room, instance, inbox_ttls or {})
+        self._editions = Editions(broker, self._answers.room, instance, inbox_ttls or {})
         self._verbs: dict[str, tuple[str, Verb]] = {
             "MAILBOX.CREATE": ("CREATE", self._create),
             "MAILBOX.UPDATE.": ("UPDATE", self._update),
@@ -112,7 +104,7 @@ class Door:
 
     async def open(self) -> None:
         """Begin to serve."""
-        self._publisher = asyncio.create_task(self._publish(), name="nats-replies")
+        self._answers.open()
         await self._subscribe()
 
     async def _subscribe(self) -> None:
@@ -173,17 +165,7 @@ class Door:
                 await self._broker.write(lambda _tx, _now: None)
         except (MediatorError, TimeoutError) as error:
             log.warning("last requests", error=str(error) or type(error).__name__)
-        self._closing = True
-        self._answered.set()
-        # Told and not cancelled: in the midst of a flush the client would swallow that, and the task wait for ever.
-        if self._publisher is not None and (await asyncio.wait({self._publisher}, timeout=seconds))[1]:
-            log.warning("answers not sent", count=len(self._answers))
-            self._answers.clear()
-        if self._connection.connected:
-            try:
-                await self._connection.settle(seconds)
-            except (NatsError, TimeoutError) as error:
-                log.warning("last answers", error=str(error) or type(error).__name__)
+        await self._answers.close(seconds)
 
     # Receiving.
 
@@ -210,7 +192,7 @@ class Door:
                 self._subscribed(account if self._accounts else None, self._tenants.of(account), message)
                 return
             if name == SELF_TEST:
-                self._answer(message.reply, self._instance.encode())
+                self._answers.put(message.reply, self._instance.encode())
                 return
             speaks_python = python_client.speaks(message)
             verb, work = self._broadcasting(name, message) or self._verb(
@@ -218,7 +200,7 @@ class Door:
             )
             tenant = self._tenants.of(account)
             size = len(message.data)
-            full = self._held_bytes > MAX_HELD_BYTES or self._asked_bytes + size > MAX_ASKED_BYTES
+            full = self._answers.full or self._asked_bytes + size > MAX_ASKED_BYTES
             if len(self._tasks) >= self._max_pending or full:
                 raise BusyError("too many requests are under way")
             self._asked_bytes += size
@@ -242,7 +224,7 @@ class Door:
         """Find who does it; ``own`` are verbs that the client has in a shape of its own."""
         if name in self._further:
             verb, handle = self._further[name]
-            return verb, lambda tenant, data: handle(tenant, data, self._room)
+            return verb, lambda tenant, data: handle(tenant, data, self._answers.room)
         area, _, rest = name.partition(".")
         what, dot, tail = rest.partition(".")
         subject = f"{area}.{what}{dot}"
@@ -273,41 +255,37 @@ class Door:
             self._refuse(message.reply, verb, MediatorError(), started)
         else:
             self._metrics.request(verb, OK, time.perf_counter() - started)
-            self._answer(message.reply, answer)
+            self._answers.put(message.reply, answer)
 
     def _refuse(self, reply: bytes, verb: str, error: MediatorError, started: float) -> None:
         self._metrics.request(verb or "UNKNOWN", error.code, time.perf_counter() - started)
-        self._answer(reply, replies.failure(verb, error))
+        self._answers.put(reply, replies.failure(verb, error))
 
     # The verbs.
 
     def _send(self, message: Request, tenant: str, address: str, started: float) -> None:
-        self._keep_room(len(message.data))
+        self._answers.keep_room(len(message.data))
         request = Send(tenant, writable_address(address), requests.draft(message.data, message.headers))
-        self._store(message, request, _as_they_are, _as_it_is, started)
+        self._store(message, request, _as_they_are, started)
 
     def _publish_older(self, message: Request, tenant: str, name: str, started: float) -> None:
-        self._keep_room(len(message.data))
+        self._answers.keep_room(len(message.data))
         published = self._editions.published(name, message)
+        self._store(message, Send(tenant, published.address, published.draft), published.named, started)
+
+    def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
         shape = python_client.reply if python_client.speaks(message) else _as_it_is
-        self._store(message, Send(tenant, published.address, published.draft), published.named, shape, started)
-
-    def _keep_room(self, size: int) -> None:
-        if self._held_bytes + size > MAX_HELD_BYTES:
-            raise BusyError("too many bytes are under way")
-
-    def _store(self, message: Request, request: Send, named: Named, shape: Shape, started: float) -> None:
         size = len(message.data)
         self._broker.send_soon(request, partial(self._sent, message.reply, size, named, shape, started))
-        self._hold(size)
+        self._answers.hold(size)
 
     def _sent(self, reply: bytes, size: int, named: Named, shape: Shape, started: float, outcome: Any) -> None:
-        self._hold(-size)
+        self._answers.hold(-size)
         if isinstance(outcome, MediatorError):
             self._refuse(reply, "SEND", named(outcome), started)
             return
         self._metrics.request("SEND", OK, time.perf_counter() - started)
-        self._answer(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
+        self._answers.put(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
 
     def _broadcasting(self, name: str, message: Request) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]] | None:
         if not name.startswith(broadcasts.PUBLISHED):
@@ -334,12 +312,12 @@ class Door:
 
     async def _fetch(self, tenant: str, address: str, fields: Fields) -> bytes:
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
-        request = requests.fetch(tenant, parse_address(address), fields, self._budget)
+        request = requests.fetch(tenant, parse_address(address), fields, self._answers.budget)
         return replies.messages(await self._broker.fetch(request), text=text)
 
     async def _query(self, tenant: str, address: str, fields: Fields) -> bytes:
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
-        request = requests.query(tenant, parse_address(address), fields, self._budget)
+        request = requests.query(tenant, parse_address(address), fields, self._answers.budget)
         return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
 
     async def _ack(self, tenant: str, address: str, fields: Fields) -> bytes:
@@ -358,59 +336,6 @@ class Door:
         address, msg_id = requests.numbered(tail)
         await self._broker.delete(tenant, address, msg_id)
         return replies.success(deleted=True)
-
-    @property
-    def _budget(self) -> int:
-        return self._connection.max_payload - REPLY_MARGIN
-
-    def _room(self) -> int:
-        """Return the bytes a reply may have, for work that waited before it reads them into memory."""
-        if self._held_bytes > MAX_HELD_BYTES:
-            raise BusyError("too many bytes are under way")
-        return self._budget
-
-    # Answering.
-
-    def _answer(self, reply: bytes, data: bytes) -> None:
-        if reply:
-            self._hold(len(data))
-            self._answers.append((reply, data))
-            self._answered.set()
-
-    def _hold(self, size: int) -> None:
-        """Count bytes in or out; above the bound no FETCH or QUERY may read more into memory."""
-        was_full = self._held_bytes > MAX_HELD_BYTES
-        self._held_bytes += size
-        is_full = self._held_bytes > MAX_HELD_BYTES
-        if is_full is not was_full:
-            self._broker.hold_looks(is_full)
-
-    async def _publish(self) -> None:
-        """Send answers in the order of their commits; one task, since publishing may wait."""
-        while not self._closing:
-            await self._answered.wait()
-            self._answered.clear()
-            while self._answers:
-                answers = self._take_answers()
-                try:
-                    await self._connection.publish(answers)
-                except NatsError as error:
-                    # The askers time out and ask again; what was committed stays.
-                    log.warning("answers not sent", error=str(error) or type(error).__name__, count=len(answers))
-
-    def _take_answers(self) -> list[tuple[bytes, bytes]]:
-        """Take what one write sends; what is too large for the server, so that it would close the connection, goes."""
-        taken: list[tuple[bytes, bytes]] = []
-        size = 0
-        while self._answers and size < WRITE_BYTES:
-            reply, data = self._answers.popleft()
-            self._hold(-len(data))
-            if len(data) > self._connection.max_payload:
-                log.warning("answer too large for the server", size=len(data))
-                continue
-            taken.append((reply, data))
-            size += len(data)
-        return taken
 
 
 def _as_it_is(answer: bytes) -> bytes:

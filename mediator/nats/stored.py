@@ -152,7 +152,11 @@ def _broadcast(subject: str, rest: str) -> Subject:
     if tokens[-1] == "#":
         tokens[-1] = ">"
     inner = tokens[:-1] if tokens[-1] == ">" else tokens
-    if len(rest) > MAX_PATTERN or not all(token == ANY or _TOKEN.fullmatch(token) for token in inner):
+    if (
+        len(rest) > MAX_PATTERN
+        or not rest.isprintable()
+        or not all(token == ANY or _TOKEN.fullmatch(token) for token in inner)
+    ):
         return Refused(violation(subject))
     return Broadcast(BROADCAST + ".".join(tokens))
 

@@ -15,7 +15,7 @@ from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
-from mediator.nats.editions import publishing, second
+from mediator.nats.editions import broadcasts, publishing, second
 from mediator.nats.stored import Edition
 from mediator.operators.spans import parse_span, show_span
 from tests.fuzz.cards import CARDS
@@ -126,6 +126,25 @@ def publish(data: bytes) -> None:
             check_draft(found.draft)
 
 
+def broadcast(data: bytes) -> None:
+    """Read a broadcast: subject, body and headers, parted by zeros; and write it for the other instances."""
+    name, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
+    try:
+        found = broadcasts.read(name.decode("utf-8", "replace"), payload, client.read_headers(lines))
+    except MediatorError as error:
+        check_refusal(error)
+        return
+    check_draft(found.draft)
+    line, _, rest = found.frame("default").partition(b"\r\n")
+    verb, subject, head, size = line.split(b" ")
+    assert (verb, subject) == (b"HPUB", f"mq9cast.default.{found.name}".encode())
+    assert rest[:-2][int(head) :] == payload
+    assert len(rest) == int(size) + 2
+    block = rest[: int(head)]
+    assert block.startswith(b"NATS/1.0\r\n")
+    assert block.index(b"\r\n\r\n") == len(block) - 4
+
+
 def address(data: bytes) -> None:
     """Read an address."""
     text = data.decode("utf-8", "replace")
@@ -232,6 +251,16 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], Sequence[bytes]]] = {
             b'task.notify\0{"persist": true}\0Expire_At: x\r\nmq9-expire-at: 99999999999\r\n',
             b'urgent\0["persist"\0persist: maybe\r\n',
             b"a.urgent.normal\0\0mq9-persist: FALSE\r\nmq9-priority: low\r\n",
+        ),
+    ),
+    "broadcast": (
+        broadcast,
+        (
+            b'system.anomaly\0{"persist": true}\0mq9-ttl: 5\r\nmq9-tags: a,b\r\nown: x\r\n',
+            b"a.b\0\0persist: maybe\r\n",
+            b"a.b\0x\0mq9-delay: 5\r\n",
+            b"a.*\0\0",
+            b"a\0\0MQ9-Msg-Id: 7\r\n",
         ),
     ),
     "address": (address, (b"task", b"a.b.c", b"public", b"a" * 128, b"a..b", b"a-b", b"\xff")),

@@ -432,7 +432,8 @@ async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> N
         assert made["mail_id"] == "board"
         for lane in ("high", "normal", "low"):
             assert await ask(f"MAILBOX.MSG.board.{lane}", lane) == {"msg_id": {"high": 0, "normal": 1, "low": 2}[lane]}
-        await service.send(b"urgent", to="board", priority="urgent")
+        answer = await client.request(PREFIX + "MSG.SEND.board", b"urgent", headers={"mq9-priority": "urgent"})
+        assert json.loads(answer.data) == {"msg_id": 3}
         listed = await ask("MAILBOX.LIST.board")
         assert set(listed) == {"messages"}
         shown = [(message["msg_id"], message["priority"], message["payload"]) for message in listed["messages"]]

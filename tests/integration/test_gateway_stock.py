@@ -419,6 +419,23 @@ async def test_a_client_that_never_reads_takes_little_memory_and_slows_nobody(ho
     assert waiting <= 4 * connections.BUFFER_BYTES
 
 
+async def test_who_is_refused_again_and_again_and_reads_nothing_is_let_go(house):
+    lazy = await house.raw()
+    lazy.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+    await lazy.until(b"PONG")
+    lazy.reader._transport.pause_reading()
+
+    async def ask_for_all():
+        # Each is answered with five times as many bytes.
+        for _ in range(200):
+            lazy.write(b"SUB > 1\r\n" * 10_000)
+            await lazy.writer.drain()
+
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(ask_for_all(), PATIENCE)
+    await until(lambda: house.gateway.connections == 0)
+
+
 async def test_a_server_that_is_away_costs_the_client_its_connection_only(tmp_path):
     async with gateway(tmp_path) as house:
         await house.server.stop()

@@ -136,7 +136,7 @@ async def test_a_slow_commit_is_waited_for_when_the_door_closes(tmp_path: Path) 
             asyncio.create_task(service.ask("MAILBOX.CREATE", {"name": "slow"})),
             asyncio.create_task(service.ask("MSG.FETCH.task", {"group_name": "g", "deliver": "earliest"})),
         ]
-        await until(lambda: service.door._held_bytes == 4 and len(service.door._tasks) == 2)
+        await until(lambda: service.door._answers.held == 4 and len(service.door._tasks) == 2)
         closing = asyncio.create_task(service.door.close(5))
         async with asyncio.timeout(5):
             with contextlib.suppress(NoRespondersError):
@@ -494,7 +494,7 @@ async def test_answers_that_nobody_takes_hold_back_what_would_make_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred readers of a large message held a gigabyte when the server did not take the answers."""
-    monkeypatch.setattr("mediator.nats.door.MAX_HELD_BYTES", 4_000_000)
+    monkeypatch.setattr("mediator.nats.answers.MAX_HELD_BYTES", 4_000_000)
     async with serving(tmp_path) as service:
         await service.create()
         await service.send(b"x" * 1_000_000)
@@ -502,7 +502,7 @@ async def test_answers_that_nobody_takes_hold_back_what_would_make_more(
 
         def look(*_: object) -> None:
             nonlocal highest
-            highest = max(highest, service.door._held_bytes)
+            highest = max(highest, service.door._answers.held)
 
         service.broker.listen(look)
         body = {"group_name": "g", "deliver": "earliest"}

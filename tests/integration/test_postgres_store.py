@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mediator.errors import MailboxExistsError
-from mediator.mailboxes import collecting, creating, fetching, querying, sending, settling
+from mediator.mailboxes import broadcasting, collecting, creating, fetching, querying, sending, settling
+from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -223,6 +224,22 @@ def test_a_create_with_public_succeeds_also_when_another_instance_is_first(store
 
     together(*(lambda number=number: creator(number) for number in range(INSTANCES)))
     assert Counter(created) == {(turn, first): 1 if first else INSTANCES - 1 for turn in range(25) for first in (0, 1)}
+    assert sorted(message.key for message in messages(store, PUBLIC)) == sorted(f"m{turn}" for turn in range(25))
+
+
+@pytest.mark.rule("E9", "A8")
+def test_broadcasts_kept_by_several_instances_are_all_there_and_in_bounds(store, instances, monkeypatch):
+    monkeypatch.setattr(broadcasting, "MAX_KEPT", 50)
+
+    def sender(number: int) -> None:
+        for turn in range(40):
+            with instances[number].transaction([(TENANT, broadcasting.HIDDEN)]) as tx:
+                draft = Draft(b"%d %d" % (number, turn))
+                broadcasting.keep(tx, BOUNDS, QUOTAS, TENANT, "a.b", draft, NOW)
+
+    together(*(lambda number=number: sender(number) for number in range(INSTANCES)))
+    kept = messages(store, broadcasting.HIDDEN)
+    assert [message.msg_id for message in kept] == list(range(40 * INSTANCES - 50, 40 * INSTANCES))
 
 
 @pytest.mark.rule("S3")

@@ -193,9 +193,12 @@ async def test_a_push_acknowledges_for_nobody_else(service: Service, gateway: Ga
 
 
 @pytest.mark.rule("E7", "A4")
-async def test_a_queue_has_a_name_of_bounded_length(service: Service, gateway: Gateway) -> None:
+async def test_a_queue_has_a_name_that_every_store_takes(service: Service, gateway: Gateway) -> None:
     worker = await gateway.subscribe(SUBJECT, "w" * 100_000)
     assert worker.opened[-1].error == "queue: expected at most 256 characters"
+    # A store may not take it, and what others write with it would fail too.
+    worker = await gateway.subscribe(SUBJECT, "w\0")
+    assert worker.opened[-1].error == "queue: expected no control characters"
 
 
 @pytest.fixture

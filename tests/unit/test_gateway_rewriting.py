@@ -260,3 +260,26 @@ def test_a_verbose_client_gets_as_many_answers_as_it_gave_commands(
     _, down = way.server(answers)
     seen += down
     assert seen.count(b"+OK\r\n") + seen.count(b"-ERR") == wanted
+
+
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize(
+    ("body", "passes"),
+    [
+        (b'{"name":"s","subjects":["orders.>"]}', True),
+        (b'{"name":"s","mirror":{"name":"other"},"subjects":null}', True),
+        (b'{"subjects":["$mq9.>"]}', False),
+        (b'{"Subjects":["$mq9.>"]}', False),
+        ('{"\u017fubjects":["$mq9.>"]}'.encode(), False),
+        (b'{"subjects":["_INBOX.>"],"description":"\\ud800"}', False),
+        (b'{"subjects":["_INBOX.>"],"description":"\xff"}', False),
+        (b'{"subjects":["$mq9.>"],"subjects":["ok"]}', False),
+        (b'{"config":{"subjects":["$mq9.>"]},"config":{}}', False),
+        (b"{", False),
+        (b"[" * 100_000, False),
+    ],
+)
+def test_a_stream_is_read_as_nats_server_reads_it(body: bytes, passes: bool) -> None:
+    frame = b"PUB $JS.API.STREAM.CREATE.s %d\r\n%b\r\n" % (len(body), body)
+    up, down = Way().client(frame)
+    assert (up == frame, b"Permissions Violation for Publish" in down) == (passes, not passes)

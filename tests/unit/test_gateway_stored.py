@@ -92,6 +92,7 @@ def test_the_public_list(subject: str) -> None:
         "$mq9.AI.INBOX.*.urgent",
         "$mq9.AI.BROADCAST.#.x",
         "$mq9.AI.BROADCAST.a..b",
+        "$mq9.AI.BROADCAST.a\0b",
         "$mq9.AI.BROADCAST." + "a" * 600,
         "mq9push.>",
         "mq9gw.*",

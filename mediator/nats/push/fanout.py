@@ -25,7 +25,13 @@ BACKLOG = 10_000
 """Broadcasts that wait for a subscriber to read."""
 BACKLOG_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 256 * 1024 * 1024
-"""Bytes of all broadcasts together that wait at an instance, each counted once."""
+"""Bytes of all broadcasts together that wait at an instance, each counted once, but for its places."""
+TURN_BYTES = 4 * 1024 * 1024
+"""Bytes that are written until other pushes, and the answers to gateways, have their turn."""
+_OBJECT_BYTES = 512
+"""What a broadcast takes besides its bytes."""
+_PLACE_BYTES = 16
+"""What each place takes in which it waits."""
 _ITEM = (Lane.NORMAL, HIDDEN_ID)
 
 
@@ -201,18 +207,22 @@ class Hub:
 
     def hold(self, cast: Cast) -> bool:
         """Count a broadcast that waits; False: this instance has too much that waits."""
-        if not cast.holders:
-            if self._held + cast.size > HELD_BYTES:
-                return False
-            self._held += cast.size
+        cost = self._cost(cast)
+        if self._held + cost > HELD_BYTES:
+            return False
+        self._held += cost
         cast.holders += 1
         return True
 
     def release(self, cast: Cast) -> None:
         """Count off a broadcast that waited."""
         cast.holders -= 1
-        if not cast.holders:
-            self._held -= cast.size
+        self._held -= self._cost(cast)
+
+    @staticmethod
+    def _cost(cast: Cast) -> int:
+        """Return the bytes of one more place in which a broadcast waits."""
+        return _PLACE_BYTES if cast.holders else _PLACE_BYTES + _OBJECT_BYTES + cast.size
 
     def serve(self, listener: Listener) -> None:
         """Push to a subscription soon."""
@@ -223,13 +233,21 @@ class Hub:
         while not self._paused:
             await self._something.wait()
             self._something.clear()
-            await self._outlet.send(self._frames())
+            while self._ready and not self._paused:
+                await self._outlet.send(self._frames())
 
     def _frames(self) -> Iterator[bytes]:
+        """Take what waits, but no more than others can wait for."""
+        rest = TURN_BYTES
         while self._ready and not self._paused:
             listener = next(iter(self._ready))
             del self._ready[listener]
-            yield from listener.frames()
+            for frame in listener.frames():
+                yield frame
+                rest -= len(frame)
+                if rest <= 0:
+                    listener.go_on()
+                    return
 
 
 def _block(headers: Mapping[str, str]) -> bytes:

@@ -205,9 +205,10 @@ class Feed:
 
     def _fan_out(self, found: Found) -> list[bytes]:
         pushes: list[bytes] = []
-        for message in found.messages:
-            frames = self._frames(message)
-            for follower in tuple(self._at_end):
+        made = [(message, self._frames(message)) for message in found.messages]
+        # What one gets stands together, so that the server and the gateway have it in one piece.
+        for follower in tuple(self._at_end):
+            for message, frames in made:
                 if not follower.cursor.wants(message):
                     continue
                 if not follower.target.takes(message):
@@ -218,6 +219,7 @@ class Feed:
                 else:
                     # From here on it is served alone, when it has confirmed something.
                     del self._at_end[follower]
+                    break
         return pushes
 
     async def _look(self, cursor: Cursor, limit: int, budget: int) -> Found | None:

@@ -8,6 +8,8 @@ from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.nats.editions import python_client
 from mediator.nats.pushwire import LANE, MSG_ID
 
+_VERSION = b"NATS/1.0\r\n"
+_MSG_ID, _LANE = MSG_ID.encode(), LANE.encode()
 _BREAKS = re.compile(r"[\r\n\0]")
 
 
@@ -34,10 +36,21 @@ MakeFrames = Callable[[Message], Frames]
 def _end(message: Message, *, python: bool) -> bytes:
     payload = python_client.push(message.msg_id, message.payload) if python else message.payload
     # What is fanned out and forgotten has none.
-    lines = [f"{MSG_ID}: {message.msg_id}"] if message.msg_id != HIDDEN_ID else []
+    head = b"%b: %d\r\n" % (_MSG_ID, message.msg_id) if message.msg_id != HIDDEN_ID else b""
     # Normal is what a message without the header has.
     if message.lane is not Lane.NORMAL:
-        lines.append(f"{LANE}: {message.lane.name.lower()}")
+        head += b"%b: %b\r\n" % (_LANE, message.lane.name.lower().encode())
+    if lines := _lines(message):
+        # What came by another door may hold what would end a line here.
+        sound = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line))
+        head += sound.encode("utf-8", "replace")
+    size = len(_VERSION) + len(head) + 2
+    return b" %d %d\r\n%b%b\r\n%b\r\n" % (size, size + len(payload), _VERSION, head, payload)
+
+
+def _lines(message: Message) -> list[str]:
+    """Return the headers that most messages do not have."""
+    lines: list[str] = []
     if message.key is not None:
         lines.append(f"mq9-key: {message.key}")
     if message.tags:
@@ -49,7 +62,4 @@ def _end(message: Message, *, python: bool) -> bytes:
         lines.append(f"dedup_id: {message.dedup_id}")
     # Who passes on what was pushed to him may send this one too; it would be taken for ours.
     lines += [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
-    # What came by another door may hold what would end a line here.
-    head = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line)).encode("utf-8", "replace")
-    block = b"NATS/1.0\r\n%b\r\n" % head
-    return b" %d %d\r\n%b%b\r\n" % (len(block), len(block) + len(payload), block, payload)
+    return lines

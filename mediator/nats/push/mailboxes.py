@@ -9,6 +9,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
+from mediator.fields import has_controls
 from mediator.mailboxes import pushing
 from mediator.mailboxes.bounds import MAX_GROUP_NAME
 from mediator.mailboxes.lanes import Lane
@@ -118,7 +119,10 @@ class MailboxSource(Mail):
 
 
 def queue_name(asked: Asked) -> str:
-    """Return the name of the queue that was asked for; raises :class:`BadRequestError` when it is too long."""
+    """Return the name of the queue that was asked for; raises :class:`BadRequestError` for one no group may have."""
     if len(asked.queue) > MAX_GROUP_NAME:
         raise BadRequestError("queue", f"expected at most {MAX_GROUP_NAME} characters")
+    # A database may not take them, and would fail all that is written together.
+    if has_controls(asked.queue):
+        raise BadRequestError("queue", "expected no control characters")
     return asked.queue

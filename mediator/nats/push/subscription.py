@@ -102,21 +102,25 @@ class Target:
 class Tally:
     """How much of what this instance pushed waits to be confirmed."""
 
-    def __init__(self, count: Callable[[], None]) -> None:
-        """``count`` is called for each message that goes out."""
+    def __init__(self, count: Callable[[int], None]) -> None:
+        """``count`` learns how many messages have gone out: not with each, but before they are over."""
         self.waiting = 0
+        self._uncounted = 0
         self._count = count
         self._idle = asyncio.Event()
         self._idle.set()
 
     def pushed(self) -> None:
         """Count a message that goes out."""
-        self._count()
+        if not self.waiting:
+            self._idle.clear()
         self.waiting += 1
-        self._idle.clear()
+        self._uncounted += 1
 
     def over(self, count: int) -> None:
         """Count messages that were confirmed, or never will be."""
+        self._count(self._uncounted)
+        self._uncounted = 0
         self.waiting -= count
         if not self.waiting:
             self._idle.set()

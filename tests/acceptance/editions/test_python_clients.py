@@ -10,7 +10,7 @@ from langchain_mq9 import Mq9Toolkit
 from robustmq.mq9 import Client, Message, Priority
 from robustmq.mq9.client import Mq9Error
 
-from tests.acceptance.editions.stock import PATIENCE, Stock
+from tests.acceptance.editions.stock import PATIENCE, Stock, metric
 from tests.acceptance.service import Service, until
 
 
@@ -70,6 +70,11 @@ async def test_robustmq_shares_a_queue_that_goes_on_where_it_was(service: Servic
         early = Reader()
         await first.subscribe(box, early, queue_group="crew")
         assert await early.payloads(6) == [b"%d" % number for number in range(6)]
+
+        async def all_is_confirmed() -> bool:
+            return await metric(service, "mediator_push_waiting") == 0
+
+        await until(all_is_confirmed, PATIENCE, "what it got goes to nobody else")
     members, everybody = [Reader(), Reader()], Reader()
     for member in members:
         await robust.subscribe(box, member, queue_group="crew")

@@ -145,7 +145,7 @@ async def test_back_again_a_queue_goes_on_and_who_has_none_begins_anew(
     before = await Stock.connect(service.nats_url, stack)
     queued, alone = [await before.subscribe(f"MAILBOX.MSG.{box}.*", queue) for queue in ("billing", "")]
     assert [await bodies(each, 2) for each in (queued, alone)] == [[b"0", b"1"]] * 2
-    await before.client.drain()
+    await before.drain()
     await stock.ask(f"MAILBOX.MSG.{box}", b"2")
     after = await Stock.connect(service.nats_url, stack)
     assert await bodies(await after.subscribe(f"MAILBOX.MSG.{box}.*", "billing"), 1) == [b"2"]
@@ -328,11 +328,15 @@ async def test_a_mailbox_that_an_operator_deletes_is_gone_at_once(stock: Stock, 
     await stock.ask(f"MAILBOX.MSG.{box}", b"x")
     reader = await stock.subscribe(f"MAILBOX.MSG.{box}.*")
     assert await bodies(reader, 1) == [b"x"]
+    board = await stock.subscribe("MAILBOX.MSG.public.*")
     command = [sys.executable, "-m", "mediator", "mailbox", "delete", box, "--yes", "--data-dir", str(service.data_dir)]
     process = await asyncio.create_subprocess_exec(*command)
     assert await process.wait() == 0
     assert await stock.refused(f"MAILBOX.LIST.{box}") == f"mailbox {box} does not exist"
     assert (await stock.ask("PUBLIC.LIST", {"tag": "leaving"}))["mailboxes"] == []
+    told: dict[str, Any] = {}
+    while (told.get("mail_address"), told.get("deleted")) != (box, True):
+        told = json.loads((await bodies(board, 1))[0])
 
 
 @pytest.mark.rule("A6")

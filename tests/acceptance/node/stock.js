@@ -115,10 +115,11 @@ async function mail(client, url) {
   const two = [];
   for await (const message of first) two.push(message.headers.get("mq9-msg-id"));
   assert.deepEqual(two, ["2", "3"]);
-  // What one member has had nobody else of the queue gets: it drains, and says goodbye.
+  // What one member has had nobody else of the queue gets: it confirms, drains, and says goodbye.
   const member = await connect({ servers: url });
   const share = member.subscribe(`${PREFIX}MAILBOX.MSG.${box}.*`, { queue: "crew" });
   await next(share[Symbol.asyncIterator](), 4);
+  await member.flush();
   await member.drain();
   assert(member.isClosed());
   await ask(client, `MAILBOX.MSG.${box}.low`, { word: "after" });
