@@ -189,7 +189,7 @@ async def mediator(*arguments: str) -> tuple[int, str, str]:
         *("-m", "mediator", "pipeline", "runs", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "MEDIATOR_INSTANCE": "here"},
+        env={**os.environ, "MEDIATOR_INSTANCE": "here", "COLUMNS": "200"},
     )
     out, said = await process.communicate()
     return process.returncode or 0, out.decode(), said.decode()
