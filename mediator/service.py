@@ -34,6 +34,7 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.http.tenants import HttpTenants
 from mediator.journal import Journal
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.metrics import Metrics
 from mediator.nats import accounts
 from mediator.nats.announcements import Announcements
@@ -42,7 +43,7 @@ from mediator.nats.door import Door, Further, limit_of, payload_for
 from mediator.nats.push.opening import open_pushes
 from mediator.nats.push.pushes import Limits
 from mediator.nats.server import NatsServer
-from mediator.nats.tenants import DEFAULT, Tenants
+from mediator.nats.tenants import Tenants
 from mediator.nats.wakes import Wakes
 from mediator.operators.archive import ArchiveOperating
 from mediator.operators.control import ControlServer
@@ -228,8 +229,8 @@ def _accounts(settings: Settings) -> list[accounts.Tenant]:
         )
         for name, tenant in settings.tenants.items()
     ]
-    if settings.anonymous and DEFAULT not in settings.tenants:
-        tenants.append(accounts.Tenant(DEFAULT))
+    if settings.anonymous and DEFAULT_TENANT not in settings.tenants:
+        tenants.append(accounts.Tenant(DEFAULT_TENANT))
     return tenants
 
 
@@ -239,7 +240,7 @@ def _tenants(settings: Settings) -> Tenants:
         return Tenants({accounts.account_of(t.name): t.name for t in _accounts(settings)}, settings.tenants)
     mapped = {account: name for name, tenant in settings.tenants.items() for account in tenant.accounts}
     if not settings.nats_accounts:
-        mapped = {DEFAULT: DEFAULT}
+        mapped = {DEFAULT_TENANT: DEFAULT_TENANT}
     return Tenants(mapped, settings.tenants)
 
 
@@ -393,7 +394,7 @@ async def _open_didcomm(
         key=base64.b64decode(chosen.key.get_secret_value()) if chosen.key else None,
         data_dir=settings.data_dir,
         instance=settings.instance,
-        tenants=sorted({DEFAULT, *settings.tenants}),
+        tenants=sorted({DEFAULT_TENANT, *settings.tenants}),
         max_sockets=chosen.max_sockets,
         rate=chosen.rate,
         outbound_networks=chosen.outbound_networks,

@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.mediation.records import Policy
 from mediator.settings_didcomm import Didcomm
@@ -35,8 +36,6 @@ from mediator.settings_push import Push
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
 from mediator.settings_types import ANY_CASE, CLOSED, Address, Whole
-
-DEFAULT_TENANT = "default"
 
 _KIB, _MIB = 1024, 1024 * 1024
 _MAX_TTL = 100 * 365 * 24 * 3600

@@ -6,12 +6,11 @@ from typing import Any
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchConnectionError
-from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from mediator.mediation import attaching, connecting, granting
 from mediator.mediation.records import Connection, Invitation, Route
 from mediator.operators.control import ControlServer
 from mediator.operators.requests import Request, number, optional_number, text
-from mediator.settings import DEFAULT_TENANT
 from mediator.store.base import Transaction
 from pickup.dids.identities import Identities
 from pickup.invitations import MAX_INVITATIONS, MAX_TTL, MAX_USES, Invitations

@@ -10,9 +10,9 @@ import numpy as np
 from mediator.agents.records import Embedded
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.operators.control import MAX_LONG, ControlServer
 from mediator.operators.requests import Request, text
-from mediator.settings import DEFAULT_TENANT
 from registry.cards import Card
 from registry.directory import Directory
 from registry.meanings import Meanings

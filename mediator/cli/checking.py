@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from mediator.cli.failing import CommandError
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats import accounts
 from mediator.operators.spans import show_bytes, show_span
-from mediator.settings import DEFAULT_TENANT, Settings
+from mediator.settings import Settings
 from mediator.store.opening import database_path
 
 ARRIVE_SECONDS = 3.0

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from mediator.errors import BadRequestError
 
 MAX_ADDRESS = 128
+DEFAULT_TENANT = "default"
+"""Whose callers are that nobody has named, while there is no other tenant (A6)."""
 PUBLIC = "public"
 """The board of each tenant's public mailboxes: clients read it, the service alone writes it (E10)."""
 RESERVED = frozenset({PUBLIC})

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mediator.errors import SetupError, TenantRefusedError
+from mediator.mailboxes.address import DEFAULT_TENANT
 
-DEFAULT_TENANT: Final = "default"
 SERVICE_USER: Final = "mediator"
 SYSTEM_USER: Final = "sys"
 ANONYMOUS_USER: Final = "anon"

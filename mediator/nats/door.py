@@ -17,7 +17,7 @@ from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, UnavailableError, UnknownSubjectError
 from mediator.fields import Fields, parse_body
 from mediator.mailboxes import sending
-from mediator.mailboxes.address import parse_address, writable_address
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address, writable_address
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
@@ -27,7 +27,7 @@ from mediator.nats.answers import Answers
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
-from mediator.nats.tenants import DEFAULT, Tenants
+from mediator.nats.tenants import Tenants
 
 PREFIX = "$mq9.AI."
 QUEUE = "mediator"
@@ -177,7 +177,7 @@ class Door:
             if self._accounts:
                 _, account, subject = subject.split(".", 2)
             else:
-                account = DEFAULT
+                account = DEFAULT_TENANT
             name = subject[len(PREFIX) :]
             if name.startswith("MSG.SEND."):
                 verb = "SEND"

@@ -22,8 +22,8 @@ import structlog
 
 import mediator.leash
 from mediator.errors import SetupError
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.accounts import (
-    DEFAULT_TENANT,
     SERVICE_USER,
     Passwords,
     Tenant,

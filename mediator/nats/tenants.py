@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from mediator.errors import TenantRefusedError
-
-DEFAULT = "default"
+from mediator.mailboxes.address import DEFAULT_TENANT
 
 
 class Tenants:
@@ -13,7 +12,7 @@ class Tenants:
     def __init__(self, accounts: Mapping[str, str], names: Iterable[str]) -> None:
         """``accounts`` maps account names to tenants, ``names`` are all tenants there are."""
         self._accounts = dict(accounts)
-        self._alone = set(names) <= {DEFAULT}
+        self._alone = set(names) <= {DEFAULT_TENANT}
 
     def of(self, account: str) -> str:
         """Return the tenant of an account, or raise :class:`TenantRefusedError`."""
@@ -21,5 +20,5 @@ class Tenants:
         if tenant is not None:
             return tenant
         if self._alone:
-            return DEFAULT
+            return DEFAULT_TENANT
         raise TenantRefusedError

@@ -15,7 +15,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError
 from mediator.http.health import Health, Report
 from mediator.journal import FOLDER as JOURNAL_FOLDER
-from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from mediator.mailboxes.bounds import DAY, MAX_ACK_WAIT, MAX_FETCH, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
@@ -27,7 +27,7 @@ from mediator.operators.inspecting import GroupView, View, inspect
 from mediator.operators.requests import Request, number, text
 from mediator.operators.spans import show_bytes, show_moment
 from mediator.segments import read_gaps
-from mediator.settings import DEFAULT_TENANT, Settings
+from mediator.settings import Settings
 from mediator.store.base import Transaction
 from mediator.store.opening import database_path
 

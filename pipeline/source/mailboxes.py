@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mediator.errors import BadRequestError
-from mediator.nats.accounts import DEFAULT_TENANT
+from mediator.mailboxes.address import DEFAULT_TENANT
 from pipeline.source.options import Options
 
 PARTITION_MESSAGES = 100_000

@@ -7,8 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.address import parse_address
-from mediator.nats.accounts import DEFAULT_TENANT
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from pipeline.source.schema import NAMES, columns
 
 BATCH = (
