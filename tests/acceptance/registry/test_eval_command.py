@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.registry.sets import CARDS, OWN, REQUESTS
+from tests.models import wants_models
 
 
+@wants_models
 @pytest.mark.timeout(180)
 async def test_a_model_is_judged_in_every_mode(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mediator", "agent", "eval", OWN / CARDS, OWN / REQUESTS, "--json"]
