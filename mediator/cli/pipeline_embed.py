@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mediator.cli import show
 from mediator.cli.options import AnswerJson, Config, DataDir, load
-from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, require_spark
+from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, require_spark, tell
 from mediator.errors import BadRequestError
 
 
@@ -93,8 +92,4 @@ def embed(
         else:
             summary = embed_catalog(work.spark, work.lake, files, chosen, service, whose, work.told)
         work.numbers.update(asdict(summary))
-    if as_json:
-        show.as_json(work.numbers)
-    else:
-        for line in summary.lines():
-            show.say(line)
+    tell(summary.lines(), work.numbers, as_json)

@@ -1,7 +1,7 @@
 """What the pipeline's commands share: their options, the session that runs them, and the bar that shows how far."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,8 +16,6 @@ from mediator.cli.options import load
 from mediator.errors import BadRequestError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from pyspark.sql import SparkSession
 
     from mediator.settings import Settings
@@ -123,7 +121,7 @@ def job(
             raise CommandError(f"{name}: {reason(error)}") from error
 
 
-def is_little(files: "Iterable[Path]") -> bool:
+def is_little(files: Iterable[Path]) -> bool:
     """Whether files are together so small that reading them takes seconds."""
     size = 0
     for path in files:

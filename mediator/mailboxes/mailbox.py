@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 
 class Retention(StrEnum):
@@ -64,6 +65,25 @@ class Mailbox:
     bytes: int = 0
     last_at: int = 0
     """create_time of the newest message; never goes back, whatever the clock does (N5)."""
+
+    @classmethod
+    def made(cls, no: int, new: NewMailbox) -> Self:
+        """Return a new mailbox as it is once the store has given it a number."""
+        return cls(
+            no=no,
+            tenant=new.tenant,
+            address=new.address,
+            created_at=new.created_at,
+            expire_at=new.expire_at,
+            desc=new.desc,
+            tags=new.tags,
+            public=new.public,
+            kind=new.kind,
+            retention=new.retention,
+            archive=new.archive,
+            ack_wait=new.ack_wait,
+            token_hash=new.token_hash,
+        )
 
     @property
     def place(self) -> tuple[str, str]:

@@ -30,21 +30,7 @@ class Mailboxes(Table):
     def add(self, new: NewMailbox) -> Mailbox | None:
         if (new.tenant, new.address) in self._data.addresses:
             return None
-        mailbox = Mailbox(
-            no=next(self._data.numbers),
-            tenant=new.tenant,
-            address=new.address,
-            created_at=new.created_at,
-            expire_at=new.expire_at,
-            desc=new.desc,
-            tags=new.tags,
-            public=new.public,
-            kind=new.kind,
-            retention=new.retention,
-            archive=new.archive,
-            ack_wait=new.ack_wait,
-            token_hash=new.token_hash,
-        )
+        mailbox = Mailbox.made(next(self._data.numbers), new)
         self._set(self._data.boxes, mailbox.no, Box(mailbox))
         self._set(self._data.addresses, (new.tenant, new.address), mailbox.no)
         return mailbox

@@ -69,21 +69,7 @@ class Mailboxes(Table):
         )
         if row is None:
             return None
-        mailbox = KeptMailbox(
-            no=row[0],
-            tenant=new.tenant,
-            address=new.address,
-            created_at=new.created_at,
-            expire_at=new.expire_at,
-            desc=new.desc,
-            tags=new.tags,
-            public=new.public,
-            kind=new.kind,
-            retention=new.retention,
-            archive=new.archive,
-            ack_wait=new.ack_wait,
-            token_hash=new.token_hash,
-        )
+        mailbox = KeptMailbox.made(row[0], new)
         self._session.known.add(mailbox)
         self._session.touch(mailbox)
         return mailbox
