@@ -23,8 +23,12 @@ _JAVA = re.compile(r"(?:: )?[\w.$]+(?:Exception|Error): (.+)")
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 # What the pipeline's numbers depend on, and nobody may set otherwise: the dates that the lake is cut by are UTC's.
 _FIXED = {"spark.sql.session.timeZone": "UTC"}
-# Without it a data source in Python that can skip by its filters fails instead.
-_SESSION = {"spark.sql.python.filterPushdown.enabled": "true"}
+_SESSION = {
+    # Without it a data source in Python that can skip by its filters fails instead.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Each column that a plan names would tell Java which line of ours names it: twice the time to make a plan.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
 _JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 # What only a JVM that is started here can be given.
 _START = {
@@ -71,13 +75,22 @@ def running(
     little: bool = False,
 ) -> Iterator[SparkSession]:
     """Give a :func:`session` to a piece of work, and stop it at the end unless this process had it before."""
-    had = SparkSession.getActiveSession() is not None
+    had = _there()
     started = session(master=master, conf=conf, remote=remote, name=name, little=little)
     try:
         yield started
     finally:
         if not had:
             started.stop()
+
+
+def _there() -> bool:
+    """Whether this process has a session, whichever thread started it."""
+    try:
+        SparkSession.active()
+    except PySparkException:
+        return False
+    return True
 
 
 def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:

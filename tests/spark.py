@@ -1,48 +1,71 @@
-"""Spark as tests start it: small, and from the second run of the tests on sooner, by classes that Java has kept."""
+"""Spark as tests start it: small, and soon, by classes that one Java has read and linked for all others.
 
-import os
+Run as a program it is that Java; its argument is the file that the classes go to.
+"""
+
+import shlex
+import subprocess
+import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import pyspark
+from pyspark.sql import functions as F
 
 from pipeline.java import find_java
+from pipeline.session import session
+from tests.once import alone
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Short programs are over before what better code costs to make has paid."""
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m -Xms512m -Xmn256m"
+"""Short programs are over before better code has paid for its making, and long ones would clear out what they made."""
 _KEPT = Path(__file__).parent.parent / ".pytest_cache"
+_SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 @cache
 def small() -> dict[str, str]:
     """Return settings for a session that starts soon and has little to do."""
-    kept = classes()
-    return {
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{JAVA} -XX:SharedArchiveFile={kept}" if kept.exists() else JAVA,
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.enabled": "false",
-    }
-
-
-def keeping() -> dict[str, str]:
-    """Return :func:`small` for a session that lasts as long as the tests, whose classes are kept for the next ones."""
-    kept = classes()
-    # Of several workers one keeps: two would write into one file.
-    if kept.exists() or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-        return small()
-    kept.parent.mkdir(exist_ok=True)
-    return small() | {"spark.driver.extraJavaOptions": f"{JAVA} -XX:ArchiveClassesAtExit={kept} -Xlog:cds=off"}
+    return _SETTINGS | {"spark.driver.extraJavaOptions": java()}
 
 
 @cache
-def classes() -> Path:
-    """Return where the classes are kept, read and linked, as this Java can take them; without them it reads jars."""
-    return _KEPT / f"spark-{pyspark.__version__}-java-{find_java().version}.jsa"
+def java() -> str:
+    """Return what Java is told so that it starts soon."""
+    kept = _KEPT / f"spark-{pyspark.__version__}-java-{find_java().version}.jsa"
+    _KEPT.mkdir(exist_ok=True)
+    with alone(kept.with_suffix(".lock")):
+        if not kept.exists():
+            subprocess.run([sys.executable, "-m", "tests.spark", kept], check=True, stdout=subprocess.DEVNULL)
+    # A Java that keeps no classes reads jars.
+    return f"{JAVA} -XX:SharedArchiveFile={kept}" if kept.exists() else JAVA
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return what a command has to find in its environment to be :func:`small`; ``folder`` is for its settings."""
-    folder.mkdir()
-    (folder / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in small().items()))
-    return {"SPARK_CONF_DIR": str(folder), "MEDIATOR_SPARK_MASTER": "local[1]"}
+def environment() -> dict[str, str]:
+    """Return what a command has to find in its environment to be :func:`small`."""
+    options = [word for key, value in small().items() for word in ("--conf", f"{key}={value}")]
+    return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"]), "MEDIATOR_SPARK_MASTER": "local[1]"}
+
+
+def main(kept: str) -> None:
+    """Do a little, so that its classes are known."""
+    keeping = f"{JAVA} -XX:ArchiveClassesAtExit={kept} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    spark = session(master="local[1]", conf=[*_SETTINGS.items(), ("spark.driver.extraJavaOptions", keeping)])
+    with tempfile.TemporaryDirectory() as folder:
+        spark.range(5).write.parquet(f"{folder}/rows")
+        spark.read.parquet(f"{folder}/rows").groupBy("id").agg(F.count("*")).orderBy("id").collect()
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    # It writes them when it ends, and it ends when nobody talks to it any more.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

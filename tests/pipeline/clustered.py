@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from mediator.cli import app
 from pipeline.session import session
 from pipeline.source.datasource import FORMAT, register
-from tests.spark import JAVA, small
+from tests.spark import java, small
 
 MASTER = "local-cluster[2,1,1024]"
 COPY = "copy"
@@ -33,7 +33,7 @@ def main(commands: list[str]) -> None:
     """Run commands of the pipeline, and :func:`copy`, one after another."""
     settings = small() | {
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": JAVA,
+        "spark.executor.extraJavaOptions": java(),
         # Which executor is at work is known at once.
         "spark.ui.liveUpdate.period": "0",
     }

@@ -1,7 +1,9 @@
 """What the pipeline's tests share: one Spark, started once."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -9,9 +11,11 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 
 from pyspark.sql import SparkSession
 
+from mediator.cli import main
 from pipeline.session import session
-from tests.spark import keeping
+from tests.spark import small
 
+Call: TypeAlias = Callable[..., tuple[int, str, str]]
 SPARK_SECONDS = 300
 """Jobs of Spark take seconds each, and many times that while others have the cores."""
 
@@ -26,7 +30,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores, small enough to start within seconds."""
-    warehouse = ("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    started = session(master="local[2]", conf=[*keeping().items(), warehouse], name="tests")
+    own = {
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        # Plans are interpreted: making code for a few rows each costs as much as everything else together.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    started = session(master="local[2]", conf=(small() | own).items(), name="tests")
     yield started
     started.stop()
+
+
+@pytest.fixture
+def call(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Call `mediator pipeline` on a data directory, in this process and its session, which saves a Java.
+
+    Returns the exit code, and what it printed and said.
+    """
+
+    def call(data_dir: Path, command: str, *arguments: object) -> tuple[int, str, str]:
+        words = ["mediator", "pipeline", command, *map(str, arguments), "--data-dir", str(data_dir)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, " ".join(said.err.replace("│", " ").split())
+
+    return call

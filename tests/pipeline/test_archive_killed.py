@@ -2,16 +2,11 @@
 
 import asyncio
 import json
-import os
-import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import nats
@@ -20,60 +15,17 @@ from deltalake import DeltaTable
 
 from mediator.store.opening import database_path
 from pipeline.replay import ORIGINAL_TIME
-from tests.acceptance.service import Service, Services
+from tests.acceptance.service import Services
 from tests.integration.house import rows
+from tests.pipeline.conftest import Call
+from tests.pipeline.killing import killed
 from tests.pipeline.test_sink import LANES, Mail, binary, running
 from tests.spark import environment
 
-PATIENCE = 240.0
 COUNT = 600
 BOX, INTO = "kept", "kept.again"
 ARCHIVE_SHOWS = ("archive/0*/_SUCCESS", "archive/_delta_log/*1.json")
 """What appears when Parquet is written and not committed, and when it is committed while the outbox has all of it."""
-
-
-@dataclass(frozen=True)
-class Commands:
-    """Runs commands of the pipeline beside a service."""
-
-    service: Service
-    environment: dict[str, str]
-
-    def line(self, *arguments: str) -> list[str]:
-        data_dir = str(self.service.data_dir)
-        return [sys.executable, "-m", "mediator", "pipeline", *arguments, "--data-dir", data_dir, "--json"]
-
-    def run(self, *arguments: str) -> dict[str, Any]:
-        """Run a command and return the numbers that it tells."""
-        done = subprocess.run(
-            self.line(*arguments), env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        # Java may have had something to say before.
-        numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return numbers
-
-    def kill(self, shows: Callable[[], object], *arguments: str) -> bool:
-        """Run a command until something shows, and kill it and its Spark then; False when it ended before."""
-        child = subprocess.Popen(
-            self.line(*arguments),
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until = monotonic() + PATIENCE
-        try:
-            while child.poll() is None:
-                assert monotonic() < until
-                if shows():
-                    child.send_signal(signal.SIGKILL)
-                    return child.wait() == -signal.SIGKILL
-            return False
-        finally:
-            # The JVM too: it would end a moment later by itself.
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
 
 
 def held(data_dir: Path, address: str) -> list[int]:
@@ -112,13 +64,23 @@ def comparable(item: dict[str, Any], *, again: bool) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.rule("S6")
-async def test_archived_deleted_and_sent_again_byte_for_byte(tmp_path: Path) -> None:
+async def test_archived_deleted_and_sent_again_byte_for_byte(call: Call, tmp_path: Path) -> None:
     services = Services(tmp_path)
     try:
         service = await running(services)
         client = await nats.connect(service.nats_url)
         mail = Mail(service, client)
-        commands = Commands(service, {**os.environ, **environment(tmp_path / "spark")})
+
+        async def kill(shows: Callable[[], object], *arguments: str) -> None:
+            words = [sys.executable, "-m", "mediator", "pipeline", *arguments, "--data-dir", service.data_dir]
+            # While it runs the service's own time goes on.
+            assert await asyncio.to_thread(killed, words, shows, environment())
+
+        async def run(*arguments: str) -> dict[str, Any]:
+            code, out, err = await asyncio.to_thread(call, service.data_dir, *arguments, "--json")
+            assert code == 0, err
+            return dict(json.loads(out))
+
         await mail.create(BOX, INTO)
         for start in range(0, COUNT, 50):
             await asyncio.gather(*[send(client, number) for number in range(start, start + 50)])
@@ -128,13 +90,12 @@ async def test_archived_deleted_and_sent_again_byte_for_byte(tmp_path: Path) -> 
         lake = service.data_dir / "lake"
         for shows in ARCHIVE_SHOWS:
             before = set(lake.glob(shows))
-            # While it runs the service's own time goes on.
-            assert await asyncio.to_thread(commands.kill, lambda s=shows, b=before: set(lake.glob(s)) - b, "archive")
-        told = await asyncio.to_thread(commands.run, "archive")
+            await kill(lambda s=shows, b=before: set(lake.glob(s)) - b, "archive")
+        told = await run("archive")
         assert told["messages"] + told["found"] <= COUNT
         assert rows(service.data_dir, "outbox") == 0
         assert DeltaTable(lake / "archive").to_pyarrow_table(columns=["msg_id"]).num_rows == COUNT
-        assert await asyncio.to_thread(commands.run, "archive") == {"messages": 0, "found": 0}
+        assert await run("archive") == {"messages": 0, "found": 0}
 
         await asyncio.gather(*[mail.ask(f"MSG.DELETE.{BOX}.{item['msg_id']}") for item in sent])
         assert await mail.items(BOX) == []
@@ -143,8 +104,8 @@ async def test_archived_deleted_and_sent_again_byte_for_byte(tmp_path: Path) -> 
         def some() -> bool:
             return len(held(service.data_dir, INTO)) > COUNT // 10
 
-        assert await asyncio.to_thread(commands.kill, some, *replay)
-        told = await asyncio.to_thread(commands.run, *replay)
+        await kill(some, *replay)
+        told = await run(*replay)
         assert told == {"messages": COUNT, "sent": COUNT, "replaced": 0, "missing": 0, "refused": 0}
         received = sorted(await mail.items(INTO), key=lambda item: item["msg_id"])
         assert [item["msg_id"] for item in received] == list(range(COUNT))

@@ -3,12 +3,8 @@
 The other places where it hurts are those of tests/acceptance/test_pipeline.py.
 """
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from time import monotonic
 
 import pytest
 from deltalake import DeltaTable
@@ -18,9 +14,9 @@ from mediator.journal import events as told
 from mediator.segments import read_up_to
 from pipeline.lake.ingest import ingest
 from tests.pipeline.journals import fill, held, row, write
+from tests.pipeline.killing import killed
 from tests.spark import small
 
-PATIENCE = 90.0
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -34,34 +30,13 @@ SHOWS = "quarantine/_delta_log/*1.json"
 """What appears when bad lines are kept and nothing else is."""
 
 
-def killed(journal: Path, lake: Path) -> bool:
-    """Run until a file appears, and kill it then; False when the run ended before."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, journal, lake, *(f"{name}={value}" for name, value in small().items())],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    until = monotonic() + PATIENCE
-    try:
-        while child.poll() is None:
-            assert monotonic() < until
-            if any(lake.glob(SHOWS)):
-                child.send_signal(signal.SIGKILL)
-                return child.wait() == -signal.SIGKILL
-        return False
-    finally:
-        # The JVM too: it would end a moment later by itself.
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
 @pytest.mark.timeout(300)
 def test_bad_lines_and_events_are_there_once_after_a_kill_between_them(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first = fill(journal, 2)
     bad = write(journal, 900, [b"{torn\n"])
-    assert killed(journal, lake)
+    settings = (f"{name}={value}" for name, value in small().items())
+    assert killed([sys.executable, "-c", PROGRAM, journal, lake, *settings], lambda: any(lake.glob(SHOWS)))
     assert not DeltaTable(lake / "events").file_uris()
     more = fill(journal, 1, first=1000)
     summary = ingest(spark, journal, lake)

@@ -1,15 +1,14 @@
 """The commands from the journal to the page, as they are called: what they tell, and what they refuse."""
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
-from pyspark.sql import SparkSession
 
-from mediator.cli import main
 from mediator.mailboxes.events import Event, What
+from tests.pipeline.conftest import Call
 from tests.pipeline.journals import DAY, START, line, write
 from tests.pipeline.test_report_page import Parsed
 
@@ -18,20 +17,9 @@ HOUR = DAY // 24
 
 
 @pytest.fixture
-def run(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Call a command of the pipeline on a data directory; returns its exit code, and what it printed."""
-
-    def run(command: str, *arguments: object) -> tuple[int, str, str]:
-        words = ["mediator", "pipeline", command, *map(str, arguments), "--data-dir", str(tmp_path)]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, " ".join(said.err.replace("│", " ").split())
-
-    return run
+def run(call: Call, tmp_path: Path) -> Run:
+    """Call a command on a data directory of the test's own."""
+    return partial(call, tmp_path)
 
 
 def event(what: What, at: int, msg_id: int, created_at: int, tenant: str = "default") -> Event:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyspark
@@ -55,8 +56,12 @@ def test_what_the_numbers_depend_on_cannot_be_set_otherwise():
 
 
 def test_work_leaves_a_session_that_was_there(spark):
-    with running(master="local[2]") as same:
-        assert same.sparkContext is spark.sparkContext
+    def work():
+        with running(master="local[2]") as same:
+            return same.sparkContext
+
+    with ThreadPoolExecutor(1) as another:
+        assert work() is another.submit(work).result() is spark.sparkContext
     assert spark.range(3).count() == 3
 
 

@@ -92,7 +92,7 @@ async def test_a_catalog_is_found_by_meaning_and_another_model_takes_over_withou
     await service.ready()
     (tmp_path / "cards.jsonl").write_bytes(catalog())
 
-    small = environment(tmp_path / "spark")
+    small = environment()
     done = await pipeline(service, small, str(tmp_path / "cards.jsonl"))
     assert (done["cards"], done["encoded"], done["added"], done["bad"]) == (COUNT, COUNT, COUNT, 1)
     client = await Client.connect(service.nats_url)
