@@ -45,7 +45,7 @@ peers: $(VENV)-acapy/.done  ## install ACA-Py, in an environment of its own, for
 
 test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
 	-@$(MAKE) --no-print-directory peers
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check .

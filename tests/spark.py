@@ -25,11 +25,17 @@ _SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
 }
+# Plans are interpreted: making code for a few rows each costs as much as everything else together.
+_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
 @cache
 def small() -> dict[str, str]:
     """Return settings for a session that starts soon and has little to do."""
+    return _compiled() | _INTERPRETED
+
+
+def _compiled() -> dict[str, str]:
     return _SETTINGS | {"spark.driver.extraJavaOptions": java()}
 
 
@@ -46,8 +52,8 @@ def java() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return what a command has to find in its environment to be :func:`small`."""
-    options = [word for key, value in small().items() for word in ("--conf", f"{key}={value}")]
+    """Return what a command has to find in its environment to be small; its plans become code, as a user's do."""
+    options = [word for key, value in _compiled().items() for word in ("--conf", f"{key}={value}")]
     return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"]), "MEDIATOR_SPARK_MASTER": "local[1]"}
 
 

@@ -35,7 +35,7 @@ def put(tx: Transaction, mailbox: Mailbox, payload: bytes = b"x", **more: Any) -
     """Append a message that has the mailbox's next id, and return a copy of it."""
     given = {"msg_id": mailbox.next_id, "lane": Lane.NORMAL, "size": len(payload), "created_at": T0, "sent_at": T0}
     message = Message(payload=payload, **given | more)
-    kept = deepcopy(message)
+    kept = replace(message, headers=dict(message.headers))
     tx.messages.append(mailbox, message)
     return kept
 

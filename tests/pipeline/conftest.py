@@ -30,13 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores, small enough to start within seconds."""
-    own = {
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        # Plans are interpreted: making code for a few rows each costs as much as everything else together.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
-    started = session(master="local[2]", conf=(small() | own).items(), name="tests")
+    warehouse = ("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    started = session(master="local[2]", conf=[*small().items(), warehouse], name="tests")
     yield started
     started.stop()
 

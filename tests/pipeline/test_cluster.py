@@ -23,8 +23,8 @@ from tests.pipeline.journals import event, held, line, write
 from tests.pipeline.test_embedding import card
 from tests.pipeline.test_sink import Mail, binary
 
-COUNT = 2000
-CARDS = 200
+COUNT = 1000
+CARDS = 50
 
 
 @pytest.fixture(scope="module")
