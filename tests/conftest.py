@@ -4,16 +4,18 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-SPARK = "tests/pipeline/"
-JAVA_OF_THEIR_OWN = ("_killed.py", "/test_cluster.py", "/test_java.py", "/test_session.py")
+PIPELINE = "tests/pipeline/"
+JAVA_OF_THEIR_OWN = ("_killed.py", "/test_java.py", "/test_session.py")
 
 
 class ByFile(LoadFileScheduling):
-    """A file to a process, and all that use the one Spark to one process: a second Spark costs as much as they do."""
+    """A file to a process, and half of those that share a Spark to one: Java learns what to do there once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return SPARK if file.startswith(SPARK) and not file.endswith(JAVA_OF_THEIR_OWN) else file
+        if not file.startswith(PIPELINE) or file.endswith(JAVA_OF_THEIR_OWN):
+            return file
+        return "mail" if file.startswith((f"{PIPELINE}test_source", f"{PIPELINE}test_sink")) else "lake"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:

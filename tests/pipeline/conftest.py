@@ -28,12 +28,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores, small enough to start within seconds."""
-    warehouse = ("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    started = session(master="local[2]", conf=[*small().items(), warehouse], name="tests")
-    yield started
-    started.stop()
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What Spark is started with; at the end it is stopped."""
+    yield small() | {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(settings: dict[str, str]) -> SparkSession:
+    """A session on two cores, small enough to start within seconds: that of the tests before, if it is there still."""
+    return SparkSession.getActiveSession() or session(master="local[2]", conf=settings.items(), name="tests")
 
 
 @pytest.fixture

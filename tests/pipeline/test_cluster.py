@@ -1,24 +1,28 @@
-"""Executors that are processes of their own, and die at their work: nothing is lost, and nothing there twice."""
+"""Executors that are processes of their own, and die at their work: nothing is lost, and nothing there twice.
+
+They die while a lake is written, while what is written is removed elsewhere, and while mail is sent: what all commands
+do in the same ways.
+"""
 
 import asyncio
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
+from asyncio import to_thread
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from mediator.store.opening import database_path
-from tests.acceptance.service import Services
+from pipeline.source.datasource import FORMAT, register
+from tests.acceptance.service import Service, Services
 from tests.integration.house import rows
 from tests.models import INSTALLED, exports
-from tests.pipeline.clustered import COPY
+from tests.pipeline.conftest import Call
+from tests.pipeline.executors import cluster, killing
 from tests.pipeline.journals import event, held, line, write
 from tests.pipeline.test_embedding import card
 from tests.pipeline.test_sink import Mail, binary
@@ -34,7 +38,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.rule("S6", "S3")
-async def test_every_command_survives_its_executors(tmp_path: Path, exported: Path | None) -> None:
+async def test_every_command_works_on_executors_that_die(call: Call, tmp_path: Path, exported: Path | None) -> None:
+    # In the Java of the other tests, which knows what to do by now.
+    SparkSession.active().stop()
+    with cluster() as spark:
+        await every_command_works(spark, call, tmp_path, exported)
+
+
+async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, exported: Path | None) -> None:
     services = Services(tmp_path)
     service = services.new()
     data_dir, lake = service.data_dir, service.data_dir / "lake"
@@ -64,24 +75,24 @@ async def test_every_command_survives_its_executors(tmp_path: Path, exported: Pa
         keys.touch(0o600)
         keys.write_text("A" * 43 + "=")
 
-        def arrived(address: str) -> list[str]:
-            of_it = f"(SELECT no FROM mailbox WHERE address = '{address}')"
-            return [str(database_path(data_dir)), f"SELECT count(*) > 100 FROM message WHERE mailbox_no = {of_it}"]
+        def run(*words: object) -> dict[str, Any]:
+            """Run a command and return what it tells."""
+            code, out, err = call(data_dir, *words, "--json")
+            assert code == 0, err
+            return dict(json.loads(out))
 
-        here, server = ("--data-dir", str(data_dir), "--json"), ("--server", service.nats_url)
-        sealed = ("--key-file", str(keys))
-        commands: list[tuple[Any, list[str]]] = [
-            (f"{lake}/events/0*/_temporary", ["ingest", *here]),
-            (f"{lake}/usage_hourly/0*/_temporary", ["report", *here]),
-            (f"{lake}/archive/0*/_temporary", ["archive", *sealed, *here]),
-            (arrived("again"), ["replay", "again", "--from-mailbox", "kept", *sealed, *server, *here]),
-            (arrived("copied"), [COPY, str(data_dir), service.nats_url, "kept", "copied"]),
-        ]
-        if exported:
-            commands.append((f"{lake}/vectors/0*/_temporary", ["embed", str(catalog), *here]))
-        told = await asyncio.to_thread(run, tmp_path, *commands)
+        with killing(spark, f"{lake}/events/0*/_temporary"):
+            ingested = await to_thread(run, "ingest")
+        reported = await to_thread(run, "report")
+        with killing(spark, f"{lake}/archive/0*/_temporary"):
+            archived = await to_thread(run, "archive", "--key-file", keys)
+        replay = ("replay", "again", "--from-mailbox", "kept", "--key-file", keys, "--server", service.nats_url)
+        replayed = await to_thread(run, *replay)
+        copied = "(SELECT no FROM mailbox WHERE address = 'copied')"
+        some = f"SELECT count(*) > 100 FROM message WHERE mailbox_no = {copied}"
+        with killing(spark, [str(database_path(data_dir)), some]):
+            await to_thread(copy, spark, service, "kept", "copied")
 
-        ingested, reported, archived, replayed, *embedded = told
         assert ingested["events"] == len(held(lake)) == len(set(held(lake))) == 20_000
         assert reported["totals"]["sent"] == 20_000
         assert archived == {"messages": COUNT, "found": 0}
@@ -93,23 +104,17 @@ async def test_every_command_survives_its_executors(tmp_path: Path, exported: Pa
         assert await mail.payloads("again") == [binary(number) for number in range(COUNT)]
         assert sorted(await mail.payloads("copied")) == sorted(binary(number) for number in range(COUNT))
         if exported:
-            assert [(each["encoded"], each["added"], each["bad"]) for each in embedded] == [(CARDS, CARDS, 0)]
+            embedded = await to_thread(run, "embed", catalog)
+            assert (embedded["encoded"], embedded["added"], embedded["bad"]) == (CARDS, CARDS, 0)
             assert DeltaTable(lake / "vectors").to_pyarrow_table(columns=["digest"]).num_rows == CARDS
         await client.close()
     finally:
         services.close()
 
 
-def run(folder: Path, *commands: tuple[Any, list[str]]) -> list[dict[str, Any]]:
-    """Run commands on a cluster and return what they told; each loses an executor."""
-    words = [sys.executable, "-m", "tests.pipeline.clustered", *map(json.dumps, commands)]
-    with (folder / "said").open("w+") as said:
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
-        try:
-            out, _ = child.communicate()
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-        said.seek(0)
-        assert child.returncode == 0, said.read()
-    return [json.loads(each) for each in out.splitlines() if each.startswith("{")]
+def copy(spark: SparkSession, service: Service, address: str, into: str) -> None:
+    """Send what is in a mailbox to another one."""
+    register(spark)
+    mail = spark.read.format(FORMAT).option("data.dir", str(service.data_dir)).option("subscribe", address)
+    rows = mail.option("columns", "payload,msg_id").option("numPartitions", 3).load().drop("msg_id")
+    rows.write.format(FORMAT).mode("append").option("nats.url", service.nats_url).option("address", into).save()
