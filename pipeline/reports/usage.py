@@ -120,7 +120,8 @@ def carried(rows: DataFrame, keys: Sequence[str], until: Column) -> DataFrame:
 
 
 def _is(*codes: int) -> Column:
-    return F.col("what").isin(*(int(code) for code in codes))
+    # As text: each code as a column of its own would be told to Java by itself.
+    return F.expr(f"what IN ({', '.join(str(int(code)) for code in codes)})")
 
 
 def _flows(events: DataFrame) -> DataFrame:

@@ -1,8 +1,12 @@
-"""Which mailboxes are read, and which part of them by whom: slices of msg_ids, about as many messages to each task."""
+"""Which mailboxes are read, and which part of them by whom: about as many messages to each task.
+
+Slices of msg_ids are found by the index; where much of the table is wanted, stretches of it are read instead.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from mediator.errors import BadRequestError
@@ -15,6 +19,10 @@ UNCOUNTED = 1000
 """Messages by which a mailbox's counter may lag behind: it weighs, and decides nothing."""
 SLICES = 500
 """Mailboxes in one SELECT."""
+SCANNED = 10_000
+"""Mailboxes of which every task of a scan may be told."""
+SPARSE = 4
+"""A row found by the index costs about eight times one that is passed on the way: one of so many is wanted, or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,14 @@ class Slice:
     """About how many messages are in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the table of messages, in which those of all mailboxes stand as they came; both ends included."""
+
+    first: int
+    last: int
+
+
 class Database(Protocol):
     """A snapshot of a mediator's database, read only."""
 
@@ -38,8 +54,11 @@ class Database(Protocol):
     def table(self, sql: str) -> Any:
         """Return the few rows of a question as an Arrow table."""
 
-    def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Any:
-        """Yield Arrow batches of columns of the table of messages."""
+    def stretch(self) -> Stretch | None:
+        """Return all of the table; None where it cannot be read by stretches, or is empty."""
+
+    def messages(self, columns: Sequence[str], slices: Sequence[Slice], stretch: Stretch | None, where: str) -> Any:
+        """Yield Arrow batches of columns of the table of messages: the slices, or all that a stretch has of them."""
 
     def close(self) -> None:
         """Let go of the database."""
@@ -124,10 +143,9 @@ def _first_since(database: Database, whole: Slice, at: int) -> int:
 
 def share(slices: Sequence[Slice], options: Options) -> list[tuple[Slice, ...]]:
     """Deal the slices out to tasks, in their order, each about as many messages; a large mailbox goes to several."""
-    weighed = [replace(each, weight=min(each.weight, each.last - each.first + 1)) for each in slices]
+    weighed = [replace(each, weight=_weight(each)) for each in slices]
     total = sum(each.weight for each in weighed)
-    wanted = options.partitions or max(options.min_partitions, -(-total // PARTITION_MESSAGES))
-    count = max(1, min(wanted, total))
+    count = _tasks(total, options)
     shares: list[list[Slice]] = [[] for _ in range(count)]
     before = 0
     for each in weighed:
@@ -137,6 +155,25 @@ def share(slices: Sequence[Slice], options: Options) -> list[tuple[Slice, ...]]:
             shares[number].append(_part(each, begin, end))
         before += each.weight
     return [tuple(part) for part in shares]
+
+
+def scanned(slices: Sequence[Slice], whole: Stretch | None, options: Options) -> list[Stretch]:
+    """Return the stretch of each task if the table is best read from its beginning to its end, else nothing."""
+    total = sum(map(_weight, slices))
+    if whole is None or len(slices) > SCANNED or total * SPARSE < whole.last - whole.first + 1:
+        return []
+    count = _tasks(total, options)
+    ends = [whole.first + (whole.last - whole.first + 1) * number // count for number in range(count + 1)]
+    return [Stretch(first, after - 1) for first, after in pairwise(ends)]
+
+
+def _weight(each: Slice) -> int:
+    return min(each.weight, each.last - each.first + 1)
+
+
+def _tasks(total: int, options: Options) -> int:
+    wanted = options.partitions or max(options.min_partitions, -(-total // PARTITION_MESSAGES))
+    return max(1, min(wanted, total))
 
 
 def _part(whole: Slice, begin: int, end: int) -> Slice:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import adbc_driver_postgresql.dbapi
 
 from pipeline.source.adbc import Snapshot
-from pipeline.source.mailboxes import SLICES, Slice, select
+from pipeline.source.mailboxes import SLICES, Slice, Stretch, select
 from pipeline.source.options import Options
 
 BATCH_BYTES = 16 << 20
@@ -45,8 +45,14 @@ class PostgresMail(Snapshot):
         url = _url(options.database_url)
         super().__init__(lambda: adbc_driver_postgresql.dbapi.connect(url), "it", _SNAPSHOT)
 
-    def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Iterator[Any]:
+    def stretch(self) -> None:
+        """Return nothing: its rows have no places that stay theirs."""
+
+    def messages(
+        self, columns: Sequence[str], slices: Sequence[Slice], stretch: Stretch | None, where: str
+    ) -> Iterator[Any]:
         """Yield batches of about ``BATCH_BYTES``."""
+        assert stretch is None
         shown = ", ".join(_COLUMNS.get(column, column) for column in columns)
         for at in range(0, len(slices), SLICES):
             yield from self._stream(select(shown, slices[at : at + SLICES], where))

@@ -19,10 +19,11 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from pipeline.source.mailboxes import Database, Slice, choose, share, where
+from pipeline.source.mailboxes import Database, Slice, Stretch, choose, scanned, share, where
 from pipeline.source.options import Options
 from pipeline.source.schema import shape, stored
 
+_ANY = (0, 2**63 - 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,16 +43,19 @@ def open_database(options: Options) -> Database:
     return PostgresMail(options)
 
 
-def read_slices(options: Options, slices: Sequence[Slice], names: Sequence[str]) -> Iterator[Any]:
+def read_slices(
+    options: Options, slices: Sequence[Slice], names: Sequence[str], stretch: Stretch | None = None
+) -> Iterator[Any]:
     """Yield record batches of the columns ``names`` of what is in ``slices`` and not expired now: one snapshot.
 
-    Raises :class:`UnavailableError` when the database goes away.
+    With a ``stretch`` it is what that has of their mailboxes. Raises :class:`UnavailableError` when the database goes
+    away.
     """
     addresses = {each.mailbox_no: each.address for each in slices}
     if not slices:
         return
     with closing(open_database(options)) as database:
-        for rows in database.messages(stored(names), slices, where(database, options, wall_clock())):
+        for rows in database.messages(stored(names), slices, stretch, where(database, options, wall_clock())):
             if rows.num_rows:
                 yield shape(rows, names, options.tenant, addresses)
 
@@ -61,6 +65,8 @@ class Share(InputPartition):
     """What one task reads."""
 
     slices: tuple[Slice, ...]
+    stretch: Stretch | None = None
+    """Where in the table it reads; None: wherever the index says."""
 
 
 class MailReader(DataSourceReader):
@@ -70,7 +76,7 @@ class MailReader(DataSourceReader):
         self._options = options
         self._names = tuple(names)
         self._only: frozenset[str] | None = None
-        self._first, self._last = 0, 2**63 - 1
+        self._first, self._last = _ANY
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Leave out mailboxes, msg_ids and times that no row of the answer has; Spark still compares each row."""
@@ -96,17 +102,23 @@ class MailReader(DataSourceReader):
         """Look for the mailboxes and deal them out; what is sent from now on is not read."""
         with closing(open_database(self._options)) as database:
             found = choose(database, self._options, wall_clock())
+            # A stretch of the table knows nothing of msg_ids.
+            whole = database.stretch() if (self._first, self._last) == _ANY else None
         kept = [
             replace(each, first=max(each.first, self._first), last=min(each.last, self._last))
             for each in found
             if self._only is None or each.address in self._only
         ]
-        return [Share(part) for part in share([each for each in kept if each.first <= each.last], self._options)]
+        wanted = [each for each in kept if each.first <= each.last]
+        stretches = scanned(wanted, whole, self._options)
+        if stretches:
+            return [Share(tuple(wanted), each) for each in stretches]
+        return [Share(part) for part in share(wanted, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the record batches of a share."""
         assert isinstance(partition, Share)
-        return read_slices(self._options, partition.slices, self._names)
+        return read_slices(self._options, partition.slices, self._names, partition.stretch)
 
     def _keep(self, addresses: Iterable[Any]) -> None:
         wanted = frozenset(str(address) for address in addresses)

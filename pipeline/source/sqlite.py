@@ -10,7 +10,7 @@ import numpy as np
 
 from mediator.errors import BadRequestError
 from pipeline.source.adbc import Snapshot
-from pipeline.source.mailboxes import SLICES, Slice, select
+from pipeline.source.mailboxes import SLICES, Slice, Stretch, select
 from pipeline.source.options import Options
 
 BATCH_ROWS = 8192
@@ -48,13 +48,33 @@ class SqliteMail(Snapshot):
         # Without autocommit the first SELECT begins the snapshot that all others see.
         super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro"), str(file), (_WAIT,))
 
-    def messages(self, columns: Sequence[str], slices: Sequence[Slice], where: str) -> Iterator[Any]:
+    def stretch(self) -> Stretch | None:
+        """Return from which row to which the table reaches now."""
+        row = self.table("SELECT MIN(id) AS first, MAX(id) AS last FROM message").to_pylist()[0]
+        return None if row["first"] is None else Stretch(row["first"], row["last"])
+
+    def messages(
+        self, columns: Sequence[str], slices: Sequence[Slice], stretch: Stretch | None, where: str
+    ) -> Iterator[Any]:
         """Yield batches of at most ``BATCH_ROWS`` messages, and about ``BATCH_BYTES`` where payloads are read."""
         shown = ", ".join(_COLUMNS.get(column, column) for column in columns)
+        large = bool(_LARGE & set(columns))
+        if stretch is not None:
+            wanted = f"mailbox_no IN ({', '.join(str(each.mailbox_no) for each in slices)}) AND {where}"
+            for part in self._bounded(stretch) if large else [stretch]:
+                yield from self._stream(f"SELECT {shown} FROM {_within(part)} AND {wanted}")
+            return
         for at in range(0, len(slices), SLICES):
             chunk = slices[at : at + SLICES]
-            for piece in self._pieces(chunk, where) if _LARGE & set(columns) else [chunk]:
+            for piece in self._pieces(chunk, where) if large else [chunk]:
                 yield from self._stream(select(shown, piece, where, _MESSAGE))
+
+    def _bounded(self, stretch: Stretch) -> Iterator[Stretch]:
+        """Cut a stretch so that each piece is one batch."""
+        for rows in self._stream(f"SELECT id, size FROM {_within(stretch)}"):
+            ids, sizes = (rows.column(at).to_numpy() for at in range(2))
+            for begin, end in _runs(np.cumsum(sizes) // BATCH_BYTES):
+                yield Stretch(int(ids[begin]), int(ids[end - 1]))
 
     def _pieces(self, slices: Sequence[Slice], where: str) -> Iterator[list[Slice]]:
         """Cut slices so that each piece is one batch: the driver counts rows, not bytes."""
@@ -67,6 +87,11 @@ class SqliteMail(Snapshot):
                     number = int(numbers[begin + first])
                     piece.append(Slice(number, addresses[number], int(ids[begin + first]), int(ids[begin + after - 1])))
                 yield piece
+
+
+def _within(stretch: Stretch) -> str:
+    # By the place of the rows, whichever index there may be for a condition.
+    return f"message NOT INDEXED WHERE id BETWEEN {stretch.first} AND {stretch.last}"
 
 
 def _runs(values: Any) -> Iterator[tuple[int, int]]:
