@@ -18,7 +18,7 @@ import nats
 import uvloop
 
 from benchmarks import loads
-from benchmarks.bench import Bench, Row, at_least, number
+from benchmarks.bench import Bench, Row, at_least, beside, number
 from benchmarks.filling import PAYLOAD, add_mailboxes, add_messages, addresses
 from benchmarks.pipeline_lake import journal
 from benchmarks.servers import Service, running
@@ -27,8 +27,8 @@ from mediator.store.opening import database_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MESSAGES = 1_000_000
-QUICK_MESSAGES = 500_000
+MESSAGES = 5_000_000
+QUICK_MESSAGES = 2_000_000
 BOXES = 100
 SENT = 100_000
 QUICK_SENT = 10_000
@@ -64,15 +64,19 @@ def _reading(bench: Bench, spark: "SparkSession") -> Iterator[Row]:
     add_mailboxes(folder, names)
     add_messages(folder, names, messages)
     for (kind, factor), columns in zip(AT_LEAST.items(), (NARROW, WHOLE), strict=True):
-        ours, theirs = [], []
+        ours, frames, loops = [], [], []
         for turn in range(bench.rounds + 1):
             bench.say(f"pipeline: read {kind}, round {turn} of {bench.rounds}")
             spent = messages / _spark_reads(spark, folder, list(columns), messages)
-            plain = messages / _plain_reads(folder, list(columns.values()), messages)
+            frame = messages / _frame_reads(folder, list(columns.values()), messages)
+            loop = messages / _loop_reads(folder, list(columns.values()), messages)
             if turn:
                 ours.append(spent)
-                theirs.append(plain)
-        yield at_least(f"read {messages:,} messages, {kind} / one process, sqlite3", "/s", ours, theirs, factor)
+                frames.append(frame)
+                loops.append(loop)
+        read = f"read {messages:,} messages, {kind}"
+        yield at_least(f"{read} / one process, into a frame of pandas", "/s", ours, frames, factor)
+        yield beside(f"{read} / one process, a loop that keeps nothing", "/s", ours, loops)
 
 
 def _spark_reads(spark: "SparkSession", folder: Path, columns: list[str], messages: int) -> float:
@@ -86,7 +90,19 @@ def _spark_reads(spark: "SparkSession", folder: Path, columns: list[str], messag
     return time.perf_counter() - started
 
 
-def _plain_reads(folder: Path, columns: list[str], messages: int) -> float:
+def _frame_reads(folder: Path, columns: list[str], messages: int) -> float:
+    import pandas as pd
+
+    started = time.perf_counter()
+    with closing(sqlite3.connect(f"file:{database_path(folder)}?mode=ro", uri=True)) as database:
+        frame = pd.read_sql_query(f"SELECT {', '.join(columns)} FROM message", database)
+    last = frame[columns[-1]]
+    assert (last.str.len() if columns[-1] == "payload" else last).sum() > 0
+    assert len(frame) == messages
+    return time.perf_counter() - started
+
+
+def _loop_reads(folder: Path, columns: list[str], messages: int) -> float:
     started = time.perf_counter()
     count = total = 0
     with closing(sqlite3.connect(f"file:{database_path(folder)}?mode=ro", uri=True)) as database:
@@ -148,20 +164,20 @@ def _sending(bench: Bench) -> Row:
     source = bench.folder / "beside"
     journal(source / "journal", QUICK_EVENTS if bench.quick else EVENTS)
     service = Service(bench.folder / "senders")
-    beside, alone = [], []
+    busy, alone = [], []
     with running(service), ThreadPoolExecutor(1) as other:
         loads.run("make", service, addresses=["send"])
         for turn in range(bench.rounds):
             bench.say(f"pipeline: SEND beside an ingest, round {turn + 1} of {bench.rounds}")
             alone.append(_p99(bench, service))
             ingest = other.submit(_ingest, source, bench.folder / f"beside{turn}")
-            beside.append(_p99(bench, service))
+            busy.append(_p99(bench, service))
             while not ingest.done():
-                beside[-1] = max(beside[-1], _p99(bench, service))
+                busy[-1] = max(busy[-1], _p99(bench, service))
             ingest.result()
-    beside, alone = sorted(beside), sorted(alone)
-    ratio = beside[len(beside) // 2] / alone[len(alone) // 2]
-    figures = (number(figure[len(figure) // 2], "ms") for figure in (beside, alone))
+    busy, alone = sorted(busy), sorted(alone)
+    ratio = busy[len(busy) // 2] / alone[len(alone) // 2]
+    figures = (number(figure[len(figure) // 2], "ms") for figure in (busy, alone))
     return Row("SEND, 10 in flight, worst p99 beside an ingest of low priority / alone", *figures, f"{ratio:.2f}×")
 
 

@@ -15,6 +15,8 @@ from pipeline.source.options import Options
 
 PARTITION_MESSAGES = 100_000
 """Messages of one task unless an option says otherwise: a snapshot of the database is held no longer than they take."""
+STRETCH_MESSAGES = 5 * PARTITION_MESSAGES
+"""The same of a task that reads a stretch of the table, which is so much faster."""
 UNCOUNTED = 1000
 """Messages by which a mailbox's counter may lag behind: it weighs, and decides nothing."""
 SLICES = 500
@@ -145,7 +147,7 @@ def share(slices: Sequence[Slice], options: Options) -> list[tuple[Slice, ...]]:
     """Deal the slices out to tasks, in their order, each about as many messages; a large mailbox goes to several."""
     weighed = [replace(each, weight=_weight(each)) for each in slices]
     total = sum(each.weight for each in weighed)
-    count = _tasks(total, options)
+    count = _tasks(total, PARTITION_MESSAGES, options)
     shares: list[list[Slice]] = [[] for _ in range(count)]
     before = 0
     for each in weighed:
@@ -162,7 +164,7 @@ def scanned(slices: Sequence[Slice], whole: Stretch | None, options: Options) ->
     total = sum(map(_weight, slices))
     if whole is None or len(slices) > SCANNED or total * SPARSE < whole.last - whole.first + 1:
         return []
-    count = _tasks(total, options)
+    count = _tasks(total, STRETCH_MESSAGES, options)
     ends = [whole.first + (whole.last - whole.first + 1) * number // count for number in range(count + 1)]
     return [Stretch(first, after - 1) for first, after in pairwise(ends)]
 
@@ -171,8 +173,8 @@ def _weight(each: Slice) -> int:
     return min(each.weight, each.last - each.first + 1)
 
 
-def _tasks(total: int, options: Options) -> int:
-    wanted = options.partitions or max(options.min_partitions, -(-total // PARTITION_MESSAGES))
+def _tasks(total: int, each: int, options: Options) -> int:
+    wanted = options.partitions or max(options.min_partitions, -(-total // each))
     return max(1, min(wanted, total))
 
 

@@ -29,7 +29,7 @@ from mediator.mailboxes.querying import Query, query
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.source.datasource import register
-from pipeline.source.mailboxes import Slice, literal, share
+from pipeline.source.mailboxes import Slice, Stretch, literal, scanned, share
 from pipeline.source.options import BATCH, MAX_TIME, Options, parse
 from pipeline.source.reading import MailReader
 from pipeline.source.schema import NAMES
@@ -289,9 +289,13 @@ def test_a_batch_is_bounded_by_its_bytes(kept: Kept, now: int) -> None:
         for number in range(40):
             put(tx, box, bytes([number]) * (mib if number < 30 else 10), created_at=now)
     reader = MailReader(parse({kept.option: kept.place}), ("msg_id", "payload"))
-    batches = [batch for share in reader.partitions() for batch in reader.read(share)]
-    assert [each for batch in batches for each in batch.column(0).to_pylist()] == list(range(40))
-    assert max(batch.nbytes for batch in batches) <= 18 * mib
+    everything = reader.partitions()
+    reader.pushFilters([LessThan(("msg_id",), 39)])
+    # By their places in the table, and by the index.
+    for shares in (everything, reader.partitions()):
+        batches = [batch for share in shares for batch in reader.read(share)]
+        assert [each for batch in batches for each in batch.column(0).to_pylist()] == list(range(40))
+        assert max(batch.nbytes for batch in batches) <= 18 * mib
 
 
 WRONG = [
@@ -409,6 +413,25 @@ def test_shares_are_all_of_the_slices_once(mailboxes: list[tuple[int, int, int]]
         assert all(after.first == before.last + 1 for before, after in pairwise(parts))
     weights = [sum(part.weight for part in each) for each in shares]
     assert max(weights) - min(weights) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 3000)), min_size=1, max_size=20),
+    st.integers(1, 40),
+    st.integers(1, 2**40),
+    st.integers(1, 10**6),
+)
+def test_much_of_a_table_is_read_in_stretches_and_little_by_the_index(
+    mailboxes: list[tuple[int, int]], wanted: int, first: int, length: int
+) -> None:
+    slices = [Slice(no, "a", 0, more, weight) for no, (more, weight) in enumerate(mailboxes)]
+    stretches = scanned(slices, Stretch(first, first + length - 1), Options(partitions=wanted))
+    total = sum(part.weight for each in share(slices, Options(partitions=1)) for part in each)
+    assert bool(stretches) == (total * 4 >= length)
+    if stretches:
+        assert (stretches[0].first, stretches[-1].last) == (first, first + length - 1)
+        assert len(stretches) == min(wanted, total)
+        assert all(after.first == before.last + 1 for before, after in pairwise(stretches))
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
