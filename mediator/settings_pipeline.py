@@ -17,7 +17,7 @@ class Pipeline(BaseModel):
         ge=0,
         le=31 * 24,
         description="Hours between two runs of `mediator pipeline ingest`, `archive` and `report` into the folder "
-        "`lake` in data_dir, as a child process of low priority; 0 runs nothing. Set it where "
+        "`lake` in data_dir, as a child process of low priority on one core; 0 runs nothing. Set it where "
         "`agent-mediator[pipeline]` is installed and no scheduler of yours does it; `mediator pipeline runs` shows "
         "what came of it.",
     )

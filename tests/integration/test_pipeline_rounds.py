@@ -46,6 +46,13 @@ async def test_a_child_runs_to_its_end_lower_in_priority_and_leads_a_group_of_it
     assert ended.said == (f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + child.NICE)} True",)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties processes to cores")
+async def test_a_child_and_what_it_starts_have_one_core() -> None:
+    code = "import os, subprocess; subprocess.run(['nproc']); print(os.sched_getaffinity(0))"
+    ended = await run_child(python(code), {"PATH": os.environ["PATH"]}, LONG)
+    assert ended.said == ("1", str({max(os.sched_getaffinity(0))}))
+
+
 async def test_a_child_gets_the_environment_that_is_given_and_no_other() -> None:
     ended = await run_child(python("import os; print(os.environ.get('HOME'), os.environ['ONE'])"), {"ONE": "1"}, LONG)
     assert ended.said == ("None 1",)
