@@ -26,7 +26,7 @@ _FIXED = {"spark.sql.session.timeZone": "UTC"}
 _SESSION = {
     # Without it a data source in Python that can skip by its filters fails instead.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Each column that a plan names would tell Java which line of ours names it: twice the time to make a plan.
+    # Each column that a plan names would tell Java which line of ours names it, and plans here have hundreds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 _JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
