@@ -23,7 +23,7 @@ from benchmarks.bench import Bench, Row, at_least, at_most, beside
 from benchmarks.filling import PAYLOAD, add_mailboxes, add_messages, addresses
 from benchmarks.pipeline_lake import journal
 from benchmarks.servers import Service, running
-from mediator.housekeeping.child import NICE
+from mediator.housekeeping.child import give_way
 from mediator.store.opening import database_path
 
 if TYPE_CHECKING:
@@ -190,10 +190,4 @@ def _p99(bench: Bench, service: Service) -> float:
 def _ingest(source: Path, lake: Path) -> None:
     (source / "journal" / "read.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "mediator", "pipeline", "ingest", "--data-dir", str(source), "--lake", str(lake)]
-    subprocess.run(command, check=True, capture_output=True, preexec_fn=_yield)
-
-
-def _yield() -> None:
-    """Have as little as a child of the service has."""
-    os.nice(NICE)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    subprocess.run(command, check=True, capture_output=True, preexec_fn=lambda: give_way(os.getpid()))

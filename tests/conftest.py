@@ -18,6 +18,7 @@ class ByFile(LoadFileScheduling):
         return "mail" if file.startswith((f"{PIPELINE}test_source", f"{PIPELINE}test_sink")) else "lake"
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     """Take the place of what ``--dist`` says."""
     return ByFile(config, log)

@@ -64,11 +64,7 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str], with
     except OSError as error:
         raise SetupError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     with contextlib.suppress(ProcessLookupError):
-        # Before it has threads, which inherit it.
-        os.setpriority(os.PRIO_PROCESS, process.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE))
-        if sys.platform == "linux":
-            # With all cores Spark is hardly faster, and whoever waits for a SEND waits twice as long.
-            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+        give_way(process.pid)
     said: deque[str] = deque(maxlen=_TAIL)
     assert process.stdout is not None
     listening = asyncio.create_task(_listen(process.stdout, said), name="pipeline log")
@@ -82,6 +78,14 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str], with
         await _end(process, listening)
     assert process.returncode is not None
     return Ended(process.returncode, late, tuple(said))
+
+
+def give_way(pid: int) -> None:
+    """Have a process yield to this one, before it has threads, which inherit it."""
+    os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE))
+    if sys.platform == "linux":
+        # With all cores Spark is hardly faster, and whoever waits for a SEND waits twice as long.
+        os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
 
 
 async def _end(process: Process, listening: asyncio.Task[None]) -> None:

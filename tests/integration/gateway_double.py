@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import nats
+import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -14,7 +16,7 @@ from mediator.nats import pushwire
 from mediator.nats.client import Request
 from mediator.nats.push.pushes import Pushes
 from mediator.nats.pushwire import Open, Opened, Signs
-from tests.integration.door import Service, until
+from tests.integration.door import Service, serving, until
 
 
 @dataclass(eq=False)
@@ -167,3 +169,17 @@ async def _beat(gateway: Gateway) -> None:
         await asyncio.sleep(pushwire.BEAT_SECONDS)
         for owner in {each.owner for each in gateway._subscribers.values() if each.opened}:
             await gateway.tell(owner)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    """A service of the test's own."""
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def gateway(service: Service) -> AsyncIterator[Gateway]:
+    """A gateway to it."""
+    async with gateway_to(service) as running:
+        yield running

@@ -20,21 +20,11 @@ from mediator.nats.push.opening import open_pushes
 from mediator.nats.push.pushes import Pushes
 from mediator.store.base import Transaction
 from tests.integration.door import KEEP, LIMITS, Service, serving, until
-from tests.integration.gateway_double import Gateway, Subscriber, gateway_to
+from tests.integration.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
+
+__all__ = ["gateway", "service"]
 
 HALF = pushwire.WINDOW // 2
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def gateway(service: Service) -> AsyncIterator[Gateway]:
-    async with gateway_to(service) as running:
-        yield running
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,12 @@ from mediator.mailboxes import collecting
 from mediator.nats import pushwire
 from mediator.nats.accounts import Tenant, User
 from tests.integration.door import Service, serving, until
-from tests.integration.gateway_double import Gateway, Subscriber, gateway_to
+from tests.integration.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
 from tests.integration.test_broadcasts import instance
 
+__all__ = ["gateway", "service"]
+
 SUBJECTS = ["PUBLIC.LIST", "MAILBOX.MSG.public", "MAILBOX.MSG.public.*", "MAILBOX.MSG.public.normal"]
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def gateway(service: Service) -> AsyncIterator[Gateway]:
-    async with gateway_to(service) as running:
-        yield running
 
 
 def objects(subscriber: Subscriber) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,9 @@ from mediator.nats import pushwire
 from mediator.nats.accounts import Tenant, User
 from mediator.nats.push.pushes import Limits
 from tests.integration.door import Service, serving, until
-from tests.integration.gateway_double import Gateway, gateway_to
+from tests.integration.gateway_double import Gateway, gateway, gateway_to, service
 
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def gateway(service: Service) -> AsyncIterator[Gateway]:
-    async with gateway_to(service) as running:
-        yield running
+__all__ = ["gateway", "service"]
 
 
 async def fill(service: Service, *words: str) -> None:
