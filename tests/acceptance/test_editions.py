@@ -7,6 +7,7 @@ import nats
 import pytest
 
 from tests.acceptance.service import Service, Services, until
+from tests.wire import flushed
 
 INBOX = "$mq9.AI.INBOX.m001."
 SENT: tuple[tuple[str, dict[str, str] | None, bytes], ...] = (
@@ -73,7 +74,7 @@ async def test_what_a_subscription_got_and_confirmed_is_not_unread(services: Ser
 
         await until(none_is, 10, "all is confirmed")
         await subscription.unsubscribe()
-        await client.flush()
+        await flushed(client)
         await ask(service, INBOX + "normal", b"4")
         left = await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token)
         assert (left["unread"], left["messages"]) == (1, [4])

@@ -17,6 +17,7 @@ from mediator.nats.client import Request
 from mediator.nats.push.pushes import Pushes
 from mediator.nats.pushwire import Open, Opened, Signs
 from tests.integration.door import Service, serving, until
+from tests.wire import flushed
 
 
 @dataclass(eq=False)
@@ -113,7 +114,7 @@ class Gateway:
         made = Subscriber(self, client, new_token(), "$mq9.AI." + subject, queue, reads, at)
         self._subscribers[made.token] = made
         await client.subscribe(f"{pushwire.PRIVATE}{made.token}.>", cb=made._received)
-        await client.flush()
+        await flushed(client)
         await made.open(after)
         if reads and made.messages:
             # What came before the answer.
@@ -154,7 +155,7 @@ async def gateway_to(service: Service) -> AsyncIterator[Gateway]:
     connection = await nats.connect(server.url, user=server.service_user, password=server.service_password)
     gateway = Gateway(service, connection)
     await connection.subscribe(pushwire.TO_GATEWAY + gateway.name, cb=gateway._heard)
-    await connection.flush()
+    await flushed(connection)
     beating = asyncio.create_task(_beat(gateway))
     try:
         yield gateway

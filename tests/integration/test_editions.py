@@ -14,6 +14,7 @@ from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import LANES, Lane
 from tests.integration.door import PREFIX, Service, ids, payloads, refused, serving
+from tests.wire import flushed
 
 SENT_FROM = '{"from": "m002", "type": "task_result", "payload": {"n": 1}, "ts": 1234567890}'
 
@@ -463,6 +464,6 @@ async def test_a_publish_without_reply_is_done_in_silence(service: Service, stoc
     await service.create("m001")
     await stock.publish("$mq9.AI.MAILBOX.MSG.m001.wrong", b"lost")
     await stock.publish("$mq9.AI.MAILBOX.MSG.m001.urgent", b"kept")
-    await stock.flush()
+    await flushed(stock)
     assert (await service.ask("MAILBOX.MSG.m001", b"after"))["msg_id"] == 1
     assert payloads(await service.query("m001")) == [b"kept", b"after"]

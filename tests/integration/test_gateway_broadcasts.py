@@ -18,6 +18,7 @@ from mediator.metrics import Metrics
 from mediator.nats.connection import connect
 from mediator.nats.push.opening import open_pushes
 from tests.integration.door import KEEP, LIMITS, Service, serving, until
+from tests.wire import flushed
 
 PATIENCE = 10
 CAST = "$mq9.AI.BROADCAST."
@@ -91,7 +92,7 @@ async def test_who_has_subscribed_hears_what_is_broadcast_right_after(public: Pu
     subscriptions = []
     for number in range(30):
         subscriptions.append(await client.subscribe(f"{CAST}domain{number}.*"))
-        await client.flush()
+        await flushed(client)
         await sender.publish(f"{CAST}domain{number}.event", b"%d" % number, headers={"own": "é"})
     for number, subscription in enumerate(subscriptions):
         message = await subscription.next_msg(timeout=PATIENCE)

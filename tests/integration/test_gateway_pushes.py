@@ -11,6 +11,7 @@ from mediator.nats.accounts import Tenant, User
 from mediator.nats.pushwire import Signs
 from tests.integration.door import until
 from tests.integration.gateway import House, Instance, Opening, gateway
+from tests.wire import flushed
 
 BOX = "$mq9.AI.MAILBOX.MSG.orders"
 PATIENCE = 10
@@ -128,7 +129,7 @@ async def test_a_subscription_that_takes_in_others_is_refused_and_the_connection
     problem = await asyncio.wait_for(client.problems.get(), PATIENCE)
     assert f'permissions violation for subscription to "{subject.lower()}"' in str(problem)
     assert client.is_connected
-    await client.flush()
+    await flushed(client)
 
 
 @pytest.mark.rule("E6")
@@ -143,7 +144,7 @@ async def test_nobody_can_speak_as_the_service_or_as_a_gateway(house, subject):
         assert "permissions violation for publish to" in str(problem)
     await liar.publish("foo", b"x", reply=forged)
     assert "permissions violation for publish to" in str(await asyncio.wait_for(liar.problems.get(), PATIENCE))
-    await liar.flush()
+    await flushed(liar)
     await house.service.push(opening, f"{BOX}.normal", 1, b"true")
     (message,) = await taken(subscription, 1)
     assert message.data == b"true"
@@ -188,7 +189,7 @@ async def test_who_may_subscribe_to_nothing_is_told_in_the_words_of_nats_server(
             await client.subscribe(f"{BOX}.*")
             problem = await asyncio.wait_for(client.problems.get(), PATIENCE)
             assert f'subscription to "{BOX.lower()}.*"' in str(problem)
-            await client.flush()
+            await flushed(client)
             assert not client.problems.qsize()
             assert client.is_connected
         assert not house.service.opened
@@ -236,7 +237,7 @@ async def test_without_an_instance_a_subscription_waits_for_one(house):
     await house.service.crash()
     client = await house.client()
     subscription = await client.subscribe(f"{BOX}.*")
-    await client.flush()
+    await flushed(client)
     late = await house.instance("late")
     (opening,) = await opened(late)
     await late.push(opening, f"{BOX}.normal", 0)

@@ -15,6 +15,7 @@ from mediator.errors import MediatorError
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.nats.door import limit_of, payload_for
 from tests.integration.door import EMPTY, PREFIX, Service, ids, parsed, payloads, raw, refused, serving, until
+from tests.wire import flushed
 
 ALL_BYTES = bytes(range(256))
 SOON = 2.0
@@ -129,14 +130,14 @@ async def test_a_request_without_a_reply_subject_is_carried_out(service: Service
     client = await service.client()
     await client.publish(PREFIX + "MAILBOX.CREATE", b'{"name": "task"}')
     # Requests are answered when they are done, not in their order; who cannot hear the answer has to wait some way.
-    await client.flush()
+    await flushed(client)
     done = {"verb": "CREATE", "outcome": "ok"}
     await until(lambda: service.metrics.registry.get_sample_value("mediator_requests_total", done))
     await client.publish(PREFIX + "MSG.SEND.task", b"hello")
-    await client.flush()
+    await flushed(client)
     assert payloads(await service.fetch(wait=4500)) == [b"hello"]
     await client.publish(PREFIX + "MSG.DELETE.task.0")
-    await client.flush()
+    await flushed(client)
     async with asyncio.timeout(5):
         while await service.query():
             pass

@@ -25,6 +25,7 @@ from mediator.nats.accounts import Tenant, User, snippet
 from mediator.nats.announcements import Announcements
 from mediator.nats.connection import connect
 from mediator.nats.server import NatsServer, find_binary
+from tests.wire import flushed
 
 ANYTHING = "".join(chr(c) for c in range(33, 127)) + " ü€😀"
 SERVICE = "mq9.*.$mq9.AI.>"
@@ -53,15 +54,6 @@ async def client(server, user=None, password=None):
         await connection.close()
 
 
-async def settled(connection):
-    """Wait until the server has taken all that was sent.
-
-    nats-py writes the PING of a flush past what still waits to be sent: only a second one comes after it.
-    """
-    await connection.flush()
-    await connection.flush()
-
-
 async def refusal(server, login):
     """What the server says to a login, by hand: nats-py leaves the socket of a refused connection open."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -85,7 +77,7 @@ async def service(server):
             await message.respond(message.subject.encode())
 
         await connection.subscribe(SERVICE, queue="mediator", cb=answer)
-        await settled(connection)
+        await flushed(connection)
         connection.seen = seen
         yield connection
 
@@ -172,8 +164,8 @@ async def test_a_tenant_cannot_reach_or_forge_another(tmp_path):
         async with client(server) as anonymous:
             mine = await alice.subscribe("$mq9.PUSH.>")
             theirs = await anonymous.subscribe("$mq9.PUSH.>")
-            await settled(alice)
-            await settled(anonymous)
+            await flushed(alice)
+            await flushed(anonymous)
             await mediator.publish("mq9out.ACME.token.$mq9.AI.INBOX.x", b"for acme")
             await mediator.publish("mq9out.DEFAULT.token.$mq9.AI.INBOX.x", b"for default")
             message = await mine.next_msg(timeout=5)
@@ -209,14 +201,14 @@ async def test_clients_of_one_account_cannot_read_or_push_to_each_other(tmp_path
         # A wider subscription is taken, and then must not show the requests.
         wide = await spy.subscribe(">")
         pushes = await victim.subscribe("$mq9.PUSH.>")
-        await settled(spy)
-        await settled(victim)
+        await flushed(spy)
+        await flushed(victim)
         reply = await victim.request("$mq9.AI.MSG.SEND.x", b"secret", timeout=5)
         assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
         await spy.publish("$mq9.PUSH.token.x", b"forged")
         assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
         await victim.publish("go", b"over")
-        await settled(victim)
+        await flushed(victim)
         subjects = []
         while not subjects or subjects[-1] != "go":
             subjects.append((await wide.next_msg(timeout=5)).subject)

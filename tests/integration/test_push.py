@@ -15,6 +15,7 @@ from mediator.nats.accounts import Tenant, User
 from mediator.nats.push.pushes import Limits
 from tests.integration.door import Service, serving, until
 from tests.integration.gateway_double import Gateway, gateway, gateway_to, service
+from tests.wire import flushed
 
 __all__ = ["gateway", "service"]
 
@@ -339,7 +340,7 @@ async def test_tenants_are_apart(tmp_path: Path) -> None:
         # Who knows the token of another tenant takes nothing over.
         stolen = pushwire.pack(pushwire.Open(gateway.name, hers.token, his.subject))
         await bob.publish("$mq9.AI.PUSH.OPEN", stolen)
-        await bob.flush()
+        await flushed(bob)
         await service.ask("MSG.SEND.task", b"more", client=bob)
         await his.got(2)
         await hers.got(1)
@@ -395,7 +396,7 @@ async def test_what_is_no_open_harms_nobody(service: Service, gateway: Gateway, 
     await service.create()
     client = await service.client()
     await client.publish("$mq9.AI.PUSH.OPEN", body)
-    await client.flush()
+    await flushed(client)
     instance = service.pushes.instance
     for signs in (body, b'{"sender": "' + b"a" * 26 + b'", "credits": {"x": -1}}', b'{"sender": "x"}'):
         await service.connection.publish([((pushwire.TO_INSTANCE + instance).encode(), signs)])

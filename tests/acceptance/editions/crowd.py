@@ -16,6 +16,7 @@ from nats.aio.subscription import Subscription
 
 from tests.acceptance.editions.stock import PATIENCE, PREFIX, Stock, id_of, word_of
 from tests.acceptance.service import until
+from tests.wire import flushed
 
 LANES = ("critical", "urgent", "normal", "low")
 WAYS = {
@@ -107,7 +108,7 @@ class Crowd:
         member = Member(client, queue, frozenset(self.deleted))
         subject = f"{PREFIX}MAILBOX.MSG.{self.box}.*"
         member.subscription = await client.client.subscribe(subject, queue=queue, cb=member.take)
-        await client.client.flush()
+        await flushed(client.client)
         self.members.append(member)
         return member
 

@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from tests.acceptance.service import Service
+from tests.wire import flushed
 
 PREFIX = "$mq9.AI."
 PATIENCE = 20.0
@@ -67,15 +68,13 @@ class Stock:
 
     async def drain(self) -> None:
         """Say goodbye; what came before has been confirmed by then, and goes to nobody else (E7)."""
-        # The library writes the PING of a flush past what still waits to be sent; the second comes after that.
-        await self.client.flush()
-        await self.client.flush()
+        await flushed(self.client)
         await self.client.drain()
 
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:
         """Subscribe."""
         subscription = await self.client.subscribe(PREFIX + subject, queue=queue)
-        await self.client.flush()
+        await flushed(self.client)
         return subscription
 
 

@@ -17,6 +17,7 @@ from nats.errors import NoRespondersError
 
 from tests.acceptance.editions.stock import PATIENCE, PREFIX, Stock, bodies, id_of, taken, word_of
 from tests.acceptance.service import Service, Services, until
+from tests.wire import flushed
 
 LIMIT = 10 * 1024 * 1024
 
@@ -166,7 +167,7 @@ async def test_without_a_queue_everybody_gets_it_and_with_one_somebody(
 
         member = await Stock.connect(service.nats_url, stack)
         await member.client.subscribe(f"{PREFIX}MAILBOX.MSG.{box}.*", queue="crew", cb=take)
-        await member.client.flush()
+        await flushed(member.client)
 
     async def both_are_there() -> bool:
         await stock.ask(f"MAILBOX.MSG.{box}.low", b"ready")
@@ -273,7 +274,7 @@ async def test_requests_between_clients_are_those_of_nats(stock: Stock, service:
     with pytest.raises(NoRespondersError):
         await stock.client.request("reverse", b"abc", timeout=PATIENCE)
     await other.client.subscribe("reverse", cb=answer)
-    await other.client.flush()
+    await flushed(other.client)
     assert (await stock.client.request("reverse", b"abc", timeout=PATIENCE)).data == b"cba"
 
 

@@ -10,6 +10,7 @@ from nats.aio.subscription import Subscription
 
 from tests.acceptance.editions.stock import PATIENCE, PREFIX, Stock, bodies, id_of, taken
 from tests.acceptance.service import Service, until
+from tests.wire import flushed
 
 
 @pytest.mark.rule("M1", "M3", "E10")
@@ -132,7 +133,7 @@ async def test_workers_share_a_queue_whoever_comes_and_goes(stock: Stock, servic
 
         subject = f"{PREFIX}MAILBOX.MSG.jobs.open.*"
         subscription = await client.client.subscribe(subject, queue="workers", cb=done)
-        await client.client.flush()
+        await flushed(client.client)
         return subscription
 
     first, _ = await work(stock), await work(await Stock.connect(service.nats_url, stack))
@@ -142,7 +143,7 @@ async def test_workers_share_a_queue_whoever_comes_and_goes(stock: Stock, servic
     assert sorted(int(body) for _, body in shared) == list(range(20))
     await work(await Stock.connect(service.nats_url, stack))
     await first.unsubscribe()
-    await stock.client.flush()
+    await flushed(stock.client)
     members: set[int] = set()
 
     async def both_others() -> bool:

@@ -17,6 +17,7 @@ from nats.micro.service import ServiceConfig
 from tests.acceptance.editions.conftest import Elsewhere
 from tests.acceptance.editions.stock import PATIENCE, PREFIX, Stock, bodies, taken
 from tests.acceptance.service import Service, free_port, until
+from tests.wire import flushed
 
 
 async def echo(message: Msg) -> None:
@@ -33,16 +34,16 @@ async def test_wildcards_inboxes_echoes_and_old_requests(pair: tuple[Stock, Stoc
     through, direct = pair[0].client, pair[1].client
     one, rest = await through.subscribe("w.*.x"), await through.subscribe("w.>")
     await through.subscribe("echo", cb=echo)
-    await through.flush()
+    await flushed(through)
     for subject in ("w.a.x", "w.a.y", "w.b.x"):
         await direct.publish(subject, subject.encode())
     assert await bodies(one, 2) == [b"w.a.x", b"w.b.x"]
     assert await bodies(rest, 3) == [b"w.a.x", b"w.a.y", b"w.b.x"]
     quiet = await Stock.connect(elsewhere.url, stack, no_echo=True, inbox_prefix=b"_INBOX_mine")
     own = await quiet.client.subscribe("w.>")
-    await quiet.client.flush()
+    await flushed(quiet.client)
     await quiet.client.publish("w.own", b"own")
-    await quiet.client.flush()
+    await flushed(quiet.client)
     await through.publish("w.other", b"other")
     assert await bodies(own, 1) == [b"other"]
     assert (await quiet.client.request("echo", b"1", timeout=PATIENCE)).data == b"1"
@@ -54,7 +55,7 @@ async def test_wildcards_inboxes_echoes_and_old_requests(pair: tuple[Stock, Stoc
 async def test_headers_of_all_kinds_and_messages_in_a_loop(pair: tuple[Stock, Stock]):
     through, direct = pair[0].client, pair[1].client
     subscription = await through.subscribe("h")
-    await through.flush()
+    await flushed(through)
     kinds: list[dict[str, str]] = [{"A": "b"}, {"Long": "x" * 3000, "B": "c: d"}, {"Empty": ""}]
     for headers in kinds:
         await direct.publish("h", b"", headers=headers)
@@ -76,7 +77,7 @@ async def test_a_slow_callback_is_told_by_the_library_and_harms_nobody(elsewhere
 
     await slow.client.subscribe("flood", cb=wait, pending_msgs_limit=5)
     calm = await slow.client.subscribe("calm")
-    await slow.client.flush()
+    await flushed(slow.client)
     sender = await Stock.connect(elsewhere.url, stack)
     for _ in range(20):
         await sender.client.publish("flood", b"x")
@@ -106,7 +107,7 @@ async def test_pings_of_both_sides_pass_while_mail_is_pushed(elsewhere: Elsewher
     reader = await lively.subscribe(f"MAILBOX.MSG.{box}.*")
     for number in range(100):
         await lively.ask(f"MAILBOX.MSG.{box}", b"%d" % number)
-        await lively.client.flush()
+        await flushed(lively.client)
     assert await bodies(reader, 100) == [b"%d" % number for number in range(100)]
     assert lively.client.stats["reconnects"] == 0
 
@@ -119,7 +120,7 @@ async def test_services_are_found_and_asked(pair: tuple[Stock, Stock]):
 
     made = await add_service(through, ServiceConfig(name="reverser", version="1.0.0", description="turns round"))
     await made.add_endpoint(name="reverse", subject="reverse", handler=reverse)
-    await through.flush()
+    await flushed(through)
     assert (await direct.request("reverse", b"abc", timeout=PATIENCE)).data == b"cba"
     for verb in ("PING", "INFO", "STATS"):
         assert b'"reverser"' in (await direct.request(f"$SRV.{verb}.reverser", b"", timeout=PATIENCE)).data
@@ -194,7 +195,7 @@ async def test_callbacks_tell_of_a_break_and_what_was_written_meanwhile_arrives(
         closed_cb=noting("closed"), dont_randomize=True,
     )  # fmt: skip
     heard = await pair[1].client.subscribe("buffered")
-    await pair[1].client.flush()
+    await flushed(pair[1].client)
     mine = await through.client.subscribe("mine")
     await elsewhere.service.kill()
     await until(lambda: "lost" in happened, PATIENCE, "the break is told")
