@@ -77,7 +77,7 @@ def report(
         updated = tables.update(work.spark, work.lake, work.told)
         work.told("page", 0, None)
         hourly, waits, groups = (tables.read(work.spark, work.lake, name) for name in tables.TABLES)
-        span = span_of(hourly, first, last)
+        span = span_of(tables.hours(work.lake), first, last)
         gaps, quarantined = tables.missing(work.spark, work.lake, span)
         summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
         path = (output if output is not None else work.lake / PAGE).absolute()

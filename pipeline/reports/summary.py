@@ -1,8 +1,9 @@
 """What a report says about a span of time, gathered from the tables into plain values that a page can show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import accumulate
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -69,18 +70,16 @@ class Summary:
     """Why lines of the journal could not be read, and how many."""
 
 
-def span_of(hourly: DataFrame, first: date | None, last: date | None) -> Span:
-    """Return the span from the beginning of a day to the end of another, no longer than what the table holds.
+def span_of(held: tuple[datetime, datetime] | None, first: date | None, last: date | None) -> Span:
+    """Return the span from the beginning of a day to the end of another, no longer than what the tables hold.
 
-    Without a last day it is that of the newest row, without a first one the span is 30 days. Raises
-    :class:`BadRequestError` for days in the wrong order or more than 366.
+    ``held`` are their first and last hour, None without any. Without a last day it is that of the last hour, without a
+    first one the span is 30 days. Raises :class:`BadRequestError` for days in the wrong order or more than 366.
     """
     if first is not None and last is not None and first > last:
         raise BadRequestError("from", f"expected a day not after {last}, got {first}")
-    row = hourly.agg(F.unix_millis(F.min("hour")), F.unix_millis(F.max("hour"))).head()
-    assert row is not None
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    oldest, newest = (now if value is None else _moment(value) for value in row)
+    oldest, newest = held or (now, now)
     end = newest + _HOUR
     if last is not None:
         end = min(end, _midnight(last) + timedelta(days=1))
@@ -104,59 +103,59 @@ def summarize(
     """Gather a report from whole tables; ``hourly`` must reach back to the beginning for the depths to be true."""
     whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
     depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
+    rows = depths.where(span.holds(F.col("hour")))
+    mailboxes = by_mailbox(rows).cache()
     try:
-        rows = depths.where(span.holds(F.col("hour")))
-        sums = rows.agg(F.count_distinct("tenant", "mailbox"), *(F.sum(name) for name in usage.TOTALS)).head()
-        assert sums is not None
-        last = F.lit(span.end - _HOUR)
-        together = usage.carried(depths.withColumn("all", F.lit(0)), ["all"], last).where(span.holds(F.col("hour")))
-        flows = rows.groupBy("hour").agg(*(F.sum(name).alias(name) for name in PER_HOUR))
+        sums = _sums(depths, (*usage.TOTALS, "change", "change_bytes"))
+        flows = {name: [value or 0 for value in _line(sums, name, span)] for name in usage.TOTALS}
+        count = mailboxes.count()
         line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.holds(F.col("hour")))
         names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
-        there = _by_hour(together, ("depth", "depth_bytes"), span)
+        waited = _by_hour(line, names)
+        # Of one tenant alone they are known by now.
+        shares = _tenants(rows, span) if tenant is None else [(tenant, flows["bytes_in"])][:count]
         return Summary(
             span,
             tenant,
-            mailboxes=sums[0],
-            totals={name: value or 0 for name, value in zip(usage.TOTALS, sums[1:], strict=True)},
-            flows=_zeros(_by_hour(flows, PER_HOUR, span)),
-            depth=_zeros(there)["depth"],
-            depth_bytes=_zeros(there)["depth_bytes"],
-            waits=_by_hour(line, names, span),
-            tenants=_tenants(rows, span),
-            slowest=_rows(slowest(rows)),
-            filling=_rows(filling(rows)),
+            mailboxes=count,
+            totals={name: sum(flow) for name, flow in flows.items()},
+            flows={name: flows[name] for name in PER_HOUR},
+            depth=_so_far(sums, "change", span),
+            depth_bytes=_so_far(sums, "change_bytes", span),
+            waits={name: _line(waited, name, span) for name in names},
+            tenants=shares,
+            slowest=_rows(slowest(mailboxes)),
+            filling=_rows(filling(mailboxes)),
             behind=_rows(behind(rows, groups.where(whose & span.holds(F.col("hour"))))),
             gaps=gaps,
             quarantined=quarantined,
         )
     finally:
+        mailboxes.unpersist()
         depths.unpersist()
 
 
-def slowest(rows: DataFrame) -> DataFrame:
-    """Return mailboxes by their worst hour: the one whose messages waited longest for the first delivery, at p95."""
-    worst = F.max(F.struct("first_p95", "hour", "first_p50", "first_p99", "first_count")).alias("worst")
-    return (
-        rows.where("first_count > 0")
-        .groupBy("tenant", "mailbox")
-        .agg(worst)
-        .select("tenant", "mailbox", "worst.*")
-        .orderBy(F.desc("first_p95"), "tenant", "mailbox")
+def by_mailbox(rows: DataFrame) -> DataFrame:
+    """Return a row for each mailbox: its worst hour, what was sent to it and taken by groups, and its last hour."""
+    worst = F.struct("first_p95", "hour", "first_p50", "first_p99", "first_count")
+    return rows.groupBy("tenant", "mailbox").agg(
+        F.max(F.when(F.col("first_count") > 0, worst)).alias("worst"),
+        F.sum("sent").alias("sent"),
+        F.sum(F.col("delivered") + F.col("leased") + F.col("acknowledged")).alias("taken"),
+        F.max(F.struct("hour", "depth", "depth_bytes")).alias("newest"),
     )
 
 
-def filling(rows: DataFrame) -> DataFrame:
+def slowest(mailboxes: DataFrame) -> DataFrame:
+    """Return mailboxes by their worst hour: the one whose messages waited longest for the first delivery, at p95."""
+    waited = mailboxes.where("worst IS NOT NULL").select("tenant", "mailbox", "worst.*")
+    return waited.orderBy(F.desc("first_p95"), "tenant", "mailbox")
+
+
+def filling(mailboxes: DataFrame) -> DataFrame:
     """Return mailboxes to which mail was sent and from which no group took any, by what is there at the end."""
-    newest = F.max(F.struct("hour", "depth", "depth_bytes"))
     return (
-        rows.groupBy("tenant", "mailbox")
-        .agg(
-            F.sum("sent").alias("sent"),
-            F.sum(F.col("delivered") + F.col("leased") + F.col("acknowledged")).alias("taken"),
-            newest.alias("newest"),
-        )
-        .where("sent > 0 and taken = 0")
+        mailboxes.where("sent > 0 AND taken = 0")
         .select("tenant", "mailbox", "sent", "newest.depth", "newest.depth_bytes")
         .orderBy(F.desc("depth"), F.desc("sent"), "tenant", "mailbox")
     )
@@ -181,26 +180,42 @@ def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
 
 def _tenants(rows: DataFrame, span: Span) -> list[tuple[str, list[int]]]:
     sums = rows.groupBy("tenant").agg(F.sum("bytes_in").alias("bytes")).orderBy(F.desc("bytes"), "tenant")
-    largest = [row["tenant"] for row in sums.limit(TENANTS).collect()]
-    shown = F.when(F.col("tenant").isin(largest), F.col("tenant"))
     # The others are under None: a tenant may have any name.
-    found: dict[str | None, dict[datetime, int]] = {name: {} for name in largest}
-    bytes_in = rows.groupBy(shown.alias("name"), F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("n"))
-    for row in bytes_in.collect():
-        found.setdefault(row["name"], {})[_moment(row["ms"])] = row["n"]
+    largest = F.broadcast(sums.limit(TENANTS).select(F.col("tenant").alias("name")))
+    named = rows.join(largest, F.col("tenant") == F.col("name"), "left")
+    found: dict[str | None, dict[datetime, int]] = {}
+    by_hour = named.groupBy("name", F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("bytes"))
+    for row in by_hour.collect():
+        found.setdefault(row["name"], {})[_moment(row["ms"])] = row["bytes"]
+
+    def rank(name: str | None) -> tuple[bool, int, str]:
+        return name is None, -sum(found[name].values()), name or ""
+
     return [
-        (OTHERS if name is None else name, [values.get(hour, 0) for hour in span.hours])
-        for name, values in found.items()
+        (OTHERS if name is None else name, [found[name].get(hour, 0) for hour in span.hours])
+        for name in sorted(found, key=rank)
     ]
 
 
-def _by_hour(table: DataFrame, names: Sequence[str], span: Span) -> dict[str, list[float | None]]:
-    found = {_moment(row["ms"]): row for row in table.select(F.unix_millis("hour").alias("ms"), *names).collect()}
-    return {name: [found[hour][name] if hour in found else None for hour in span.hours] for name in names}
+def _sums(rows: DataFrame, names: Sequence[str]) -> dict[datetime, Row]:
+    return _by_hour(rows.groupBy("hour").agg(*(F.sum(name).alias(name) for name in names)), names)
 
 
-def _zeros(lists: dict[str, list[float | None]]) -> dict[str, list[int]]:
-    return {name: [int(value or 0) for value in values] for name, values in lists.items()}
+def _so_far(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:
+    """Return for each hour of the span the sum of all changes from the beginning to its end."""
+    before = sum(row[change] for hour, row in sums.items() if hour < span.begin)
+    changes = (value or 0 for value in _line(sums, change, span))
+    return list(accumulate(changes, initial=before))[1:]
+
+
+def _line(rows: Mapping[datetime, Row], name: str, span: Span) -> list[Any]:
+    """Return a value for each hour of the span, None where there is no row."""
+    return [rows[hour][name] if hour in rows else None for hour in span.hours]
+
+
+def _by_hour(table: DataFrame, names: Sequence[str]) -> dict[datetime, Row]:
+    collected = table.select(F.unix_millis("hour").alias("ms"), *names).collect()
+    return {_moment(row["ms"]): row.asDict() for row in collected}
 
 
 def _rows(table: DataFrame) -> list[Row]:

@@ -117,22 +117,37 @@ def read(spark: SparkSession, lake: Path, name: str) -> DataFrame:
     return _read(spark, plain, [file["path"] for file in there.files()])
 
 
+def hours(lake: Path) -> tuple[datetime, datetime] | None:
+    """Return the first and the last hour that the tables have, None when they are empty."""
+    files = Table(table(lake, HOURLY), TABLES[HOURLY][0], PARTITION).files("hour")
+    if not files:
+        return None
+    return min(file["min.hour"] for file in files), max(file["max.hour"] for file in files)
+
+
 def missing(spark: SparkSession, lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
     """Return the gaps that touch a span, and why lines could not be read that were seen since it began, with counts."""
-    lost = Table(table(lake, GAPS_TABLE), GAPS)
-    gaps = _read(spark, GAPS, [file["path"] for file in lost.files()])
+    return _gaps(spark, lake, span), _unreadable(spark, lake, span)
+
+
+def _gaps(spark: SparkSession, lake: Path, span: Span) -> list[Row]:
+    files = [file["path"] for file in Table(table(lake, GAPS_TABLE), GAPS).files()]
+    if not files:
+        return []
     touching = (F.col("from") < F.lit(span.end)) & (F.col("to") >= F.lit(span.begin))
-    found = gaps.where(F.col("from").isNull() | touching).select(
-        "why", "events", F.unix_millis("from").alias("from"), F.unix_millis("to").alias("to")
-    )
-    apart = Table(table(lake, QUARANTINE_TABLE), QUARANTINE)
-    lines = _read(spark, QUARANTINE, [file["path"] for file in apart.files()]).where(F.col("seen") >= F.lit(span.begin))
-    reasons = lines.groupBy("reason").agg(F.count("*").alias("lines")).orderBy(F.desc("lines")).limit(20).collect()
-    rows = [row.asDict() for row in found.orderBy("from").limit(20).collect()]
-    times = [{name: _time(row[name]) for name in ("from", "to")} for row in rows]
-    return [{**row, **when} for row, when in zip(rows, times, strict=True)], [
-        (r["reason"], r["lines"]) for r in reasons
-    ]
+    found = _read(spark, GAPS, files).where(F.col("from").isNull() | touching)
+    times = (F.unix_millis(name).alias(name) for name in ("from", "to"))
+    rows = [row.asDict() for row in found.select("why", "events", *times).orderBy("from").limit(20).collect()]
+    return [{**row, **{name: _time(row[name]) for name in ("from", "to")}} for row in rows]
+
+
+def _unreadable(spark: SparkSession, lake: Path, span: Span) -> list[tuple[str, int]]:
+    files = [file["path"] for file in Table(table(lake, QUARANTINE_TABLE), QUARANTINE).files()]
+    if not files:
+        return []
+    lines = _read(spark, QUARANTINE, files).where(F.col("seen") >= F.lit(span.begin))
+    reasons = lines.groupBy("reason").agg(F.count("*").alias("lines")).orderBy(F.desc("lines")).limit(20)
+    return [(row["reason"], row["lines"]) for row in reasons.collect()]
 
 
 def _touched(spark: SparkSession, events: Table, hourly: Table, since: int) -> list[date]:
