@@ -1,12 +1,12 @@
 """The NATS door: takes requests off the subjects of all editions of the protocol and answers them (N1–N8).
 
-SEND is the hot path: it is read, queued for the group commit and answered by a callback, without a task of its own.
-Every other verb may wait, so each is a task.
+SEND and BATCH are the hot path: read, queued for the group commit and answered by a callback, without a task of their
+own. Every other verb may wait, so each is a task.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,9 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
-from mediator.nats import pushwire, replies, requests
+from mediator.nats import batches, pushwire, replies, requests
 from mediator.nats.answers import Answers
+from mediator.nats.batches import Batch
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
@@ -183,6 +184,10 @@ class Door:
                 verb = "SEND"
                 self._send(message, self._tenants.of(account), name[9:], started)
                 return
+            if name.startswith("MSG.BATCH."):
+                verb = "BATCH"
+                self._send_batch(message, self._tenants.of(account), name[10:], started)
+                return
             if name.startswith(PUBLISHED):
                 verb = "SEND"
                 self._publish_older(message, self._tenants.of(account), name, started)
@@ -273,8 +278,23 @@ class Door:
         published = self._editions.published(name, message)
         self._store(message, Send(tenant, published.address, published.draft), published.named, started)
 
+    def _send_batch(self, message: Request, tenant: str, address: str, started: float) -> None:
+        size = len(message.data)
+        self._answers.keep_room(size)
+        address = writable_address(address)
+        drafts = batches.drafts(message.data, self._answers.budget)
+        batch = Batch(drafts, partial(self._sent_batch, message.reply, size, _shape(message), started))
+        batch.send(lambda draft, done: self._broker.send_soon(Send(tenant, address, draft), done))
+        self._answers.hold(size)
+
+    def _sent_batch(self, reply: bytes, size: int, shape: Shape, started: float, outcomes: Sequence[Any]) -> None:
+        self._answers.hold(-size)
+        kept = any(not isinstance(outcome, MediatorError) for outcome in outcomes)
+        self._metrics.request("BATCH", OK if kept else outcomes[0].code, time.perf_counter() - started)
+        self._answers.put(reply, shape(replies.batch(outcomes)))
+
     def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
-        shape = python_client.reply if python_client.speaks(message) else _as_it_is
+        shape = _shape(message)
         size = len(message.data)
         self._broker.send_soon(request, partial(self._sent, message.reply, size, named, shape, started))
         self._answers.hold(size)
@@ -336,6 +356,10 @@ class Door:
         address, msg_id = requests.numbered(tail)
         await self._broker.delete(tenant, address, msg_id)
         return replies.success(deleted=True)
+
+
+def _shape(message: Request) -> Shape:
+    return python_client.reply if python_client.speaks(message) else _as_it_is
 
 
 def _as_it_is(answer: bytes) -> bytes:

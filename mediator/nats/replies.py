@@ -9,12 +9,13 @@ import orjson
 from mediator.errors import MediatorError
 from mediator.mailboxes.creating import Created
 from mediator.mailboxes.lanes import SHOWN
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.message import HIDDEN_ID, Message
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {
     "CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
     "UPDATE": {"mail_address": ""},
     "SEND": {"msg_id": -1},
+    "BATCH": {"msg_ids": [], "errors": {}},
     "BROADCAST": {"msg_id": -1},
     "FETCH": {"messages": []},
     "QUERY": {"messages": []},
@@ -31,6 +32,8 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "PUBLIC.LIST": {"mailboxes": []},
 }
 """The fields of each verb's reply as they are when it failed."""
+MAX_WORDS = 200
+"""Characters of an error in a reply that holds many."""
 
 
 def success(**fields: Any) -> bytes:
@@ -52,6 +55,15 @@ def created(result: Created) -> bytes:
         inbox=f"$mq9.AI.INBOX.{address}",
         created=result.token is not None,
         token=result.token or "",
+    )
+
+
+def batch(outcomes: Sequence[int | MediatorError]) -> bytes:
+    """Write the reply to BATCH: the msg_id of each message, and by its number why one was refused (S8)."""
+    refused = {no: outcome for no, outcome in enumerate(outcomes) if isinstance(outcome, MediatorError)}
+    return success(
+        msg_ids=[HIDDEN_ID if no in refused else outcome for no, outcome in enumerate(outcomes)],
+        errors={str(no): str(error)[:MAX_WORDS] for no, error in refused.items()},
     )
 
 

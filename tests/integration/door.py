@@ -39,6 +39,7 @@ EMPTY: dict[str, dict[str, Any]] = {
     "MAILBOX.CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
     "MAILBOX.UPDATE": {"mail_address": ""},
     "MSG.SEND": {"msg_id": -1},
+    "MSG.BATCH": {"msg_ids": [], "errors": {}},
     "MSG.FETCH": {"messages": []},
     "MSG.ACK": {},
     "MSG.NACK": {"returned": 0},

@@ -57,6 +57,7 @@ async def test_an_account_that_is_not_mapped_is_refused(service: Service) -> Non
         "MAILBOX.CREATE": "MAILBOX.CREATE",
         "MAILBOX.UPDATE": "MAILBOX.UPDATE.task",
         "MSG.SEND": "MSG.SEND.task",
+        "MSG.BATCH": "MSG.BATCH.task",
         "MSG.FETCH": "MSG.FETCH.task",
         "MSG.ACK": "MSG.ACK.task",
         "MSG.NACK": "MSG.NACK.task",
