@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -112,13 +114,12 @@ def replay(
         if progress is None:
             told("plan", 0, None)
             progress = _begin(spark, lake, wanted, replays)
-        planned = spark.read.schema(_plan_schema()).parquet(readable(replays.folder / PLAN))
-        for row in planned.select("key_id").where("key_id IS NOT NULL").distinct().collect():
-            if row["key_id"] not in {key.id for key in keys}:
-                raise unknown_key(row["key_id"])
+        path = replays.folder / PLAN
+        for unknown in _sealed_with(path) - {key.id for key in keys}:
+            raise unknown_key(unknown)
         while progress.done < progress.messages:
             told("messages", progress.done, progress.messages)
-            progress = _send(spark, lake, planned, progress, target, keys)
+            progress = _send(spark, lake, path, progress, target, keys)
             replays.keep(progress)
         told("messages", progress.done, progress.messages)
         replays.forget()
@@ -160,19 +161,24 @@ def _begin(spark: SparkSession, lake: Path, wanted: Wanted, replays: Replays) ->
     found = _chosen(kept(spark, lake), wanted)
     path = replays.folder / PLAN
     plan(found).write.mode("overwrite").parquet(f"file:{path}")
-    messages = spark.read.schema(_plan_schema()).parquet(readable(path)).count()
+    messages = ds.dataset(path, format="parquet").count_rows()
     progress = Progress(messages, replaced=found.count() - messages)
     replays.keep(progress)
     return progress
 
 
+def _sealed_with(path: Path) -> set[str]:
+    """Return the ids of the keys that a plan needs."""
+    batches = ds.dataset(path, format="parquet").to_batches(columns=["key_id"])
+    return {key_id for batch in batches for key_id in batch.column(0).unique().drop_null().to_pylist()}
+
+
 def _send(
-    spark: SparkSession, lake: Path, planned: DataFrame, progress: Progress, target: Target, keys: Sequence[Key]
+    spark: SparkSession, lake: Path, path: Path, progress: Progress, target: Target, keys: Sequence[Key]
 ) -> Progress:
-    """Send the next chunk."""
+    """Send the next chunk of a plan."""
     end = min(progress.done + CHUNK, progress.messages)
-    names = planned.where(F.col("no").between(progress.done, end - 1)).select("no", *_NAME)
-    ordered = picked(kept(spark, lake), names).repartition(1).sortWithinPartitions("no")
+    ordered = picked(kept(spark, lake), path, progress.done, end).repartition(1).sortWithinPartitions("no")
     shaped = opened(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
     if target.ttl is not None:
         shaped = shaped.withColumn(_TTL.name, F.lit(target.ttl).cast(_TTL.dataType))
@@ -184,17 +190,21 @@ def _send(
     return progress.after(end, int(sent.get["rows"]), int(sent.get["refused"]), sent.get["example"])
 
 
-def picked(rows: DataFrame, names: DataFrame) -> DataFrame:
-    """Return the rows of the archive that are named, with what ``names`` says of them."""
-    # Times as numbers: as dates of Python they would be those of this machine's zone.
-    values = {name: F.unix_micros(name) if name == "created_at" else F.col(name) for name in _NAME}
-    bounds = names.agg(*(of(value) for value in values.values() for of in (F.min, F.max))).collect()[0]
-    for at, name in enumerate(_NAME):
-        low, high = (F.lit(bound) for bound in bounds[2 * at : 2 * at + 2])
+def picked(rows: DataFrame, path: Path, start: int, end: int) -> DataFrame:
+    """Return the rows of the archive that a plan names from ``start`` on and before ``end``, with their ``no``."""
+    columns = {name: ds.field(name) for name in _NAME}
+    # As numbers: as dates of Python they would be those of this machine's zone.
+    columns["created_at"] = columns["created_at"].cast(pa.timestamp("us")).cast(pa.int64())
+    part = (ds.field("no") >= start) & (ds.field("no") < end)
+    bounds = ds.dataset(path, format="parquet").to_table(columns=columns, filter=part)
+    for name in _NAME:
+        low, high = (F.lit(bound) for bound in pc.min_max(bounds[name]).as_py().values())
         if name == "created_at":
             low, high = F.timestamp_micros(low), F.timestamp_micros(high)
         # Said so that files without them are passed over.
         rows = rows.where(F.col(name).between(low, high))
+    planned = rows.sparkSession.read.schema(_plan_schema()).parquet(readable(path))
+    names = planned.where(F.col("no").between(start, end - 1)).select("no", *_NAME)
     return rows.join(F.broadcast(names), list(_NAME))
 
 
