@@ -5,7 +5,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 PIPELINE = "tests/pipeline/"
-JAVA_OF_THEIR_OWN = ("_killed.py", "/test_java.py", "/test_session.py")
+JAVA_OF_THEIR_OWN = ("/test_killed.py", "/test_java.py", "/test_session.py")
 
 
 class ByFile(LoadFileScheduling):
