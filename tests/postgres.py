@@ -5,6 +5,7 @@ skipped, but fails where CI is set. Import the fixture ``postgres``; one server 
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import pwd
@@ -35,14 +36,33 @@ class Server:
         self._names = (f"mediator_test_{os.getpid()}_{number}" for number in itertools.count())
 
     @contextlib.contextmanager
-    def database(self) -> Iterator[str]:
-        """Make an empty database, yield its URL, and drop it whoever is still connected."""
+    def database(self, *, migrated: bool = False) -> Iterator[str]:
+        """Make an empty database, yield its URL, and drop it whoever is still connected.
+
+        ``migrated``: with the service's tables in it, copied, which takes half as long as making them.
+        """
+        name = next(self._names)
+        self.run(f'CREATE DATABASE "{name}" TEMPLATE "{self._template if migrated else "template1"}"')
+        try:
+            yield self._at(name)
+        finally:
+            self._drop(name)
+
+    @functools.cached_property
+    def _template(self) -> str:
+        """A database that is copied, and otherwise left alone."""
+        from mediator.store.postgres import PostgresStore
+
         name = next(self._names)
         self.run(f'CREATE DATABASE "{name}"')
-        try:
-            yield urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
-        finally:
-            self.run(f'DROP DATABASE "{name}" WITH (FORCE)')
+        PostgresStore(self._at(name)).close()
+        return name
+
+    def _at(self, name: str) -> str:
+        return urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+
+    def _drop(self, name: str) -> None:
+        self.run(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def run(self, statement: str) -> None:
         """Execute one statement outside of any transaction."""
@@ -52,7 +72,9 @@ class Server:
             connection.execute(statement)
 
     def stop(self) -> None:
-        """Nothing to stop: the server was there before."""
+        """Leave the server as it was before."""
+        if "_template" in self.__dict__:
+            self._drop(self._template)
 
 
 class PrivateServer(Server):

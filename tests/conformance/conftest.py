@@ -67,7 +67,7 @@ def _opener(kind: str, path: Path, request: pytest.FixtureRequest, stack: contex
     # Its driver is an extra: asked for after the fixture, which skips without it.
     from mediator.store.postgres import PostgresStore
 
-    url = stack.enter_context(server.database())
+    url = stack.enter_context(server.database(migrated=True))
     return lambda: PostgresStore(url)
 
 

@@ -275,7 +275,7 @@ async def test_a_daemon_without_a_database_says_so_once_and_waits_for_it(tmp_pat
 @pytest.mark.postgres
 @pytest.mark.rule("S5")
 async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgres: Server) -> None:
-    with postgres.database() as url:
+    with postgres.database(migrated=True) as url:
         options = settings(tmp_path, database_url=url)
         await fill(lambda: open_store(options), count=300)
         assert (await once(options, dry_run=True))[0] == "300 messages: time to live is over"

@@ -509,7 +509,7 @@ class _Child:
 async def test_instances_that_share_a_database_keep_a_journal_each(tmp_path: Path, postgres: Server) -> None:
     from mediator.store.postgres import PostgresStore
 
-    with postgres.database() as url:
+    with postgres.database(migrated=True) as url:
         first = await Run(tmp_path / "a", "host-1").start(PostgresStore(url))
         second = await Run(tmp_path / "b", "host-2").start(PostgresStore(url))
         await first.create()

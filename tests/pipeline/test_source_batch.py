@@ -87,7 +87,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) ->
             server: Server = request.getfixturevalue("postgres")
             from mediator.store.postgres import PostgresStore
 
-            url = stack.enter_context(server.database())
+            url = stack.enter_context(server.database(migrated=True))
             store = PostgresStore(url)
             found = Kept(store, "database.url", url, spark)
         stack.callback(store.close)

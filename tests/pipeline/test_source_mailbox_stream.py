@@ -62,7 +62,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     server: Server = request.getfixturevalue("postgres")
     from mediator.store.postgres import PostgresStore
 
-    with server.database() as url:
+    with server.database(migrated=True) as url:
         store = PostgresStore(url)
         yield Kept(store, "database.url", url)
         store.close()
