@@ -42,12 +42,12 @@ def check_waits(row: Row, waits: dict[str, list[int]]) -> None:
 
 # One job takes seconds whatever it computes: each example is many histories, a tenant each.
 @settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(st.lists(histories(), min_size=15, max_size=15))
+@given(st.lists(histories(), min_size=22, max_size=22))
 def test_every_number_is_the_one_of_plain_python(spark: SparkSession, drawn: list[list[Event]]) -> None:
     tenants = {f"t{number}": of_tenant(events, f"t{number}") for number, events in enumerate(drawn)}
     events = frame(spark, [event for told in tenants.values() for event in told]).cache()

@@ -74,7 +74,6 @@ def test_only_days_that_new_events_belong_to_are_calculated_anew(spark: SparkSes
     lake.come(FIRST_DAY)
     lake.come(SECOND_DAY)
     assert update(spark, tmp_path).days == [FIRST, SECOND]
-    lake.check()
     before = {name: lake.files(name) for name in TABLES}
     assert update(spark, tmp_path).days == []
 
