@@ -40,7 +40,9 @@ class Victim:
     def tell(self, word: str) -> None:
         """Give it a line to read."""
         assert self._child.stdin is not None
-        self._child.stdin.write(f"{word}\n")
+        # What is waited for next tells why it ended.
+        with suppress(BrokenPipeError):
+            self._child.stdin.write(f"{word}\n")
 
     def until(self, shows: Callable[[], object]) -> None:
         """Wait until something shows; fail, with what it said last, when it ended before."""
