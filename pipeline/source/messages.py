@@ -62,6 +62,12 @@ class Message:
             digest.update(f"\n{name}\n{value}".encode())
         return digest.hexdigest()
 
+    def frame(self, dedup_id: str) -> bytes:
+        """Return the message as one of a batch: its sizes, its headers, its payload (S8)."""
+        lines = [f"{name}: {value}\r\n" for name, value in self.headers.items()]
+        head = f"NATS/1.0\r\n{''.join(lines)}mq9-dedup-id: {dedup_id}\r\n\r\n".encode()
+        return b"%d %d\r\n%b%b\r\n" % (len(head), len(head) + len(self.payload), head, self.payload)
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:

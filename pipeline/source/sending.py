@@ -1,4 +1,4 @@
-"""Sends messages over one NATS connection, many under way at a time, in order, each until it has its receipt (S3)."""
+"""Sends messages over one NATS connection, in order, many to a request, each until it has its receipt (S3, S8)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -16,6 +17,7 @@ from pipeline.source.asking import (
     FIRST_PAUSE,
     FOR_NOW,
     LONGEST_PAUSE,
+    STRANGE,
     SUBJECT,
     Server,
     connect,
@@ -30,6 +32,12 @@ DEFAULT_IN_FLIGHT = 256
 MAX_IN_FLIGHT = 10_000
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes under way, in messages that are not the only one."""
+BATCH_MESSAGES = 60
+"""Messages in a request; the service takes so many whatever its max_payload is."""
+BATCH_BYTES = 256 * 1024
+"""Bytes of a request, in messages that are not the only one."""
+REQUESTS = 2
+"""Requests under way at a time that ``maxInFlight`` has room for, if it is not 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,11 @@ class Target(Server):
 
 @dataclass(slots=True)
 class _Open:
-    """A message without receipt."""
+    """A message without receipt, as it stands in a batch."""
 
     row: int
-    subject: str
-    payload: bytes
-    headers: dict[str, str]
-    size: int
+    address: str
+    frame: bytes
 
 
 class Sender:
@@ -74,7 +80,16 @@ class Sender:
         self._client: Client | None = None
         self._inbox = ""
         self._open: dict[int, _Open] = {}
+        """All without receipt, by row."""
+        self._gathered: list[_Open] = []
+        """Those of them that go with the next request."""
+        self._gathered_bytes = 0
+        self._room = BATCH_BYTES
+        self._asked: dict[int, list[_Open]] = {}
+        """Those of them that are under way, by the number of their request."""
+        self._requests = 0
         self._bytes = 0
+        self._most = min(BATCH_MESSAGES, max(1, target.in_flight // REQUESTS))
         self._told = asyncio.Event()
         self._enough = 0
         self._refused: tuple[int, str] | None = None
@@ -101,17 +116,16 @@ class Sender:
 
     async def send(self, row: int, message: Message, dedup_id: str) -> None:
         """Put a message on its way as soon as there is room; ``row`` is higher than that of the one before."""
-        headers = {**message.headers, "mq9-dedup-id": dedup_id}
-        size = len(message.payload) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 12
+        opened = _Open(row, message.address, message.frame(dedup_id))
+        size = len(opened.frame)
         full = len(self._open) >= self._target.in_flight or (self._open and self._bytes + size > MAX_BYTES)
         if full or self._trouble or self._refused is not None:
-            await self._answered(self._target.in_flight * 3 // 4, MAX_BYTES - size)
+            await self._answered(self._target.in_flight - self._most, MAX_BYTES - size)
         if not self._open:
             self._last_good = _now()
-        opened = _Open(row, f"{SUBJECT}SEND.{message.address}", message.payload, headers, size)
         self._open[row] = opened
         self._bytes += size
-        await self._publish(opened)
+        await self._gather(opened)
 
     async def settle(self) -> None:
         """Return when every message has its receipt."""
@@ -120,6 +134,8 @@ class Sender:
     async def _answered(self, most: int, most_bytes: int) -> None:
         """Wait until at most so many messages are open, and none that is to be sent again."""
         self._enough = most
+        if not self._trouble:
+            await self._ask()
         while True:
             if self._refused is not None:
                 row, said = self._refused
@@ -148,9 +164,12 @@ class Sender:
         if self._client is None or self._client.is_closed:
             await self._drop()
             await self._connect()
-        if self._client is not None:
-            for opened in list(self._open.values()):
-                await self._publish(opened)
+        # Answers to what was asked before tell of other batches than those that are made now.
+        self._asked.clear()
+        self._gathered, self._gathered_bytes = [], 0
+        for opened in list(self._open.values()):
+            await self._gather(opened)
+        await self._ask()
 
     async def _rest(self, why: str) -> None:
         if _now() - self._last_good > self._target.patience:
@@ -159,50 +178,68 @@ class Sender:
         await asyncio.sleep(self._pause)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
-    async def _publish(self, opened: _Open) -> None:
+    async def _gather(self, opened: _Open) -> None:
+        """Put a message into the next request, and send those that are whole."""
+        size = self._gathered_bytes + len(opened.frame)
+        if self._gathered and (self._gathered[0].address != opened.address or size > self._room):
+            await self._ask()
+        self._gathered.append(opened)
+        self._gathered_bytes += len(opened.frame)
+        if len(self._gathered) >= self._most:
+            await self._ask()
+
+    async def _ask(self) -> None:
+        """Send what was gathered."""
+        batch, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not batch:
+            return
         if self._client is None:
             self._trouble = self._trouble or "not connected"
             return
-        if opened.size > self._client.max_payload:
+        body = b"".join(opened.frame for opened in batch)
+        if len(body) > self._client.max_payload:
             # The server would close the connection instead of refusing the message.
-            self._refused = self._refused or (
-                opened.row,
-                str(MessageTooLargeError(opened.size, self._client.max_payload)),
-            )
-            self._told.set()
+            self._refuse(batch[0].row, str(MessageTooLargeError(len(body), self._client.max_payload)))
             return
+        self._requests += 1
+        self._asked[self._requests] = batch
+        subject = f"{SUBJECT}BATCH.{batch[0].address}"
         try:
-            await self._client.publish(
-                opened.subject, opened.payload, reply=f"{self._inbox}.{opened.row}", headers=opened.headers
-            )
+            await self._client.publish(subject, body, reply=f"{self._inbox}.{self._requests}")
         except (NatsError, OSError) as error:
             self._trouble = words(error)
 
     async def _received(self, answer: Msg) -> None:
-        opened = self._open.get(int(answer.subject.rpartition(".")[2]))
-        if opened is None:
+        batch = self._asked.pop(int(answer.subject.rpartition(".")[2]), None)
+        if batch is None:
             return
-        said = refusal(answer)
-        if not said:
-            del self._open[opened.row]
-            self._bytes -= opened.size
-            self._last_good = _now()
-            self._pause = FIRST_PAUSE
-            if len(self._open) <= self._enough:
-                self._told.set()
-        elif said.startswith(FOR_NOW):
-            self._trouble = said
+        for opened, said in zip(batch, _refusals(answer, len(batch)), strict=True):
+            if not said:
+                self._keep_receipt(opened)
+            elif said.startswith(FOR_NOW):
+                self._trouble = said
+            else:
+                self._refuse(opened.row, said)
+        if self._trouble or self._refused is not None or len(self._open) <= self._enough:
             self._told.set()
-        else:
-            if self._refused is None or opened.row < self._refused[0]:
-                self._refused = (opened.row, said)
-            self._told.set()
+
+    def _keep_receipt(self, opened: _Open) -> None:
+        del self._open[opened.row]
+        self._bytes -= len(opened.frame)
+        self._last_good = _now()
+        self._pause = FIRST_PAUSE
+
+    def _refuse(self, row: int, said: str) -> None:
+        if self._refused is None or row < self._refused[0]:
+            self._refused = (row, said)
+        self._told.set()
 
     async def _connect(self) -> None:
         """Try once to connect; where that fails for now, pause, and leave the trouble to the caller."""
         try:
             self._client = await connect(self._target, self._closed)
             self._inbox = self._client.new_inbox()
+            self._room = min(BATCH_BYTES, self._client.max_payload)
             await self._client.subscribe(self._inbox + ".*", cb=self._received)
         except (UnreachableError, NatsError, OSError) as error:
             await self._drop()
@@ -217,6 +254,18 @@ class Sender:
         client, self._client = self._client, None
         if client is not None:
             await disconnect(client)
+
+
+def _refusals(answer: Msg, count: int) -> list[str]:
+    """Return for each message of a batch why it was not taken, "" where it was."""
+    said = refusal(answer)
+    if said:
+        return [said] * count
+    try:
+        errors = orjson.loads(answer.data)["errors"]
+        return [errors.get(str(no), "") for no in range(count)]
+    except (KeyError, AttributeError):
+        return [STRANGE] * count
 
 
 def _now() -> float:

@@ -397,6 +397,66 @@ async def test_a_server_without_a_service_is_tried_until_patience_ends(tmp_path:
         services.close()
 
 
+async def batches_taken(service: Service) -> int:
+    _, page = await service.get("/metrics")
+    found = re.findall(r'mediator_requests_total{outcome="ok",verb="BATCH"} (\d+)', page)
+    return int(found[0]) if found else 0
+
+
+@pytest.mark.rule("S8")
+async def test_many_rows_go_in_one_request_and_as_few_as_may_be_under_way(mail: Mail) -> None:
+    await mail.create("together")
+    columns = Columns(("payload",), "together")
+    sent = [b"%d" % number for number in range(600)]
+    for options, fewest, most in (({}, 10, 60), ({"maxInFlight": "4"}, 300, 600), ({"maxInFlight": "1"}, 600, 600)):
+        before = await batches_taken(mail.service)
+        target = Target.of({"nats.url": mail.service.nats_url, **options})
+        await send(batches(*sent), columns, target, str(options), 0)
+        assert fewest <= await batches_taken(mail.service) - before <= most
+    assert await mail.payloads("together") == sent * 3
+
+
+@pytest.mark.rule("S7", "S8", "N7")
+async def test_rows_of_a_batch_that_are_refused_for_now_are_sent_until_they_are_taken(tmp_path: Path) -> None:
+    services = Services(tmp_path)
+    try:
+        service = services.new()
+        # Its server takes requests of a good 100 kB, less than a whole batch of these rows.
+        service.environment |= {
+            "MEDIATOR_REGISTRY__SEMANTIC": "false",
+            "MEDIATOR_MAX_MESSAGE_BYTES": "40000",
+            "MEDIATOR_QUOTAS__MAILBOX_MESSAGES": "100",
+        }
+        service.start()
+        await service.ready()
+        client = await nats.connect(service.nats_url)
+        mail = Mail(service, client)
+        await mail.ask("MAILBOX.CREATE", name="narrow", retention="until_ack")
+        rows = [b"%06d" % number + b"x" * (39_000 if number % 50 == 0 else 3000) for number in range(300)]
+        target = Target.of({"nats.url": service.nats_url})
+        sending = asyncio.create_task(send(batches(*rows), Columns(("payload",), "narrow"), target, "id", 0))
+        taken: list[bytes] = []
+        while len(taken) < len(rows):
+            # Nothing goes before there is no room for more.
+            full = min(100, len(rows) - len(taken))
+
+            async def filled(count: int = full) -> bool:
+                return len(await mail.items("narrow")) == count or sending.done()
+
+            await until(filled, 60, "the mailbox is full")
+            if sending.done():
+                break
+            body = {"group_name": "g", "deliver": "earliest", "num_msgs": 40}
+            got = (await mail.ask("MSG.FETCH.narrow", **body))["messages"]
+            taken += [base64.b64decode(item["payload"]) for item in got]
+            await mail.ask("MSG.ACK.narrow", group_name="g", msg_ids=[item["msg_id"] for item in got])
+        assert (await sending).rows == len(rows)
+        assert sorted(taken + await mail.payloads("narrow")) == rows
+        await client.close()
+    finally:
+        services.close()
+
+
 async def test_counts(mail: Mail) -> None:
     await mail.create("counted")
     target = Target.of({"nats.url": mail.service.nats_url})
