@@ -6,36 +6,31 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mediator.errors import BadRequestError, MessageTooLargeError, UnavailableError, UnreachableError
+from pipeline.source import batching
 from pipeline.source.asking import (
     ANSWER_SECONDS,
     FIRST_PAUSE,
     FOR_NOW,
     LONGEST_PAUSE,
-    STRANGE,
     SUBJECT,
     Server,
     connect,
     disconnect,
-    refusal,
     whole,
     words,
 )
+from pipeline.source.batching import Batch, Open
 from pipeline.source.messages import Message
 
 DEFAULT_IN_FLIGHT = 256
 MAX_IN_FLIGHT = 10_000
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes under way, in messages that are not the only one."""
-BATCH_MESSAGES = 60
-"""Messages in a request; the service takes so many whatever its max_payload is."""
-BATCH_BYTES = 256 * 1024
-"""Bytes of a request, in messages that are not the only one."""
 REQUESTS = 2
 """Requests under way at a time that ``maxInFlight`` has room for, if it is not 1."""
 
@@ -55,15 +50,6 @@ class Target(Server):
         return cls(server.servers, server.user, server.password, server.patience, in_flight)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A message without receipt, as it stands in a batch."""
-
-    row: int
-    address: str
-    frame: bytes
-
-
 class Sender:
     """A connection, used as ``async with`` by one task.
 
@@ -79,17 +65,16 @@ class Sender:
         self._where = where
         self._client: Client | None = None
         self._inbox = ""
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Open] = {}
         """All without receipt, by row."""
-        self._gathered: list[_Open] = []
+        self._most = min(batching.MAX_MESSAGES, max(1, target.in_flight // REQUESTS))
+        self._room = batching.MAX_BYTES
+        self._next = Batch(self._most)
         """Those of them that go with the next request."""
-        self._gathered_bytes = 0
-        self._room = BATCH_BYTES
-        self._asked: dict[int, list[_Open]] = {}
+        self._asked: dict[int, Batch] = {}
         """Those of them that are under way, by the number of their request."""
         self._requests = 0
         self._bytes = 0
-        self._most = min(BATCH_MESSAGES, max(1, target.in_flight // REQUESTS))
         self._told = asyncio.Event()
         self._enough = 0
         self._refused: tuple[int, str] | None = None
@@ -116,7 +101,7 @@ class Sender:
 
     async def send(self, row: int, message: Message, dedup_id: str) -> None:
         """Put a message on its way as soon as there is room; ``row`` is higher than that of the one before."""
-        opened = _Open(row, message.address, message.frame(dedup_id))
+        opened = Open(row, message.address, message.frame(dedup_id))
         size = len(opened.frame)
         full = len(self._open) >= self._target.in_flight or (self._open and self._bytes + size > MAX_BYTES)
         if full or self._trouble or self._refused is not None:
@@ -166,7 +151,7 @@ class Sender:
             await self._connect()
         # Answers to what was asked before tell of other batches than those that are made now.
         self._asked.clear()
-        self._gathered, self._gathered_bytes = [], 0
+        self._next = Batch(self._most)
         for opened in list(self._open.values()):
             await self._gather(opened)
         await self._ask()
@@ -178,34 +163,32 @@ class Sender:
         await asyncio.sleep(self._pause)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
-    async def _gather(self, opened: _Open) -> None:
+    async def _gather(self, opened: Open) -> None:
         """Put a message into the next request, and send those that are whole."""
-        size = self._gathered_bytes + len(opened.frame)
-        if self._gathered and (self._gathered[0].address != opened.address or size > self._room):
+        if not self._next.takes(opened, self._room):
             await self._ask()
-        self._gathered.append(opened)
-        self._gathered_bytes += len(opened.frame)
-        if len(self._gathered) >= self._most:
+        self._next.add(opened)
+        if self._next.full:
             await self._ask()
 
     async def _ask(self) -> None:
         """Send what was gathered."""
-        batch, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if not batch:
+        batch, self._next = self._next, Batch(self._most)
+        if not batch.messages:
             return
         if self._client is None:
             self._trouble = self._trouble or "not connected"
             return
-        body = b"".join(opened.frame for opened in batch)
-        if len(body) > self._client.max_payload:
+        first = batch.messages[0]
+        if batch.size > self._client.max_payload:
             # The server would close the connection instead of refusing the message.
-            self._refuse(batch[0].row, str(MessageTooLargeError(len(body), self._client.max_payload)))
+            self._refuse(first.row, str(MessageTooLargeError(batch.size, self._client.max_payload)))
             return
         self._requests += 1
         self._asked[self._requests] = batch
-        subject = f"{SUBJECT}BATCH.{batch[0].address}"
+        body = b"".join(opened.frame for opened in batch.messages)
         try:
-            await self._client.publish(subject, body, reply=f"{self._inbox}.{self._requests}")
+            await self._client.publish(f"{SUBJECT}BATCH.{first.address}", body, f"{self._inbox}.{self._requests}")
         except (NatsError, OSError) as error:
             self._trouble = words(error)
 
@@ -213,7 +196,7 @@ class Sender:
         batch = self._asked.pop(int(answer.subject.rpartition(".")[2]), None)
         if batch is None:
             return
-        for opened, said in zip(batch, _refusals(answer, len(batch)), strict=True):
+        for opened, said in batch.refusals(answer):
             if not said:
                 self._keep_receipt(opened)
             elif said.startswith(FOR_NOW):
@@ -223,7 +206,7 @@ class Sender:
         if self._trouble or self._refused is not None or len(self._open) <= self._enough:
             self._told.set()
 
-    def _keep_receipt(self, opened: _Open) -> None:
+    def _keep_receipt(self, opened: Open) -> None:
         del self._open[opened.row]
         self._bytes -= len(opened.frame)
         self._last_good = _now()
@@ -239,7 +222,7 @@ class Sender:
         try:
             self._client = await connect(self._target, self._closed)
             self._inbox = self._client.new_inbox()
-            self._room = min(BATCH_BYTES, self._client.max_payload)
+            self._room = min(batching.MAX_BYTES, self._client.max_payload)
             await self._client.subscribe(self._inbox + ".*", cb=self._received)
         except (UnreachableError, NatsError, OSError) as error:
             await self._drop()
@@ -254,18 +237,6 @@ class Sender:
         client, self._client = self._client, None
         if client is not None:
             await disconnect(client)
-
-
-def _refusals(answer: Msg, count: int) -> list[str]:
-    """Return for each message of a batch why it was not taken, "" where it was."""
-    said = refusal(answer)
-    if said:
-        return [said] * count
-    try:
-        errors = orjson.loads(answer.data)["errors"]
-        return [errors.get(str(no), "") for no in range(count)]
-    except (KeyError, AttributeError):
-        return [STRANGE] * count
 
 
 def _now() -> float:
