@@ -212,7 +212,11 @@ async def test_who_could_not_look_for_long_reads_all_anew(monkeypatch: pytest.Mo
 
 @pytest.mark.postgres
 async def test_another_instance_follows(postgres: Server):
-    with postgres.database(migrated=True) as url, closing(PostgresStore(url)) as first, closing(PostgresStore(url)) as second:
+    with (
+        postgres.database(migrated=True) as url,
+        closing(PostgresStore(url)) as first,
+        closing(PostgresStore(url)) as second,
+    ):
         async with instance(first) as one, instance(second) as two:
             await asyncio.gather(*(one.register(f"one{n}", "from one") for n in range(20)))
             await asyncio.gather(*(two.register(f"two{n}", "from two") for n in range(20)))
