@@ -21,7 +21,8 @@ SPARK_SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder that name no limit one that fits Spark."""
+    """Give the tests of this folder that name no limit one that fits Spark, and have the one that ends it come last."""
+    items.sort(key=lambda item: item.path.name == "test_cluster.py")
     for item in items:
         if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS))

@@ -27,6 +27,8 @@ from tests.spark import small
 ORDERS, GROUP = "orders", "g"
 KEPT, AGAIN = "kept", "kept.again"
 STREAMS = ("journal", "mailbox", "group")
+AT_ONCE = 20
+"""Rows of a stream's batch."""
 STANDING = "all of them stand"
 PATIENCE = 200.0
 """Seconds that they wait for each other."""
@@ -82,7 +84,7 @@ class Work:
                 meet(batch)
                 (self.rows(name) / f"{batch}.json").write_bytes(orjson.dumps(msg_ids))
 
-            reader = spark.readStream.format("mq9").option("maxOffsetsPerTrigger", 20)
+            reader = spark.readStream.format("mq9").option("maxOffsetsPerTrigger", AT_ONCE)
             stream = reader.options(**{key: str(value) for key, value in given.items()}).load().writeStream
             stream = stream.foreachBatch(keep).option("checkpointLocation", str(self.folder / f"{name}-checkpoint"))
             queries.append(stream.trigger(availableNow=True).start())

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -19,7 +18,7 @@ from pipeline.source.group_rows import columns
 from pipeline.source.group_stream import GroupStream
 from pipeline.source.stream import Offset, stream_reader
 from tests.acceptance.service import Service, Services, free_port
-from tests.pipeline.streams import Batches, drain, follow, read
+from tests.pipeline.streams import read
 
 LANES = ("critical", "urgent", "normal", "low")
 ALL = columns((), "columns")
@@ -261,32 +260,7 @@ def test_what_the_service_refuses_or_nobody_answers_is_told(service: Service) ->
         ahead(GroupStream(alone, ALL), {"batch": 0, "ids": [], "again": [], "owed": []})
 
 
-def test_a_query_that_fails_goes_on_with_the_same_batch(service: Service, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_group_is_not_read_at_once(spark: SparkSession) -> None:
     register(spark)
-    box = Box(service, "spark")
-    box.send(*((str(number), LANES[number % 3]) for number in range(20)))
-    batches = Batches(fails_at=1)
-    stream = follow(
-        spark,
-        batches,
-        tmp_path / "checkpoint",
-        group="g",
-        subscribe="spark",
-        startingOffsets="earliest",
-        maxOffsetsPerTrigger=8,
-        nats_url=service.nats_url,
-        columns="msg_id,payload",
-    )
-    with pytest.raises(PySparkException, match="asked to fail"):
-        drain(stream)
-    failed = [row["msg_id"] for row in batches.rows[1]]
-    box.send(("late", "critical"))
-    drain(stream)
-    assert [row["msg_id"] for row in batches.rows[1]] == failed
-    assert max(batches.sizes) == 8
-    order = [row["msg_id"] for batch in sorted(batches.rows) for row in batches.rows[batch]]
-    ranked = sorted(range(20), key=lambda number: (number % 3, number))
-    assert order == [*ranked[:16], 20, *ranked[16:]]
-    assert box.left() == []
     with pytest.raises(PySparkException, match="group: nothing tells a batch that its job went well"):
         spark.read.format("mq9").option("group", "g").option("subscribe", "spark").load().collect()
