@@ -334,14 +334,28 @@ def test_where_the_mail_is_must_be_said() -> None:
         ({"subscribe": "plain,nobody"}, 'subscribe: tenant "default" has no mailbox "nobody"'),
         ({"subscribe": "over"}, 'subscribe: tenant "default" has no mailbox "over"'),
         ({"tenant": "o'ther"}, 'tenant: "o\'ther" has no mailboxes'),
+    ],
+)
+def test_what_is_not_there_is_named(kept: Kept, now: int, options: dict[str, str], problem: str) -> None:
+    furnish(kept.store, now)
+    with pytest.raises(BadRequestError, match=f"^{re.escape(problem)}"):
+        direct(kept.option, kept.place, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"subscribe": "nobody"}, 'subscribe: tenant "default" has no mailbox "nobody"'),
         ({"ddl": "msg_id string"}, "schema: expected msg_id to be bigint"),
         ({"journl": "x"}, "journl: unknown option"),
     ],
 )
-def test_spark_tells_what_is_not_there(kept: Kept, now: int, options: dict[str, str], problem: str) -> None:
-    furnish(kept.store, now)
-    with pytest.raises(PySparkException, match=re.escape(f"BadRequestError: {problem}")):
-        kept.read(**options).collect()
+def test_spark_tells_what_is_wrong(spark: SparkSession, tmp_path: Path, options: dict[str, str], problem: str) -> None:
+    register(spark)
+    with closing(SqliteStore(tmp_path / "mediator.db")) as store:
+        kept = Kept(store, "data.dir", str(tmp_path), spark)
+        with pytest.raises(PySparkException, match=re.escape(f"BadRequestError: {problem}")):
+            kept.read(**options).collect()
 
 
 def test_a_directory_without_mail_and_a_file_that_is_none_are_told(tmp_path: Path) -> None:
