@@ -60,7 +60,7 @@ class SqliteMail(Snapshot):
         shown = ", ".join(_COLUMNS.get(column, column) for column in columns)
         large = bool(_LARGE & set(columns))
         if stretch is not None:
-            wanted = f"mailbox_no IN ({', '.join(str(each.mailbox_no) for each in slices)}) AND {where}"
+            wanted = f"mailbox_no {self._of(slices)} AND {where}"
             for part in self._bounded(stretch) if large else [stretch]:
                 yield from self._stream(f"SELECT {shown} FROM {_within(part)} AND {wanted}")
             return
@@ -68,6 +68,16 @@ class SqliteMail(Snapshot):
             chunk = slices[at : at + SLICES]
             for piece in self._pieces(chunk, where) if large else [chunk]:
                 yield from self._stream(select(shown, piece, where, _MESSAGE))
+
+    def _of(self, slices: Sequence[Slice]) -> str:
+        """Say which numbers of mailboxes are wanted: every row is asked, and a list takes a third of the time."""
+        numbers = sorted(each.mailbox_no for each in slices)
+        span = f"BETWEEN {numbers[0]} AND {numbers[-1]}"
+        there = self.table(
+            f"SELECT no FROM mailbox WHERE no {span} AND EXISTS (SELECT * FROM message WHERE mailbox_no = mailbox.no)"
+        )
+        others = not set(there.column("no").to_pylist()) <= set(numbers)
+        return f"IN ({', '.join(map(str, numbers))})" if others else span
 
     def _bounded(self, stretch: Stretch) -> Iterator[Stretch]:
         """Cut a stretch so that each piece is one batch."""

@@ -213,6 +213,17 @@ def test_options_choose_mailboxes_times_and_tags(kept: Kept, now: int) -> None:
     assert [each["payload"] for each in read(tenant="other")] == [b"not yours"]
 
 
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("between", [0, 1])
+def test_what_others_have_between_is_not_read(kept: Kept, now: int, between: int) -> None:
+    with kept.store.transaction() as tx:
+        for address, tenant, count in (("a", "default", 3), ("b", "other", between), ("c", "default", 3)):
+            box = add(tx, address, tenant=tenant)
+            for _ in range(count):
+                put(tx, box, address.encode(), created_at=now)
+    assert [each["payload"] for each in direct(kept.option, kept.place)] == [b"a"] * 3 + [b"c"] * 3
+
+
 def test_columns_that_nobody_asked_for_are_not_read(kept: Kept, now: int) -> None:
     furnish(kept.store, now)
     expected = asked(kept.store, "task.full", now)
