@@ -163,7 +163,7 @@ def _begin(spark: SparkSession, lake: Path, wanted: Wanted, replays: Replays) ->
     plan(found).write.mode("overwrite").parquet(f"file:{path}")
     messages = ds.dataset(path, format="parquet").count_rows()
     progress = Progress(messages, replaced=found.count() - messages)
-    replays.keep(progress)
+    replays.keep_plan(progress)
     return progress
 
 

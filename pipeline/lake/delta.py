@@ -5,7 +5,6 @@ to where its source was read. Whatever a crash leaves behind is a folder of a ba
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from mediator.errors import SetupError, UnavailableError
+from pipeline.lake.folder import sync
 
 _BATCH = re.compile(r"(?P<number>\d{20})-(?P<source>.+)\.[0-9a-f]{8}")
 _WRITING = {
@@ -83,7 +83,7 @@ class Table:
             writer.parquet(f"file:{folder}")
         files = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
         for path in (folder, self.path):
-            _sync(path)
+            sync(path)
         done = [Transaction(source, number) for source, number in sources.items()]
         self._delta.create_write_transaction(
             [action for action, _ in files],
@@ -95,7 +95,7 @@ class Table:
         )
         # The object does not follow its own commits.
         self._delta = DeltaTable(self.path)
-        _sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
+        sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
         return sum(count for _, count in files)
 
     def sweep(self) -> None:
@@ -146,7 +146,7 @@ class Table:
 
     def _describe(self, path: Path) -> tuple[AddAction, int]:
         """Return what the log says of a file, and how many rows it has; the file is on the disk then."""
-        _sync(path)
+        sync(path)
         relative = path.relative_to(self.path)
         folders = dict(part.split("=", 1) for part in relative.parts[1:-1])
         stats = _statistics(pq.read_metadata(path))
@@ -212,13 +212,3 @@ def _conf(rows: DataFrame) -> Iterator[None]:
                 conf.unset(name)
             else:
                 conf.set(name, was)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file to the disk, and its name."""
-    for each in (path, path.parent):
-        file = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)

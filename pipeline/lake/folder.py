@@ -106,3 +106,13 @@ def _owner(told: bytes) -> str:
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process"
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk, and its name."""
+    for each in (path, path.parent):
+        file = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -12,6 +12,7 @@ import orjson
 
 from mediator.errors import DamagedError
 from pipeline.lake import REPLAYS
+from pipeline.lake.folder import sync
 
 PLAN = "plan"
 _PROGRESS = "progress.json"
@@ -88,7 +89,14 @@ class Replays:
         """Keep how far it came."""
         new = self.folder / f"{_PROGRESS}.new"
         new.write_text(json.dumps(asdict(progress)))
+        sync(new)
         new.replace(self.folder / _PROGRESS)
+
+    def keep_plan(self, progress: Progress) -> None:
+        """Keep what the plan is, after the plan itself: without a plan its progress would be that of nothing."""
+        for path in (self.folder / PLAN).glob("*.parquet"):
+            sync(path)
+        self.keep(progress)
 
     def forget(self) -> None:
         """Remove all of it; without its progress the rest is nothing."""

@@ -147,8 +147,8 @@ class Service:
         return (await self.broker.write(lambda tx, now: sending.release(tx, now, 1000))).count
 
     async def waits(self, count: int = 1) -> None:
-        """Return when so many FETCHes wait for mail."""
-        await until(lambda: self.broker.waiting == count)
+        """Return when so many FETCHes wait for mail, each after its first look, which says from where on (F1)."""
+        await until(lambda: self.broker.waiting == count and not self.broker._reading)
 
 
 @contextlib.asynccontextmanager
