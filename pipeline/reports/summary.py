@@ -106,7 +106,8 @@ def summarize(
     rows = depths.where(span.holds(F.col("hour")))
     mailboxes = by_mailbox(rows).cache()
     try:
-        sums = _sums(depths, (*usage.TOTALS, "change", "change_bytes"))
+        summed = (*usage.TOTALS, "change", "change_bytes")
+        sums = _by_hour(depths.groupBy("hour").agg(*(F.sum(name).alias(name) for name in summed)), summed)
         flows = {name: [value or 0 for value in _line(sums, name, span)] for name in usage.TOTALS}
         count = mailboxes.count()
         line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.holds(F.col("hour")))
@@ -195,10 +196,6 @@ def _tenants(rows: DataFrame, span: Span) -> list[tuple[str, list[int]]]:
         (OTHERS if name is None else name, [found[name].get(hour, 0) for hour in span.hours])
         for name in sorted(found, key=rank)
     ]
-
-
-def _sums(rows: DataFrame, names: Sequence[str]) -> dict[datetime, Row]:
-    return _by_hour(rows.groupBy("hour").agg(*(F.sum(name).alias(name) for name in names)), names)
 
 
 def _so_far(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:

@@ -55,17 +55,13 @@ class Written:
 
 
 class Batches:
-    """What a stream brought, by batch; ``fails_at`` is a batch that fails once, after it was read."""
+    """What a stream brought, by batch."""
 
-    def __init__(self, *, fails_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.rows: dict[int, list[Row]] = {}
-        self._fails_at = fails_at
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         self.rows[batch] = frame.collect()
-        if batch == self._fails_at:
-            self._fails_at = None
-            raise RuntimeError("asked to fail")
 
     def column(self, name: str) -> list[Any]:
         """All values of a column, in order of the batches and sorted within each."""
