@@ -36,7 +36,8 @@ def sign_attachment(payload: bytes, mime_type: str, id: str, seed: bytes) -> Jso
     raw = private.public_key().public_bytes_raw()
     kid = names.from_verkey(raw)
     jwk = {"kty": "OKP", "crv": "Ed25519", "x": base64url.encode(raw), "kid": kid}
-    protected = base64url.encode(orjson.dumps({"alg": "EdDSA", "kid": kid, "jwk": jwk}))
+    # The key is named once: Credo 0.5 refuses a header with more than one of jwk, kid and x5c. ACA-Py reads jwk.kid.
+    protected = base64url.encode(orjson.dumps({"alg": "EdDSA", "jwk": jwk}))
     signature = private.sign(f"{protected}.{base64url.encode(payload)}".encode())
     jws = {"header": {"kid": kid}, "protected": protected, "signature": base64url.encode(signature)}
     # Agents in use check this member for the ordinary alphabet, with padding.

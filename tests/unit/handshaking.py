@@ -250,6 +250,8 @@ def checked_attachment(attachment: Mapping[str, Any], key: str) -> bytes:
     payload = base64.b64decode(data["base64"], validate=True)
     header = orjson.loads(padded(jws["protected"]))
     assert header["alg"] == "EdDSA"
+    # Credo 0.5 refuses a header that names the key in more than one way.
+    assert {"jwk", "kid", "x5c"} & header.keys() == {"jwk"}
     jwk = header["jwk"]
     assert jwk["kid"] == jws["header"]["kid"] == key
     assert (jwk["kty"], jwk["crv"]) == ("OKP", "Ed25519")
