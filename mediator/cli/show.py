@@ -131,4 +131,6 @@ def _details(item: Mapping[str, Any]) -> Iterable[str]:
     if "deliveries" in item:
         yield f"delivery {item['deliveries']}"
     for name, value in item.get("headers", {}).items():
-        yield f"{name}: {value}"
+        # The address for an answer is shown above.
+        if name != "mq9-reply-to":
+            yield f"{name}: {value}"

@@ -32,6 +32,8 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "PUBLIC.LIST": {"mailboxes": []},
 }
 """The fields of each verb's reply as they are when it failed."""
+REPLY_TO = "mq9-reply-to"
+"""The header in which the sender named an address for the answer."""
 MAX_WORDS = 200
 """Characters of an error in a reply that holds many."""
 
@@ -42,8 +44,8 @@ def success(**fields: Any) -> bytes:
 
 
 def failure(verb: str, error: MediatorError) -> bytes:
-    """Write the reply to a request that changed nothing."""
-    return orjson.dumps({"error": str(error), **EMPTY.get(verb, {})})
+    """Write the reply to a request that changed nothing: the text, its code, and the verb's other fields (N1)."""
+    return orjson.dumps({"error": str(error), "error_code": error.code, **EMPTY.get(verb, {})})
 
 
 def created(result: Created) -> bytes:
@@ -96,7 +98,10 @@ def item(
         item["key"] = message.key
     if message.tags:
         item["tags"] = message.tags
-    if message.headers:
+    if message.reply_to is not None:
+        # SDKs look for it among the headers.
+        item["headers"] = {**message.headers, REPLY_TO: message.reply_to}
+    elif message.headers:
         item["headers"] = message.headers
     if message.expire_at is not None:
         item["expire_at"] = message.expire_at // 1000

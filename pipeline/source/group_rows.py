@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
+from pipeline.source.messages import HEADERS
 from pipeline.source.schema import MESSAGES
 
 NAMES = (
@@ -63,7 +64,8 @@ def _value(item: Item, name: str, address: str) -> Any:
         case "tags":
             return item.get("tags", [])
         case "headers":
-            return item.get("headers", {})
+            # The address for an answer has a column of its own.
+            return {name: text for name, text in item.get("headers", {}).items() if name != HEADERS["reply_to"]}
         case "payload":
             return b64decode(item["payload"])
         case "created_at":

@@ -13,6 +13,7 @@ import nats
 from nats.aio.client import Client
 
 from mediator.broker import Broker, wall_clock
+from mediator.errors import MediatorError
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import Lane
@@ -48,6 +49,13 @@ EMPTY: dict[str, dict[str, Any]] = {
     "MSG.DELETE": {"deleted": False},
 }
 """What each verb's reply holds besides ``error`` when it failed (N1), written down apart from the service."""
+
+
+def _codes(error: type[MediatorError]) -> set[str]:
+    return {error.code}.union(*map(_codes, error.__subclasses__()))
+
+
+ERROR_CODES = _codes(MediatorError)
 
 Body = Mapping[str, Any] | bytes | str | None
 
@@ -210,10 +218,15 @@ def _encode(body: Body) -> bytes:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """Read a reply: a JSON object whose ``error`` is a string (N1)."""
+    """Read a reply: a JSON object whose ``error`` is a string, with a code beside it when there is one (N1).
+
+    The code is checked and taken away, so that tests compare what their verb says.
+    """
     reply = json.loads(data)
     assert isinstance(reply, dict)
     assert isinstance(reply["error"], str)
+    code = reply.pop("error_code", None)
+    assert (code in ERROR_CODES) if reply["error"] else (code is None), (code, reply["error"])
     return reply
 
 

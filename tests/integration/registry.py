@@ -17,6 +17,7 @@ from yarl import URL
 
 from mediator.service import Running, running
 from mediator.settings import Settings
+from tests.integration.door import parsed
 
 PREFIX = "$mq9.AI."
 PATIENCE = 15.0
@@ -61,10 +62,7 @@ class Town:
 
     async def ask(self, verb: str, body: Any = b"", user: str = "") -> dict[str, Any]:
         """Make a request over NATS, and return its reply, checked for what every reply has (N1)."""
-        reply = json.loads(await self.ask_raw(verb, body, user))
-        assert isinstance(reply, dict)
-        assert isinstance(reply["error"], str)
-        return reply
+        return parsed(await self.ask_raw(verb, body, user))
 
     async def ask_raw(self, verb: str, body: Any = b"", user: str = "") -> bytes:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

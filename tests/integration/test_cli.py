@@ -228,7 +228,7 @@ def test_everything_that_can_be_said_with_a_message(mediator, box):
         "tags": ["a", "b"],
         "dedup_id": "d",
         "reply_to": "me",
-        "headers": {"X-Own": "value: 1"},
+        "headers": {"X-Own": "value: 1", "mq9-reply-to": "me"},
     }
     assert mediator("send", box, "y", "--dedup-id", "d").out == "sent, msg_id 0\n"
 
@@ -422,7 +422,7 @@ def test_delete_removes_one_message_once(mediator, box):
     assert mediator("delete", box, "0").out == "deleted\n"
     result = mediator("delete", box, "0", "--json")
     assert (result.code, result.err) == (1, "mediator: message not found\n")
-    assert result.json == {"error": "message not found", "deleted": False}
+    assert result.json == {"error": "message not found", "error_code": "message_not_found", "deleted": False}
 
 
 @pytest.mark.parametrize(

@@ -441,7 +441,8 @@ async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> N
         assert shown == [(0, "high", ""), (1, "normal", ""), (2, "low", ""), (3, "high", "")]
         assert all(abs(message["ts"] - wall_clock() // 1000) < 60 for message in listed["messages"])
         assert await ask("MAILBOX.DELETE.board.1") == {"deleted": True}
-        assert await ask("MAILBOX.DELETE.board.1") == {"error": "message not found", "deleted": False}
+        gone = {"error": "message not found", "error_code": "message_not_found", "deleted": False}
+        assert await ask("MAILBOX.DELETE.board.1") == gone
         assert [entry["name"] for entry in (await ask("PUBLIC.LIST"))["mailboxes"]] == ["board"]
         assert await ask("MSG.ACK.board", {"group_name": "g", "msg_id": 0}) == {}
     finally:

@@ -125,6 +125,27 @@ async def test_a_reply_to_a_failure_is_complete_and_empty(service: Service) -> N
     assert reply["error"].startswith("name: ")
 
 
+@pytest.mark.rule("N1")
+async def test_a_failure_has_the_code_of_the_errors_table(service: Service) -> None:
+    await service.create()
+    client = await service.client()
+    python = await service.client(name="robustmq-mq9-python")
+    codes = {
+        "MAILBOX.CREATE": (b'{"name": "task"}', "mailbox_exists"),
+        "MSG.SEND.nobody": (b"", "mailbox_not_found"),
+        "MSG.FETCH.task": (b'{"limit": []', "bad_request"),
+        "MSG.DELETE.task.7": (b"", "message_not_found"),
+        "NOTHING": (b"", "unknown_subject"),
+    }
+    for asker in (client, python):
+        for subject, (body, code) in codes.items():
+            reply = json.loads((await asker.request(PREFIX + subject, body, timeout=10)).data)
+            assert (reply["error_code"], reply["error"] != "") == (code, True), subject
+    # On success it is absent, so a client that looks for it alone may trust it.
+    done = json.loads((await client.request(PREFIX + "MSG.QUERY.task", b"", timeout=10)).data)
+    assert done == {"error": "", "messages": []}
+
+
 @pytest.mark.rule("N2")
 async def test_a_request_without_a_reply_subject_is_carried_out(service: Service) -> None:
     client = await service.client()
@@ -383,7 +404,7 @@ async def test_the_reply_subject_gets_the_receipt_and_goes_no_further(service: S
     receipt = await receipts.next_msg(10)
     assert receipt.data == b'{"error":"","msg_id":0}'
     (message,) = await service.fetch()
-    assert message.pop("reply_to") == "my.inbox"
+    assert (message["reply_to"], message["headers"]) == ("my.inbox", {"mq9-reply-to": "my.inbox"})
     assert inbox not in json.dumps(message)
     reply = await service.ask("MSG.SEND.task", b"", {"mq9-reply-to": "_INBOX.x"})
     assert reply["error"].startswith("mq9-reply-to: ")
@@ -414,7 +435,8 @@ async def test_a_message_shows_what_is_set_and_nothing_else(service: Service) ->
         "create_time": full["create_time"],
         "key": "k",
         "tags": ["a", "b"],
-        "headers": {"Own": "1"},
+        # SDKs look for the address of an answer among the headers.
+        "headers": {"Own": "1", "mq9-reply-to": "back"},
         "expire_at": end,
         "dedup_id": "d",
         "reply_to": "back",
@@ -890,4 +912,4 @@ def test_the_empty_replies_are_those_of_the_service() -> None:
     from mediator.nats import replies
 
     for verb, empty in EMPTY.items():
-        assert json.loads(replies.failure(verb.split(".")[1], MediatorError("x"))) == {"error": "x", **empty}
+        assert parsed(replies.failure(verb.split(".")[1], MediatorError("x"))) == {"error": "x", **empty}

@@ -66,7 +66,7 @@ def test_a_message_shows_all_that_is_set():
             "create_time": 1_769_860_800,
             "key": "k",
             "tags": ["a", "b"],
-            "headers": {"X": "y"},
+            "headers": {"X": "y", "mq9-reply-to": "me"},
             "expire_at": 1_769_860_801,
             "dedup_id": "d",
             "reply_to": "me",
