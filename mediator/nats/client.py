@@ -5,6 +5,7 @@ Requests go from the parser straight to who serves them, and answers into the so
 task and flush for each message cost as much as all that the mediator does with it.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -109,6 +110,18 @@ class SturdyClient(Client):
         if first[_STATUS].isdigit():
             found["Status"] = first[_STATUS].decode()
         return found or None
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            # Whoever waited for it gave up, as a stalled server makes them; nats-py would fail on the old future.
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _read_loop(self) -> None:
+        """Connect again at once when the loop ends by an error that nats-py only logs: nobody would read any more."""
+        await super()._read_loop()
+        if self.is_connected and asyncio.current_task() is self._reading_task:
+            await self._process_op_err(NatsError("nats: what the server sent could not be read"))
 
     async def _process_err(self, err_msg: str) -> None:
         error = NatsError(f"nats: {err_msg}")
