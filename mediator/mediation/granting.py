@@ -40,7 +40,7 @@ def grant(
         retention=Retention.UNTIL_ACK,
     )
     mailbox = creating.create(tx, bounds, random, request, now).mailbox
-    granted = replace(current, mailbox_no=mailbox.no, address=mailbox.address, handed=())
+    granted = replace(current, mailbox_no=mailbox.no, address=mailbox.address, handed=(), handed_in=())
     tx.connections.save(granted)
     offset = 0
     while routes := tx.routes.of(granted, offset, ROUTES_AT_ONCE):

@@ -88,6 +88,8 @@ class Connection(NewConnection):
     address: str | None = None
     handed: tuple[int, ...] = ()
     """msg_ids that the last HTTP batch without acknowledgement carried (D7)."""
+    handed_in: tuple[str, ...] = ()
+    """Ids of the request that asked for that batch, of its thread, and of the message that carried it."""
     device: Device | None = None
 
     @property

@@ -1,6 +1,7 @@
 """Pickup: what waits for a holder, handed out and acknowledged (D1–D3, D6, D7)."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mediator.mailboxes.events import Event, What
@@ -13,6 +14,7 @@ from mediator.mediation.ports import Transaction
 from mediator.mediation.records import Connection
 
 MAX_NUMBER = 2**63 - 1
+_ATTACHMENT_ID = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 EVER = 0
 """A time at which nothing has expired."""
 
@@ -29,22 +31,22 @@ class Status:
 
 
 def attachment_id(mailbox_no: int, msg_id: int) -> str:
-    """Name a message: opaque to the holder, unique in the mediator (D3)."""
-    return f"{mailbox_no}-{msg_id}"
+    """Name a message: opaque to the holder, unique in the mediator, a message id as wallets check it (D3)."""
+    return f"{mailbox_no:06}-{msg_id:08}"
 
 
 def parse_attachment_id(text: str) -> tuple[int, int] | None:
-    """Return mailbox number and msg_id of a name that :func:`attachment_id` made; None for anything else."""
-    no, _, msg_id = text.partition("-")
-    if not (_is_number(no) and _is_number(msg_id)):
+    """Return mailbox number and msg_id of a name that :func:`attachment_id` made; None for anything else.
+
+    Names of earlier releases, which were not padded, are still read.
+    """
+    match = _ATTACHMENT_ID.fullmatch(text)
+    if match is None:
         return None
-    return int(no), int(msg_id)
-
-
-def _is_number(text: str) -> bool:
-    if not (text.isascii() and text.isdigit()) or len(text) > len(str(MAX_NUMBER)):
-        return False
-    return (text == "0" or text[0] != "0") and int(text) <= MAX_NUMBER
+    no, msg_id = int(match[1]), int(match[2])
+    if max(no, msg_id) > MAX_NUMBER or text not in (attachment_id(no, msg_id), f"{no}-{msg_id}"):
+        return None
+    return no, msg_id
 
 
 def status(tx: Transaction, connection: Connection, recipient: str | None, now: int) -> Status:
@@ -117,26 +119,47 @@ def _acknowledge(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], now: int
     return len(done)
 
 
-def hand_over(tx: Transaction, connection: Connection, messages: Sequence[Message]) -> None:
-    """Note that messages went out that nobody acknowledges: the holder's next request confirms them (D7)."""
+def hand_over(tx: Transaction, connection: Connection, messages: Sequence[Message], handed_in: Collection[str]) -> None:
+    """Note that messages went out that nobody acknowledges: the holder's next request confirms them (D7).
+
+    ``handed_in`` are the ids by which a problem report may speak of them, see :func:`keep_handed`.
+    """
     current = tx.connections.get(connection.no)
     # Meanwhile it may have ended, or have got another mailbox, whose ids mean other messages.
     if current is not None and current.mailbox_no == connection.mailbox_no:
-        tx.connections.save(replace(current, handed=tuple(message.msg_id for message in messages)))
+        handed = tuple(message.msg_id for message in messages)
+        tx.connections.save(replace(current, handed=handed, handed_in=tuple(handed_in)))
 
 
 def settle_handed(tx: Transaction, connection: Connection, now: int) -> Connection:
-    """Remove what the last batch handed out: the holder asks again, so it came; return the connection (D7)."""
+    """Remove what the last batch handed out: the holder asks again, so it came; return the connection (D7).
+
+    A request confirms only the batch that was the last one when it came, which ``connection`` says.
+    """
     if not connection.handed:
         return connection
     # Mailboxes are locked before connections.
     mailbox = mailbox_of(tx, connection, now)
-    # Another request may have settled it since the connection was read.
+    # Another request may have settled it since the connection was read, or a newer batch gone out.
     current = tx.connections.get(connection.no)
-    if current is None or current.mailbox_no != mailbox.no:
+    if current is None or current.mailbox_no != mailbox.no or current.handed_in != connection.handed_in:
         return current or connection
     _acknowledge(tx, mailbox, current.handed, now)
-    settled = replace(current, handed=())
+    return _forget_handed(tx, current)
+
+
+def keep_handed(tx: Transaction, connection: Connection, about: Collection[str]) -> None:
+    """Let the last batch stay queued, since its holder reports a problem with it before its next request (D7).
+
+    ``about`` are the threads that the report names; one that names none is about the last batch.
+    """
+    current = tx.connections.get(connection.no)
+    if current is not None and current.handed and (not about or not set(about).isdisjoint(current.handed_in)):
+        _forget_handed(tx, current)
+
+
+def _forget_handed(tx: Transaction, connection: Connection) -> Connection:
+    settled = replace(connection, handed=(), handed_in=())
     tx.connections.save(settled)
     return settled
 

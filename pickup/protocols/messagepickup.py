@@ -137,8 +137,9 @@ def delivery(
 def holder(call: Call) -> Connection:
     """Return the connection that picks up; :class:`NotEnrolledError` when it has no mediation (D8)."""
     connection = call.enrolled()
-    # An old request is no sign that the last batch came.
-    return replace(connection, handed=()) if call.repeated else connection
+    # An old request is no sign that the last batch came, and the one that asked for it shows that it did not.
+    again = call.repeated or call.message.id in connection.handed_in
+    return replace(connection, handed=()) if again else connection
 
 
 async def settle(call: Call, connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """Message pickup 1.0 (RFC 0212): batches without acknowledgement, removed once they surely came (D7)."""
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ from mediator.mediation import taking
 from mediator.mediation.records import Connection, Generation
 from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
+from pickup import problems
 from pickup.dispatch import Call
 from pickup.envelope.reading import read_object
 from pickup.fields import count, texts
 from pickup.message import Json, Reply
+from pickup.protocols import report_problem
 from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, holder, msg_ids, settle
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ log = structlog.get_logger("didcomm.batches")
 TIME = FORMS[2].time
 CONFIRM_SECONDS = 2.0
 """A batch on a socket keeps the requests behind it waiting this long for its confirmation, lest they get it again."""
+
+_BATCH = uuid.UUID("3d6f1a2c-52f0-4b7e-9a55-0c2f5d0e7b11")
+"""Namespace of the ids of batches."""
 
 
 def register(dispatcher: "Dispatcher") -> None:
@@ -38,7 +44,9 @@ def register(dispatcher: "Dispatcher") -> None:
         "noop": noop,
     }
     old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
-    dispatcher.register(FAMILY, {(1, 0)}, {**old, **handlers}, generations={Generation.V1})
+    # RFC 0035 lets a protocol have problem reports of its own family.
+    reports = dict.fromkeys(problems.NAMES, report_problem.note)
+    dispatcher.register(FAMILY, {(1, 0)}, {**old, **handlers, **reports}, generations={Generation.V1})
 
 
 async def status_request(call: Call) -> Sequence[Reply]:
@@ -62,11 +70,14 @@ class Batches:
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def batch_pickup(self, call: Call) -> Sequence[Reply]:
-        """Hand out the oldest messages."""
+        """Hand out the oldest messages; the same request again, whose answer was lost, gets the same ones."""
         connection = holder(call)
         size = count(call.message.body, "batch_size")
+        last = call.enrolled()
 
         def take(tx: Transaction, now: int) -> list[Mail]:
+            if call.message.id in last.handed_in:
+                return taking.pick(tx, last, last.handed, BUDGET, now)
             settled = taking.settle_handed(tx, connection, now)
             return taking.deliver(tx, settled, size, None, BUDGET, now)
 
@@ -86,6 +97,9 @@ class Batches:
     def _handed(self, call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
         mailbox_no = connection.mailbox_no
         assert mailbox_no is not None, "asked of who is enrolled"
+        # The same request gets the same message, by whose id a problem report may name it (D7).
+        id = str(uuid.uuid5(_BATCH, f"{mailbox_no} {call.message.id}"))
+        handed_in = (call.message.id, call.message.thread, id)
 
         async def sent(answered: bool) -> None:
             if not answered or not mails or call.repeated:
@@ -93,12 +107,12 @@ class Batches:
             if call.channel.persistent:
                 await self._removed(call, connection, [mail.msg_id for mail in mails])
             else:
-                await call.write(lambda tx, _now: taking.hand_over(tx, connection, mails))
+                await call.write(lambda tx, _now: taking.hand_over(tx, connection, mails, handed_in))
 
         call.after.append(sent)
         call.office.meters.delivered("batch", len(mails))
         items = [_item(taking.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
-        return Reply(call.message.type.named(name), {"messages~attach": items}, thid=call.message.thread)
+        return Reply(call.message.type.named(name), {"messages~attach": items}, thid=call.message.thread, id=id)
 
     async def _removed(self, call: Call, connection: Connection, ids: Sequence[int]) -> None:
         """Remove messages once the peer has read them, at once or later; never by what it merely asks next."""

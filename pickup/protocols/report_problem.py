@@ -1,4 +1,4 @@
-"""Problem reports of peers (RFC 0035, report-problem 2.0): noted for who debugs, and never answered."""
+"""Problem reports of peers (RFC 0035, report-problem 2.0): logged, heeded after a batch, and never answered."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from mediator.mediation import taking
 from mediator.mediation.records import Generation
 from pickup import problems
 from pickup.dispatch import Call
@@ -30,14 +31,18 @@ def register(dispatcher: "Dispatcher") -> None:
 
 
 async def note(call: Call) -> Sequence[Reply]:
-    """Log the code, the only part of a report that is no free text."""
-    body = call.message.body
+    """Log the code, the only part of a report that is no free text; a batch it is about stays queued (D7)."""
+    message, connection = call.message, call.connection
+    body = message.body
     description = body.get("description")
     code = description.get("code") if isinstance(description, dict) else body.get("code")
     known = isinstance(code, str) and _CODE.fullmatch(code) is not None
     log.debug(
         "a peer reports a problem",
         problem=code if known else None,
-        connection=None if call.connection is None else call.connection.no,
+        connection=None if connection is None else connection.no,
     )
+    if connection is not None and connection.handed and not call.repeated:
+        about = [thread for thread in (message.thid, message.pthid) if thread is not None]
+        await call.write(lambda tx, _now: taking.keep_handed(tx, connection, about))
     return ()

@@ -105,6 +105,7 @@ def test_a_connection_comes_back_as_it_was_kept(opened):
             mailbox_no=2**40,
             address="box",
             handed=(0, 5, 2**40),
+            handed_in=(ODD, "batch"),
             device=Device(ODD, "ios"),
         )
         tx.connections.save(changed)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 
+import orjson
 import pytest
 from peewee import Database, PostgresqlDatabase, SqliteDatabase
 from playhouse.migrations import Runner
@@ -220,3 +221,20 @@ def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
     plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
     steps = [step for step in plan if step not in limited]
     assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), (sql, plan)
+
+
+@pytest.mark.rule("D7")
+def test_a_batch_that_an_earlier_version_handed_out_is_not_taken_for_confirmed(open_store, database):
+    """Wallets rejected the ids that were in it, and nothing was kept of that."""
+    peer = NewConnection(TENANT, Generation.V1, "did:sov:peer", "did:web:me", ("caller",), T0)
+    with contextlib.closing(open_store()) as store, store.transaction() as tx:
+        connection = tx.connections.add(peer)
+    with database[1]:
+        (state,) = database[1].execute_sql("SELECT state FROM connection").fetchone()
+        kept = orjson.loads(bytes(state))
+        kept.pop("batch", None)
+        database[1].execute_sql(
+            f"UPDATE connection SET state = {database[1].param}", (orjson.dumps(kept | {"handed": [0, 1]}),)
+        )
+    with contextlib.closing(open_store()) as store, store.reading() as tx:
+        assert tx.connections.get(connection.no) == connection

@@ -222,7 +222,7 @@ def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instanc
                     connection = connecting.seen(tx, peers[one], NOW + turn * 3_600_000)
                     settled = taking.settle_handed(tx, connection, NOW)
                     got = taking.deliver(tx, settled, 2, None, ALL, NOW)
-                    taking.hand_over(tx, settled, got)
+                    taking.hand_over(tx, settled, got, [f"{number} {turn}"])
                     taken[one] += taking.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
                     extra = Change(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
                     keylist.update(tx, RULES, settled, [extra], frozenset(), NOW)

@@ -33,6 +33,7 @@ class Mediation(Broker):
     ) -> None:
         super().__init__(store, bounds, now)
         self.rules = rules or Rules()
+        self.batches = 0
 
     def connect(self, *callers: str, tenant: str = TENANT, **more: Any) -> Connection:
         new = NewConnection(
@@ -166,7 +167,11 @@ class Mediation(Broker):
         return messages
 
     def hand_over(self, connection: Connection, messages: Sequence[Message]) -> None:
-        self.run(lambda tx: taking.hand_over(tx, connection, messages))
+        self.batches += 1
+        self.run(lambda tx: taking.hand_over(tx, connection, messages, [f"batch {self.batches}"]))
+
+    def keep_handed(self, connection: Connection, *about: str) -> None:
+        self.run(lambda tx: taking.keep_handed(tx, connection, about))
 
     def settle_handed(self, connection: Connection) -> Connection:
         return self.run(lambda tx: taking.settle_handed(tx, connection, self.now))

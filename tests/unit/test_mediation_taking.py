@@ -1,5 +1,7 @@
 """Pickup: status, delivery, acknowledgement, batches without one, and live mail (D1–D3, D6, D7)."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,7 +141,15 @@ def test_an_attachment_id_names_one_message_in_the_mediator(house: Mediation) ->
 @pytest.mark.rule("D3")
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
 def test_an_attachment_id_can_be_read_again(mailbox_no: int, msg_id: int) -> None:
-    assert taking.parse_attachment_id(taking.attachment_id(mailbox_no, msg_id)) == (mailbox_no, msg_id)
+    id = taking.attachment_id(mailbox_no, msg_id)
+    assert re.fullmatch(r"[-_./a-zA-Z0-9]{8,64}", id), "Credo rejects other message ids"
+    assert taking.parse_attachment_id(id) == (mailbox_no, msg_id)
+
+
+@pytest.mark.rule("D3")
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_an_attachment_id_of_an_earlier_release_can_be_read(mailbox_no: int, msg_id: int) -> None:
+    assert taking.parse_attachment_id(f"{mailbox_no}-{msg_id}") == (mailbox_no, msg_id)
 
 
 @pytest.mark.rule("D2", "D12")
@@ -202,6 +212,28 @@ def test_another_request_confirms_a_batch_once(house: Mediation) -> None:
     house.take_batch(_again(house), 2)
     assert house.settle_handed(holder) == holder
     assert house.status(holder).count == 6
+
+
+@pytest.mark.rule("D7")
+def test_of_two_requests_at_once_none_confirms_the_batch_of_the_other(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), *TEN)
+    house.take_batch(holder, 2)
+    one = other = _again(house)
+    assert payloads(house.take_batch(one, 3)) == TEN[2:5]
+    house.settle_handed(other)
+    assert house.status(holder).count == 8
+
+
+@pytest.mark.rule("D7")
+@pytest.mark.parametrize(("about", "kept"), [(["other", "batch 1"], True), ([], True), (["other"], False)])
+def test_a_batch_that_is_reported_stays(house: Mediation, about: list[str], kept: bool) -> None:
+    holder = house.holder(1, key(10))
+    house.forward(key(10), *TEN)
+    house.take_batch(holder, 4)
+    house.keep_handed(holder, *about)
+    house.settle_handed(_again(house))
+    assert house.status(holder).count == (10 if kept else 6)
 
 
 @pytest.mark.rule("A3", "D7")

@@ -1,5 +1,6 @@
 """Message pickup 2.0, 3.0 and 4.0: one test for each MUST of their texts, and what this service adds (D1–D3, D6)."""
 
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -246,6 +247,19 @@ async def test_a_delivery_stops_at_its_budget_but_holds_at_least_one(door: Door,
     assert list((await version.fetch(peer)).attached.values()) == [large]
 
 
+@each
+@pytest.mark.rule("D3")
+async def test_attachment_ids_are_message_ids_that_wallets_take(door: Door, version: Version) -> None:
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.live(peer, wire)
+    await door.forward(HELD, envelope("live"))
+    await wire.count(2)
+    await door.sessions.left(wire)
+    delivered = (await version.fetch(peer)).attached
+    assert wire.answers[1].attached == delivered
+    assert all(re.fullmatch(r"[-_./a-zA-Z0-9]{8,64}", id) for id in delivered)
+
+
 # Acknowledgement.
 
 
@@ -273,6 +287,15 @@ async def test_ids_that_are_unknown_or_of_others_are_ignored(door: Door, version
     assert (await version.received(mine, own, own)).body["message_count"] == 0
     assert (await version.received(mine, own)).body["message_count"] == 0
     assert (await version.status(theirs)).body["message_count"] == 1
+
+
+@each
+@pytest.mark.rule("D3")
+async def test_ids_that_were_handed_out_by_an_earlier_release_are_acknowledged(door: Door, version: Version) -> None:
+    peer = await holder(door, version)
+    await door.forward(HELD, envelope("a"))
+    mailbox_no = (await peer.connected()).mailbox_no
+    assert (await version.received(peer, f"{mailbox_no}-0")).body["message_count"] == 0
 
 
 @each

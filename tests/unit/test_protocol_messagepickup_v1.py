@@ -95,6 +95,100 @@ async def test_requests_of_others_and_of_other_kinds_settle_nothing(door: Door) 
     assert await queue(peer) == ["a"]
 
 
+# What the holder could not take.
+
+
+def about(batch: Answer, request: str, how: str) -> dict[str, str]:
+    """Return the threads by which a problem report speaks of a batch."""
+    return {
+        "its message": {"thid": str(batch.raw["@id"])},
+        "its message as parent": {"pthid": str(batch.raw["@id"])},
+        "the request": {"thid": request},
+        "its message in a thread of its own": {"thid": "mine", "pthid": str(batch.raw["@id"])},
+        "nothing": {},
+    }[how]
+
+
+REPORT = {"description": {"code": "message-parse-failure", "en": "Error validating message"}}
+ways = pytest.mark.parametrize(
+    "how", ["its message", "its message as parent", "the request", "its message in a thread of its own", "nothing"]
+)
+
+
+@pytest.mark.rule("D7")
+@ways
+@pytest.mark.parametrize("report", ["notification/1.0", "report-problem/1.0", "messagepickup/1.0"])
+async def test_a_batch_that_its_holder_reports_a_problem_with_is_not_confirmed(
+    door: Door, how: str, report: str
+) -> None:
+    peer = await door.holder(1, HELD)
+    await door.forward(HELD, *(envelope(mark) for mark in "abc"))
+    first = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})
+    threads = about(first, peer.last, how)
+    assert await peer.tell(f"{report}/problem-report", REPORT, **threads) == []
+    await peer.ask("messagepickup/1.0/status-request")
+    assert await queue(peer) == ["a", "b", "c"]
+    again = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})
+    assert batch(again) == ["a", "b"]
+    # One that is taken is confirmed as ever.
+    assert batch(await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})) == ["c"]
+    assert await queue(peer) == ["c"]
+
+
+@pytest.mark.rule("D7")
+async def test_a_report_may_come_on_a_socket_and_listed_messages_stay_too(door: Door) -> None:
+    peer = await door.holder(1, HELD)
+    await door.forward(HELD, envelope("a"))
+    ids = list((await peer.ask("messagepickup/2.0/delivery-request", {"limit": 1})).attached)
+    given = await peer.ask("messagepickup/1.0/list-pickup", {"message_ids": ids})
+    threads = about(given, peer.last, "its message as parent")
+    await peer.tell("notification/1.0/problem-report", REPORT, wire=Wire(persistent=True), **threads)
+    await peer.tell("messagepickup/1.0/noop")
+    assert await queue(peer) == ["a"]
+
+
+@pytest.mark.rule("D7")
+async def test_reports_of_others_or_about_something_else_leave_a_batch_alone(door: Door) -> None:
+    peer, other = await door.holder(1, HELD), await door.holder(2)
+    await door.forward(HELD, envelope("a"))
+    given = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1})
+    await other.tell("notification/1.0/problem-report", REPORT, pthid=str(given.raw["@id"]))
+    await peer.tell("notification/1.0/problem-report", REPORT, thid="an issuance")
+    await peer.ask("messagepickup/1.0/status-request")
+    assert await queue(peer) == []
+
+
+@pytest.mark.rule("D7")
+async def test_a_report_that_comes_too_late_changes_nothing(door: Door) -> None:
+    """Only the last batch waits for its confirmation."""
+    peer = await door.holder(1, HELD)
+    await door.forward(HELD, *(envelope(mark) for mark in "abc"))
+    first = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1})
+    await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1})
+    await peer.tell("notification/1.0/problem-report", REPORT, pthid=str(first.raw["@id"]))
+    await peer.ask("messagepickup/1.0/status-request")
+    assert await queue(peer) == ["c"]
+
+
+@pytest.mark.rule("D7")
+async def test_the_same_request_again_gets_the_same_batch_and_confirms_nothing(door: Door) -> None:
+    """Who repeats a request, perhaps sealed anew, has not read its answer."""
+    peer = await door.holder(1, HELD)
+    await door.forward(HELD, *(envelope(mark) for mark in "abc"))
+    first = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})
+    peer.asked -= 1
+    second = await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})
+    assert second.body == first.body
+    await peer.tell("notification/1.0/problem-report", REPORT, pthid=str(first.raw["@id"]))
+    await peer.ask("messagepickup/1.0/status-request")
+    assert await queue(peer) == ["a", "b", "c"]
+    assert batch(await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})) == ["a", "b"]
+    peer.asked -= 1
+    assert batch(await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})) == ["a", "b"]
+    assert batch(await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})) == ["c"]
+    assert await queue(peer) == ["c"]
+
+
 @pytest.mark.rule("D7")
 @pytest.mark.parametrize("wire", [Wire(alive=False), Wire(persistent=True, alive=False)], ids=["http", "socket"])
 async def test_a_batch_that_could_not_be_sent_comes_again(door: Door, wire: Wire) -> None:

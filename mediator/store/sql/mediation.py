@@ -187,7 +187,7 @@ def _state(connection: Connection) -> bytes:
             "label": connection.label,
             "invitation": connection.invitation,
             "address": connection.address,
-            "handed": connection.handed,
+            "batch": [connection.handed, connection.handed_in],
             "device": connection.device and [connection.device.token, connection.device.platform],
         }
     )
@@ -197,6 +197,8 @@ def _connection(row: Row) -> Connection:
     no, tenant, mailbox_no, seen_at, state = row
     kept: dict[str, Any] = orjson.loads(state)
     device = kept["device"]
+    # What earlier releases kept as "handed" is not read: its holder may have rejected it, so it comes once more.
+    handed, handed_in = kept.get("batch", ((), ()))
     return Connection(
         no=no,
         tenant=tenant,
@@ -213,7 +215,8 @@ def _connection(row: Row) -> Connection:
         seen_at=seen_at,
         mailbox_no=mailbox_no,
         address=kept["address"],
-        handed=tuple(kept["handed"]),
+        handed=tuple(handed),
+        handed_in=tuple(handed_in),
         device=None if device is None else Device(*device),
     )
 
