@@ -64,6 +64,7 @@ def archive(
         lake=lake,
         config=config,
         data_dir=data_dir,
+        creates=True,
         little=lambda _settings, _lake: len(pieces(place, until)) <= 1,
     ) as work:
         key = keys[0] if keys else None

@@ -76,6 +76,7 @@ def embed(
         lake=lake,
         config=config,
         data_dir=data_dir,
+        creates=True,
         little=lambda _settings, _lake: not registered and is_little(files),
     ) as work:
         from pipeline.embedding.handing import Service

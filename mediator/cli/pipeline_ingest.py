@@ -42,6 +42,7 @@ def ingest(
         lake=lake,
         config=config,
         data_dir=data_dir,
+        creates=True,
         little=_little,
     ) as work:
         from mediator.journal import FOLDER

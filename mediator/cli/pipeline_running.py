@@ -36,6 +36,12 @@ def _setting(text: str | tuple[str, str]) -> tuple[str, str]:
     return key, value
 
 
+def _folder(text: str | Path) -> Path:
+    if "://" in str(text):
+        raise typer.BadParameter(f'expected a folder of this machine, got "{text}"; object stores are not supported')
+    return Path(text)
+
+
 Master = Annotated[
     str | None,
     typer.Option(
@@ -52,7 +58,12 @@ Remote = Annotated[
 ]
 Lake = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of the lake.", show_default="lake, in the data directory"),
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the lake, on this machine's file system.",
+        parser=_folder,
+        show_default="lake, in the data directory",
+    ),
 ]
 
 
@@ -85,29 +96,34 @@ def job(
     lake: Path | None,
     config: Path | None,
     data_dir: Path | None,
+    creates: bool = False,
     little: "Callable[[Settings, Path], bool] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
+    The lake must be there; with ``creates`` an empty folder, or none, is as good.
     ``little`` says by the settings and the lake whether there is little to do: for that Spark is set up otherwise.
 
     What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
-    wrong settings are a :class:`SetupError` or wrong usage (2), before anything was begun.
+    wrong settings and a folder that is no lake are a :class:`SetupError` or wrong usage (2), before anything was begun.
     """
     require_spark()
     if conf is not None and len(conf) > MAX_CONF:
         raise typer.BadParameter(f"expected at most {MAX_CONF}, got {len(conf)}", param_hint="--conf")
     settings = load(config, data_dir=data_dir)
+    folder = lake_of(settings, lake)
     began = False
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from pipeline.lake.folder import check_usable
     from pipeline.session import reason, running
+
+    check_usable(folder, create=creates)
 
     with kept(settings, name) as numbers, _progress(name) as told:
         told("starting Spark", 0, None)
         try:
-            folder = lake_of(settings, lake)
             soon = little is not None and little(settings, folder)
             started = running(master=master, conf=conf or (), remote=remote, name=f"mediator {name}", little=soon)
             with started as spark:

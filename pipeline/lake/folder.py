@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ LOCK = "lake.lock"
 VERSION = 1
 """Of the folder's layout; tables have versions of their own."""
 _FULL = os.strerror(errno.ENOSPC)
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
+"""What deltalake does not find again in a path: it takes %41 for A and a backslash for a slash."""
 
 
 @contextmanager
@@ -38,11 +41,24 @@ def held(lake: Path, *, create: bool = False) -> Iterator[None]:
             yield
 
 
+def check_usable(lake: Path, *, create: bool) -> None:
+    """Raise :class:`SetupError` unless the folder is a lake or, with ``create``, can become one; change nothing.
+
+    For commands that start Spark before they open the lake.
+    """
+    if found := _UNREADABLE.search(str(lake)):
+        raise SetupError(f"{lake}: Delta tables cannot be kept under a path with {found[0]!r}; name another folder")
+    if not (create and _is_new(lake)):
+        check(lake)
+
+
 def check(lake: Path) -> None:
     """Raise :class:`SetupError` unless the folder is a lake that this version can read."""
     try:
         version = orjson.loads((lake / MARKER).read_bytes())["version"]
     except FileNotFoundError:
+        if lake.is_dir() and not _is_empty(lake):
+            raise SetupError(f"{lake}: no lake is there, but other files; name a lake or an empty folder") from None
         raise SetupError(f"{lake}: no lake is there; `mediator pipeline ingest` makes one in an empty folder") from None
     except NotADirectoryError:
         raise SetupError(f"{lake}: expected a folder") from None
@@ -73,13 +89,24 @@ def _said(error: Exception) -> str:
     return str(text).splitlines()[0][:500]
 
 
+def _is_new(lake: Path) -> bool:
+    """Whether a lake can be made here: the folder is empty, or can be made."""
+    if lake.is_dir():
+        return _is_empty(lake)
+    return next(path for path in (lake, *lake.parents) if path.exists()).is_dir()
+
+
+def _is_empty(lake: Path) -> bool:
+    # What a crash left of making it is none of its contents.
+    return all(path.name == LOCK or path.name.startswith(f"{MARKER}.") for path in lake.iterdir())
+
+
 def _create(lake: Path) -> None:
     if lake.exists() and not lake.is_dir():
         raise SetupError(f"{lake}: expected a folder")
     # As the service's database: it has the same mail. A folder that was there has the mode its owner gave it.
     lake.mkdir(0o700, parents=True, exist_ok=True)
-    # What a crash left of making it is none of its contents.
-    if all(path.name == LOCK or path.name.startswith(f"{MARKER}.") for path in lake.iterdir()):
+    if _is_empty(lake):
         new = lake / f"{MARKER}.{os.getpid()}"
         new.write_bytes(orjson.dumps({"version": VERSION}))
         new.replace(lake / MARKER)

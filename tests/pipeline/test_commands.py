@@ -30,7 +30,14 @@ def run(monkeypatch, capsys, tmp_path):
             data_dir: DataDir = None,
         ):
             with job(
-                "count", master=master, conf=conf, remote=remote, lake=lake, config=config, data_dir=data_dir
+                "count",
+                master=master,
+                conf=conf,
+                remote=remote,
+                lake=lake,
+                config=config,
+                data_dir=data_dir,
+                creates=True,
             ) as given:
                 typer.echo(work(given))
 
@@ -85,6 +92,28 @@ def test_wrong_options_are_wrong_usage(run, arguments, said):
     code, out, err = run(nothing, *arguments)
     assert (code, out) == (2, "")
     assert said in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("lake", "said"),
+    [
+        ("s3://bucket/lake", "expected a folder of this machine, got"),
+        ("others", "no lake is there, but other files"),
+        ("others/file", "expected a folder"),
+        ("others/file/lake", "expected a folder"),
+        ("100%25/lake", "Delta tables cannot be kept under a path with '%25'"),
+        ("back\\slash", "Delta tables cannot be kept under a path with"),
+    ],
+)
+def test_unusable_lake_is_refused_before_spark_starts(run, tmp_path, lake, said):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = run(nothing, "--lake", lake)
+    assert code == 2
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "starting Spark" not in err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(run, monkeypatch):
