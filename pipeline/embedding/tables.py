@@ -9,12 +9,10 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.embedding.model import Model
-from pipeline.lake import readable, table
+from pipeline.lake import BAD_CARDS, VECTORS, readable, table
 from pipeline.lake.delta import Table
 from pipeline.telling import Told
 
-VECTORS = "vectors"
-BAD_CARDS = "bad_cards"
 VECTORS_SCHEMA = StructType(
     [
         StructField("digest", BinaryType()),

@@ -7,6 +7,13 @@ ARCHIVE = "archive"
 EVENTS = "events"
 GAPS = "gaps"
 QUARANTINE = "quarantine"
+USAGE_HOURLY = "usage_hourly"
+USAGE_WAITS = "usage_waits"
+USAGE_GROUPS = "usage_groups"
+VECTORS = "vectors"
+BAD_CARDS = "bad_cards"
+TABLES = (ARCHIVE, BAD_CARDS, EVENTS, GAPS, QUARANTINE, USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, VECTORS)
+"""All tables of ours; a user may keep others in the lake's folder."""
 REPLAYS = "replays"
 """No table: the folder of what replays keep until they are done."""
 

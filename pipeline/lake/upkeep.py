@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from pipeline.lake import ARCHIVE, EVENTS, table
+from pipeline.lake import ARCHIVE, EVENTS, TABLES, table
 from pipeline.lake.events import PARTITION
 from pipeline.lake.folder import held
 from pipeline.telling import Told, to_nobody
@@ -51,7 +51,7 @@ def compact(
     now: datetime | None = None,
     told: Told = to_nobody,
 ) -> Upkept:
-    """Merge small files in all tables of the lake and vacuum them.
+    """Merge small files in the tables that the pipeline writes, and vacuum them; others in the folder stay as they are.
 
     ``keep_days`` removes events older than that, ``keep_archive_days`` archived messages.
 
@@ -60,7 +60,7 @@ def compact(
     upkept = Upkept()
     today = (now or datetime.now(UTC)).date()
     with held(lake):
-        paths = sorted(path.parent for path in lake.glob("*/_delta_log"))
+        paths = [path for name in TABLES if (path := table(lake, name)).joinpath("_delta_log").is_dir()]
         for done, path in enumerate(paths):
             told("tables", done, len(paths))
             if path == table(lake, EVENTS):

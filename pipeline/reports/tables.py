@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import readable, table
+from pipeline.lake import USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, readable, table
 from pipeline.lake.delta import Table
 from pipeline.lake.events import EVENTS, PARTITION
 from pipeline.lake.folder import held
@@ -37,9 +37,6 @@ from pipeline.reports import usage
 from pipeline.reports.summary import Row, Span
 from pipeline.telling import Told, to_nobody
 
-HOURLY = "usage_hourly"
-WAITS = "usage_waits"
-GROUPS = "usage_groups"
 _SOURCE = "events"
 _EVENT = StructType([field for field in EVENTS if field.name != PARTITION])
 
@@ -60,9 +57,9 @@ _WAITS = (*_PERCENTILES, *(f"{wait}_count" for wait in usage.WAITS))
 _MAILBOX = {"tenant": StringType(), "mailbox": LongType()}
 _FLOWS = ("came", "came_bytes", "went", "went_bytes", "ended")
 TABLES: dict[str, tuple[StructType, _Made]] = {
-    HOURLY: (_schema(_MAILBOX, (*usage.TOTALS, *_FLOWS, *_WAITS)), usage.hourly),
-    WAITS: (_schema({"tenant": StringType()}, _WAITS), usage.tenant_waits),
-    GROUPS: (_schema({**_MAILBOX, "group": LongType()}, ("given", "acknowledged")), usage.groups),
+    USAGE_HOURLY: (_schema(_MAILBOX, (*usage.TOTALS, *_FLOWS, *_WAITS)), usage.hourly),
+    USAGE_WAITS: (_schema({"tenant": StringType()}, _WAITS), usage.tenant_waits),
+    USAGE_GROUPS: (_schema({**_MAILBOX, "group": LongType()}, ("given", "acknowledged")), usage.groups),
 }
 """Columns of each table, and how it is made of events; the columns are those of :mod:`pipeline.reports.usage`."""
 
@@ -89,7 +86,7 @@ def update(spark: SparkSession, lake: Path, told: Told = to_nobody) -> Updated:
         since = min(each.read_up_to(_SOURCE) for each in tables.values())
         if since == events.version:
             return Updated([], 0)
-        days = _touched(spark, events, tables[HOURLY], since)
+        days = _touched(spark, events, tables[USAGE_HOURLY], since)
         files = _files(events, days)
         rows = _read(spark, _EVENT, files).where(_of(days, "at") | _of(days, "created_at")).cache() if days else None
         for number, (name, each) in enumerate(tables.items()):
@@ -119,7 +116,7 @@ def read(spark: SparkSession, lake: Path, name: str) -> DataFrame:
 
 def hours(lake: Path) -> tuple[datetime, datetime] | None:
     """Return the first and the last hour that the tables have, None when they are empty."""
-    files = Table(table(lake, HOURLY), TABLES[HOURLY][0], PARTITION).files("hour")
+    files = Table(table(lake, USAGE_HOURLY), TABLES[USAGE_HOURLY][0], PARTITION).files("hour")
     if not files:
         return None
     return min(file["min.hour"] for file in files), max(file["max.hour"] for file in files)

@@ -24,6 +24,7 @@ from pipeline.embedding.handing import Service as Handed
 from pipeline.embedding.handing import card_with, together
 from pipeline.embedding.model import Model, _encode, find_model
 from pipeline.embedding.registered import place_of
+from pipeline.lake import BAD_CARDS, VECTORS
 from pipeline.telling import to_nobody
 from registry.cards import read_card
 from registry.embedding.fast import Fast, folder_of
@@ -127,7 +128,7 @@ def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors
         )
         assert vectors[0] == pack_rows(fast.encode(texts(read_card(kept))))
     assert place.asked("SELECT count(*) FROM agent WHERE revision <> card_revision") == [(0,)]
-    reasons = {row["reason"].split(":")[0]: row for row in place.rows(tables.BAD_CARDS) if row["size"]}
+    reasons = {row["reason"].split(":")[0]: row for row in place.rows(BAD_CARDS) if row["size"]}
     assert set(reasons) == {"card", "mailbox", "ttl"}
     assert reasons["card"]["text"] == "\ufffd{"
     assert reasons["ttl"]["file"].endswith("1.jsonl")
@@ -139,7 +140,7 @@ def test_cards_come_to_the_service_as_they_were_written_and_with_its_own_vectors
     assert place.asked("SELECT * FROM agent WHERE address NOT IN ('a.2', 'a.row')") == before
     assert place.agents("a.2") == {"a.2": (b'{"mailbox":"a.2"}', 2)}
     assert json.loads(place.agents("a.row")["a.row"][0]) == rows[0]
-    assert len(place.rows(tables.BAD_CARDS)) == 4, "what is bad is kept once"
+    assert len(place.rows(BAD_CARDS)) == 4, "what is bad is kept once"
 
 
 class Killed(Exception):
@@ -163,20 +164,20 @@ def test_what_was_encoded_before_a_run_ended_is_not_encoded_again(
     assert 0 < committed[0] < 10
     assert place.agents("b.") == {}
     # What a crash leaves of a batch.
-    (place.lake / tables.VECTORS / f"{99:020d}-{tables.VECTORS}.0123abcd").mkdir()
+    (place.lake / VECTORS / f"{99:020d}-{VECTORS}.0123abcd").mkdir()
     # Nor what the model makes nothing of.
     odd = card("b.odd").strip()
     (tmp_path / "2.jsonl").write_bytes(odd)
     refused = {"digest": hashlib.sha256(odd).digest(), "space": place.model().space, "problem": "not finite"}
     schema = pa.schema([("digest", "binary"), ("space", "string"), ("vectors", "binary"), ("problem", "string")])
-    write_deltalake(place.lake / tables.VECTORS, pa.Table.from_pylist([refused], schema), mode="append")
+    write_deltalake(place.lake / VECTORS, pa.Table.from_pylist([refused], schema), mode="append")
 
     done = place.embed(spark, tmp_path / "*.jsonl")
     assert (done.cards, done.encoded, done.added, done.bad) == (11, 10 - committed[0], 10, 1)
     assert len(place.agents("b.")) == 10
-    (kept,) = [row for row in place.rows(tables.BAD_CARDS) if row["reason"] == "not finite"]
+    (kept,) = [row for row in place.rows(BAD_CARDS) if row["reason"] == "not finite"]
     assert (kept["text"], kept["file"].rpartition("/")[2]) == (odd.decode(), "2.jsonl")
-    assert not list((place.lake / tables.VECTORS).glob("*.0123abcd"))
+    assert not list((place.lake / VECTORS).glob("*.0123abcd"))
 
 
 def test_what_is_registered_is_embedded_for_another_model_beside_the_present_one(

@@ -6,8 +6,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from mediator.journal import FOLDER
+from pipeline.lake import USAGE_HOURLY
 from pipeline.lake.ingest import ingest
-from pipeline.reports.tables import HOURLY, read, update
+from pipeline.reports.tables import read, update
 from tests.integration.test_journal import Run
 from tests.pipeline.journals import held, row
 
@@ -39,5 +40,5 @@ async def test_what_happens_after_a_restore_is_ingested_and_counted(spark: Spark
     assert len(events) == 5
     assert sorted(held(lake)) == sorted(events)
     update(spark, lake)
-    [total] = read(spark, lake, HOURLY).groupBy().sum("sent", "came", "leased").collect()
+    [total] = read(spark, lake, USAGE_HOURLY).groupBy().sum("sent", "came", "leased").collect()
     assert tuple(total) == (3, 3, 1)

@@ -4,8 +4,9 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from mediator.errors import SetupError, UnavailableError
@@ -52,6 +53,19 @@ def a_week_later(table: Path) -> None:
     for path in (table / "_delta_log").glob("*.json"):
         removed = re.compile(r'("deletionTimestamp":)(\d+)')
         path.write_text(removed.sub(lambda found: f"{found[1]}{int(found[2]) - 8 * DAY}", path.read_text()))
+
+
+def test_compact_leaves_tables_of_others_alone(tmp_path: Path) -> None:
+    lake, theirs = tmp_path / "lake", tmp_path / "lake" / "theirs"
+    with held_lake(lake, create=True):
+        pass
+    for number in range(3):
+        write_deltalake(theirs, pa.table({"number": [number]}), mode="append")
+    (theirs / "notes").mkdir()
+    (theirs / "left.parquet").touch()
+    before = sorted(lake.rglob("*"))
+    assert compact(lake).merged == 0
+    assert sorted(lake.rglob("*")) == before
 
 
 def test_only_a_lake_that_nobody_works_on(tmp_path: Path) -> None:
