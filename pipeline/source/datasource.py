@@ -11,7 +11,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
-from pipeline.source.options import STREAM, parse, words
+from pipeline.source.options import BATCH, STREAM, parse, words
 from pipeline.source.reading import MailReader
 from pipeline.source.schema import MESSAGES, narrowed
 
@@ -36,7 +36,7 @@ class MailSource(DataSource):
             from pipeline.source import group_rows
 
             return group_rows.columns(words(self.options, "columns"), "columns")
-        return StructType([MESSAGES[name] for name in parse(self.options, STREAM).columns])
+        return StructType([MESSAGES[name] for name in parse(self.options, (*BATCH, *STREAM)).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read what mailboxes hold now."""

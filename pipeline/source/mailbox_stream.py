@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, LostDataError
-from pipeline.source.mailboxes import Database, Slice, named, share
-from pipeline.source.options import STREAM, Options, parse
+from pipeline.source.mailboxes import Database, Slice, first_since, named, share
+from pipeline.source.options import MAILBOX_STREAM, Options, parse
 from pipeline.source.reading import Share, open_database, read_slices, wall_clock
 from pipeline.source.schema import narrowed
 from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
@@ -44,7 +44,7 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, following: Following) -> None:
-        self._options = parse(options, STREAM)
+        self._options = parse(options, MAILBOX_STREAM)
         self._names = narrowed(schema)
         self._following = following
         self._until: Ids | None = None
@@ -54,10 +54,12 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query without a checkpoint begins; :class:`BadRequestError` names a mailbox that lacks."""
         with closing(open_database(self._options)) as database:
             found = look(database, self._options)
-        there = {each.address for each in found}
-        for address in self._options.addresses:
-            if address not in there:
-                raise BadRequestError("subscribe", f'tenant "{self._options.tenant}" has no mailbox "{address}"')
+            there = {each.address for each in found}
+            for address in self._options.addresses:
+                if address not in there:
+                    raise BadRequestError("subscribe", f'tenant "{self._options.tenant}" has no mailbox "{address}"')
+            if self._options.starting is not None:
+                return _offset({each.no: _first_since(database, each, self._options.starting) for each in found})
         match self._following.starting:
             case str(word) if word == LATEST:
                 return _offset({each.no: each.next_id for each in found})
@@ -137,6 +139,10 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._following.strict:
             raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
         log.warning("rows are gone that a stream was to read: %s", what)
+
+
+def _first_since(database: Database, mailbox: Mailbox, at: int) -> int:
+    return first_since(database, Slice(mailbox.no, mailbox.address, 0, mailbox.next_id - 1), at)
 
 
 def look(database: Database, options: Options) -> list[Mailbox]:

@@ -121,14 +121,17 @@ def _timed(database: Database, options: Options, whole: Slice) -> Slice:
         return whole
     first, last = whole.first, whole.last
     if options.starting is not None:
-        first = _first_since(database, whole, options.starting)
+        first = first_since(database, whole, options.starting)
     if options.ending is not None:
-        last = _first_since(database, whole, options.ending) - 1
+        last = first_since(database, whole, options.ending) - 1
     return replace(whole, first=first, last=last)
 
 
-def _first_since(database: Database, whole: Slice, at: int) -> int:
-    """Search by halves: ``created_at`` never goes back while msg_ids grow (N5)."""
+def first_since(database: Database, whole: Slice, at: int) -> int:
+    """Return the first msg_id that became visible at ``at`` or later, else the one behind the slice.
+
+    Searches by halves: ``created_at`` never goes back while msg_ids grow (N5).
+    """
     low, high = whole.first, whole.last + 1
     while low < high:
         middle = (low + high) // 2

@@ -24,8 +24,12 @@ BATCH = (
     "numPartitions",
     "minPartitions",
 )
-STREAM = ("journal", "badLines", "startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
-"""What only ``readStream`` understands; see :mod:`pipeline.source.stream`."""
+STREAM = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
+"""What only ``readStream`` understands, whatever it follows; see :mod:`pipeline.source.stream`."""
+MAILBOX_STREAM = (*(name for name in BATCH if name != "endingTimestamp"), *STREAM)
+"""What a stream of mailboxes understands; see :mod:`pipeline.source.mailbox_stream`."""
+JOURNAL_STREAM = ("journal", "badLines", *STREAM)
+"""What a stream of the journal understands; see :mod:`pipeline.source.journal_stream`."""
 SERVER = ("nats.url", "nats.user", "nats.password", "timeoutSeconds")
 """Where the service is, for what is asked through its NATS door."""
 SINK = ("address", "topic", "maxInFlight", "dedup.prefix", *SERVER)
@@ -74,13 +78,14 @@ class Options:
         return self.data_dir / DATABASE_FILE
 
 
-def parse(given: Mapping[str, str], also: Sequence[str] = ()) -> Options:
-    """Read the options of a reader; names in any case, ``also`` are those that the caller reads itself.
+def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> Options:
+    """Read the options of a reader; names in any case, those ``known`` beside :data:`BATCH` are left to the caller.
 
     Raises :class:`BadRequestError` that names the option: unknown, of the wrong form, or two that exclude each other.
     """
-    options = named_alike(given, (*BATCH, *also))
+    options = named_alike(given, known)
     _at_most_one(options, "data.dir", "database.url")
+    _at_most_one(options, "startingTimestamp", "startingOffsets")
     _at_most_one(options, "subscribe", "subscribePattern", "prefix")
     _at_most_one(options, "numPartitions", "minPartitions")
     if "data.dir" not in options and "database.url" not in options:

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
-from pipeline.source.options import STREAM, named_alike
+from pipeline.source.options import JOURNAL_STREAM, named_alike
 
 Offset: TypeAlias = dict[str, Any]
 """What Spark keeps in its checkpoint, as JSON."""
@@ -33,7 +33,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     if options.get("journal"):
         from pipeline.source.journal_stream import JournalStream
 
-        named_alike(options, STREAM)
+        named_alike(options, JOURNAL_STREAM)
         skip = _one_of(options, "badLines", ("fail", "skip")) == "skip"
         return JournalStream(Path(options["journal"]), schema, Following.of(options, EARLIEST), skip_bad=skip)
     from pipeline.source.mailbox_stream import MailboxStream

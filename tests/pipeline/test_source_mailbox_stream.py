@@ -14,7 +14,7 @@ from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.source.schema import MESSAGES
 from pipeline.source.stream import Offset, stream_reader
-from tests.conformance.samples import add, cut, get, put
+from tests.conformance.samples import T0, add, cut, get, put
 from tests.pipeline.streams import Batches, ask, drain, follow, read
 from tests.postgres import Server, postgres
 
@@ -127,6 +127,15 @@ def test_earliest_has_what_is_there_and_latest_what_comes(kept: Kept) -> None:
     assert payloads(kept.stream(startingOffsets=f'{{"{number}": 1}}')) == [["b", "c"]]
 
 
+def test_a_timestamp_says_where_a_new_query_begins(kept: Kept) -> None:
+    kept.create("orders", "empty")
+    for number in range(6):
+        kept.send("orders", str(number), created_at=T0 + 10 * number)
+    kept.remove("orders", 3)
+    began = {at: stream_reader(kept.where | {"startingTimestamp": str(at)}, MESSAGES) for at in (T0 + 25, T0 + 99)}
+    assert [payloads(reader) for reader in began.values()] == [[["4", "5"]], []]
+
+
 def test_what_was_removed_or_expired_before_it_came_is_not_shown(kept: Kept) -> None:
     kept.create("orders")
     kept.send("orders", *"abcdef")
@@ -221,6 +230,10 @@ def test_an_older_database_is_not_read_on_in_silence(kept: Kept) -> None:
         ({"startingOffsets": '{"orders": 0}'}, 'startingOffsets: expected {"MAILBOX_NO": MSG_ID}'),
         ({"startingOffsets": '{"1": -1}'}, 'startingOffsets: expected {"MAILBOX_NO": MSG_ID}'),
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger: expected a whole number"),
+        ({"startingTimestamp": "0"}, "startingOffsets: expected either it or startingTimestamp"),
+        ({"endingTimestamp": "0"}, "endingTimestamp: unknown option, expected one of columns, data.dir"),
+        ({"badLines": "skip"}, "badLines: unknown option"),
+        ({"journal": ""}, "journal: unknown option"),
     ],
 )
 def test_wrong_options_are_named(sqlite: Kept, options: dict[str, str], problem: str) -> None:
