@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError, SetupError, UnreachableError
 from pipeline.java import find_java
+from pipeline.requirements import check_installed, check_version
 
 MASTERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|(spark|k8s)://.+|yarn")
 CONNECT_PORT = 15002
@@ -54,15 +55,17 @@ def session(
     is a Spark Connect server, ``sc://host:port``, instead of ``master``. With ``little`` to do, a Java that is started
     here does not spend as much again on making its code fast.
 
-    Raises :class:`BadRequestError` for settings that cannot be, :class:`SetupError` if there is no Java or Spark does
-    not start, :class:`UnreachableError` if nobody answers at ``remote``.
+    Raises :class:`BadRequestError` for settings that cannot be, :class:`SetupError` if there is no Java, Spark does
+    not start or is too old, :class:`UnreachableError` if nobody answers at ``remote``.
     """
+    check_installed()
     settings = _settings(conf)
-    if remote is not None:
-        if master is not None:
-            raise BadRequestError("remote", "expected no master beside it")
-        return _connect(remote, settings, name)
-    return _start(master, settings, name, little)
+    if remote is not None and master is not None:
+        raise BadRequestError("remote", "expected no master beside it")
+    spark = _start(master, settings, name, little) if remote is None else _connect(remote, settings, name)
+    # That of a cluster, which need not be this Python's.
+    check_version(spark.version, "the Spark of this session", "upgrade it, or use another one")
+    return spark
 
 
 @contextmanager

@@ -161,9 +161,12 @@ def kept(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]
 
 
 def require_spark() -> None:
-    """Raise a :class:`SetupError` with the remedy if the extra is not installed."""
+    """Raise a :class:`SetupError` with the remedy if the extra is not installed, or is too old."""
     if not all(find_spec(name) for name in NEEDED):
         raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
+    from pipeline.requirements import check_installed
+
+    check_installed()
 
 
 def tell(lines: Iterable[str], numbers: dict[str, int | float], as_json: bool) -> None:

@@ -14,7 +14,8 @@ from pipeline.embedding.catalogs import read_catalog
 from pipeline.embedding.handing import Service, agent_with, card_with
 from pipeline.embedding.model import Model
 from pipeline.embedding.registered import read_registered
-from pipeline.embedding.tables import BAD_CARDS, Vectors, keep_bad
+from pipeline.embedding.tables import Vectors, keep_bad
+from pipeline.lake import BAD_CARDS
 from pipeline.lake.folder import held
 from pipeline.source.options import Options
 from pipeline.telling import Told, to_nobody

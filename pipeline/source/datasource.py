@@ -11,6 +11,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
+from pipeline.source.failing import reason_first
 from pipeline.source.options import BATCH, STREAM, parse, words
 from pipeline.source.reading import MailReader
 from pipeline.source.schema import MESSAGES, narrowed
@@ -18,6 +19,7 @@ from pipeline.source.schema import MESSAGES, narrowed
 FORMAT = "mq9"
 
 
+@reason_first
 class MailSource(DataSource):
     """What Spark asks; each door has its own module, imported on the machine that needs it."""
 

@@ -19,6 +19,7 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_GROUP_NAME
 from pipeline.source.asking import Server, ask, whole
+from pipeline.source.failing import reason_first
 from pipeline.source.group_rows import Item, checked, rows
 from pipeline.source.options import GROUP, named_alike
 from pipeline.source.stream import EARLIEST, LATEST, Offset, rows_of
@@ -36,6 +37,7 @@ class Handed(InputPartition):
     batch: pa.RecordBatch
 
 
+@reason_first
 class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A consumer group that is one query's own.
 

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, LostDataError
+from pipeline.source.failing import reason_first
 from pipeline.source.journal_files import File, Piece, events_dropped, files, lines, open_file, pieces, whole, within
 from pipeline.source.journal_rows import Placed, batches, check_columns
 from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
@@ -57,6 +58,7 @@ class Share(InputPartition):
     pieces: tuple[Piece, ...]
 
 
+@reason_first
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The journal in a folder, as Spark asks for it; tasks open the files, the driver only measures them.
 

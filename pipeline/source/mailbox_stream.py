@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, LostDataError
+from pipeline.source.failing import reason_first
 from pipeline.source.mailboxes import Database, Slice, first_since, named, share
 from pipeline.source.options import MAILBOX_STREAM, Options, parse
 from pipeline.source.reading import Share, open_database, read_slices, wall_clock
@@ -36,6 +37,7 @@ class Mailbox:
     next_id: int
 
 
+@reason_first
 class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Mailboxes, as Spark asks for them; tasks read the messages, the driver only looks which there are.
 

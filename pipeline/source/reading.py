@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from pipeline.source.failing import reason_first
 from pipeline.source.mailboxes import Database, Slice, Stretch, choose, scanned, share, where
 from pipeline.source.options import Options
 from pipeline.source.schema import shape, stored
@@ -69,6 +70,7 @@ class Share(InputPartition):
     """Where in the table it reads; None: wherever the index says."""
 
 
+@reason_first
 class MailReader(DataSourceReader):
     """Reads what mailboxes hold now, and moves no group."""
 

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
+from pipeline.source.failing import reason_first
 from pipeline.source.messages import Columns
 from pipeline.source.options import SINK, named_alike
 from pipeline.source.sending import Sender, Target
@@ -47,6 +48,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return StreamWriter(_columns(options, schema), Target.of(options), _prefix(options))
 
 
+@reason_first
 class Writer(DataSourceArrowWriter):
     """Sends the rows of a batch write."""
 
@@ -65,6 +67,7 @@ class Writer(DataSourceArrowWriter):
         _tell("write", self._write_id, messages)
 
 
+@reason_first
 class StreamWriter(DataSourceStreamArrowWriter):
     """Sends the rows of a stream's batches; a batch that is run again makes the ids of the first run."""
 

@@ -121,6 +121,13 @@ def test_without_the_extra_it_is_said_how_to_get_it(run, monkeypatch):
     assert run(nothing) == (2, "", "mediator: Spark is not installed: pip install 'agent-mediator[pipeline]'\n")
 
 
+def test_old_pyspark_is_named_with_the_remedy(run, monkeypatch):
+    monkeypatch.setattr("pipeline.requirements.version", lambda _: "4.1.2")
+    code, out, err = run(nothing)
+    assert (code, out) == (2, "")
+    assert err.startswith("mediator: pyspark is 4.1.2, the pipeline needs 4.2 or newer: pip install --upgrade")
+
+
 def test_what_spark_cannot_do_is_one_line(run, spark):
     code, out, err = run(lambda given: given.spark.read.parquet("/no/such/folder").count())
     assert (code, out) == (1, "")
