@@ -75,7 +75,9 @@ _COMMANDS = """\
 One program, `mediator`. `mediator COMMAND --help` shows what stands here.
 
 - `send`, `fetch`, `ack`, `nack`, `extend`, `query`, `delete`, `mailbox create`, `agent` and `bench` speak NATS as any
-  client does, and may be run from anywhere; `agent eval` speaks to nobody.
+  client does. They find the service through its data directory, as `status` does (`--data-dir`, `--config`), or speak
+  to the server that `--server` names, from anywhere. Where no service runs on the data directory they say so, and speak
+  to no other; only a `nats_url` in the settings is used then. `agent eval` speaks to nobody.
 - `mailbox list`, `show`, `set` and `delete`, `dead`, `doctor` and `status`, and for DIDComm `invite`, `invitations`,
   `connections`, `keys` and `identity`, are the operator's: they ask the service on this machine through `control.sock`
   in its data directory, which only the user that runs the service may open. They see every tenant.

@@ -1,9 +1,10 @@
-"""HOST:PORT as operators write it: parsing, showing, and whether other machines can reach it."""
+"""HOST:PORT as operators write it: parsing, showing, and whether other machines can reach it; URLs without logins."""
 
 import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 _SPLIT = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[^:]*)")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
@@ -40,6 +41,12 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def without_login(urls: str) -> str:
+    """Return URLs, joined by commas, without the user and password that may stand in them."""
+    parts = (urlsplit(url.strip()) for url in urls.split(","))
+    return ",".join(urlunsplit(part._replace(netloc=part.netloc.rpartition("@")[2])) for part in parts)
 
 
 def _ipv6(text: str) -> str:

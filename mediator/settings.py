@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mediator.endpoint import Endpoint
+from mediator.endpoint import Endpoint, without_login
 from mediator.errors import SetupError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
@@ -404,6 +404,14 @@ class Settings(BaseSettings):
         """
         told_apart = self.nats_accounts or self._has_users or self._several_tenants or self._has_api_tokens
         return not told_apart and self.http.loopback and self.didcomm.public_url is None
+
+    @property
+    def client_nats_url(self) -> str | None:
+        """The ``nats_url`` as clients use it; with accounts its login is the service's own, and is left out."""
+        if self.nats_url is None:
+            return None
+        url = self.nats_url.get_secret_value()
+        return without_login(url) if self.nats_accounts else url
 
     @property
     def bounds(self) -> Bounds:

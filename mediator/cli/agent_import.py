@@ -11,7 +11,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.client import Client, Login, RefusedError, talk
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Password, Server, User
+from mediator.cli.options import Config, DataDir, Password, Server, User
 from mediator.errors import MediatorError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def import_(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Register many agents; cards that are refused are told and left out, exit code 1 when there are any.
@@ -62,7 +64,7 @@ def import_(
         finally:
             _summary(result, as_json=as_json)
 
-    talk(Login.of(server, user, password), work, as_json=False)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=False)
     if result.failed:
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ import typer
 from mediator.agents.records import State
 from mediator.cli import show
 from mediator.cli.client import Answer, Client, Login, talk
-from mediator.cli.options import AsJson, Password, Server, User
+from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User
 
 PAGE = 1000
 """Agents asked for at once (G3)."""
@@ -39,6 +39,8 @@ def list_(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """List agents in the order of their first registration."""
@@ -52,7 +54,11 @@ def list_(
         show.table(columns, ([row[column] for column in columns] for row in rows))
         _more(len(rows), answer)
 
-    talk(Login.of(server, user, password), _asking(body, limit, shown, as_json=as_json), as_json=as_json)
+    talk(
+        Login.of(server, user, password, config, data_dir),
+        _asking(body, limit, shown, as_json=as_json),
+        as_json=as_json,
+    )
 
 
 def discover(
@@ -68,6 +74,8 @@ def discover(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Find agents that can do what a sentence asks for, the best first."""
@@ -91,7 +99,11 @@ def discover(
             show.hint(answer.fields["note"])
         _more(len(rows), answer)
 
-    talk(Login.of(server, user, password), _asking(body, limit, shown, as_json=as_json), as_json=as_json)
+    talk(
+        Login.of(server, user, password, config, data_dir),
+        _asking(body, limit, shown, as_json=as_json),
+        as_json=as_json,
+    )
 
 
 def _filter(tags: list[str] | None, skills: list[str] | None, states: list[State] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mediator.cli.agent_import import register as register_import
 from mediator.cli.agent_search import register as register_search
 from mediator.cli.client import Client, Login, talk
 from mediator.cli.failing import CommandError
-from mediator.cli.options import SPAN, AsJson, Password, Server, User, seconds
+from mediator.cli.options import SPAN, AsJson, Config, DataDir, Password, Server, User, seconds
 
 app = typer.Typer(help="Register agents and find them: by keywords, or by a sentence.", no_args_is_help=True)
 
@@ -37,6 +37,8 @@ def register(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Register an agent, or replace its card; it is found as soon as this has ended."""
@@ -59,7 +61,7 @@ def register(
         for warning in answer.fields["warnings"]:
             show.hint(f"warning: {warning}")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def _read(file: str) -> bytes:
@@ -98,6 +100,8 @@ def report(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a sign of life for an agent, with what it says of itself or without."""
@@ -111,7 +115,7 @@ def report(
         else:
             show.say(f"{answer.fields['mailbox']} was seen")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def _said(fields: str | None, status: str | None) -> dict[str, Any]:
@@ -137,6 +141,8 @@ def unregister(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove an agent from the registry; its mailbox and its mail stay."""
@@ -150,7 +156,7 @@ def unregister(
         else:
             show.say(f"unregistered {answer.fields['mailbox']}")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 register_search(app)

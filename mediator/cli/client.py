@@ -1,21 +1,24 @@
 """A NATS client for one command: connects, asks the service, and turns what can go wrong into one line."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
 from mediator.cli.failing import CommandError
+from mediator.cli.options import load, serve_command
+from mediator.endpoint import without_login
+
+if TYPE_CHECKING:
+    import ssl
 
 PREFIX = "$mq9.AI."
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
 
 class RefusedError(CommandError):
@@ -45,36 +48,69 @@ class Login:
     server: str
     user: str | None = None
     password: str | None = None
+    certificate: str | None = None
+    """In PEM, the one that the server is known to have; None: it must be one that this machine trusts."""
 
     @classmethod
-    def of(cls, server: str | None, user: str | None, password: str | None) -> Self:
-        """Fill in what the options leave out: the settings of this machine's service, else its defaults."""
-        return cls(server or default_server(), user, password)
+    def of(
+        cls,
+        server: str | None,
+        user: str | None,
+        password: str | None,
+        config: Path | None,
+        data_dir: Path | None,
+    ) -> Self:
+        """Take the server that was named, else that of the service on the data directory.
+
+        Raises :class:`UnansweredError` when none was named and no service runs there.
+        """
+        if server is not None:
+            return cls(server, user, password)
+        found, certificate = _service(config, data_dir)
+        return cls(found, user, password, certificate)
 
     @property
     def shown(self) -> str:
         """The servers without what may be secret."""
-        return ",".join(_without_login(url) for url in self.server.split(","))
+        return without_login(self.server)
+
+    @property
+    def tls(self) -> "ssl.SSLContext":
+        """What the client checks the server by."""
+        import ssl
+
+        context = ssl.create_default_context(cadata=self.certificate)
+        if self.certificate is not None:
+            # It is this very one, whoever signed it, and whatever name this machine has for its own service.
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
 
 
-def default_server() -> str:
-    """Where the service configured here is reached, in the eyes of a client."""
-    if not any(name.upper().startswith("MEDIATOR_") for name in os.environ):
-        return DEFAULT_SERVER
-    from mediator.settings import Settings
+def _service(config: Path | None, data_dir: Path | None) -> tuple[str, str | None]:
+    """Ask the service on the data directory where its clients connect, and with which certificate.
 
-    settings = Settings.load()
-    if settings.nats_url is not None:
-        url = settings.nats_url.get_secret_value()
-        # With accounts, the login there is the service's own: it sees all tenants and is none.
-        return ",".join(map(_without_login, url.split(","))) if settings.nats_accounts else url
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.nats.host, settings.nats.host)
-    return f"nats://[{host}]:{settings.nats.port}" if ":" in host else f"nats://{host}:{settings.nats.port}"
+    Where none runs, only a ``nats_url`` in the settings leads anywhere: what listens on a default port may be another
+    service. Raises :class:`UnansweredError`.
+    """
+    from mediator.errors import SetupError, UnavailableError
+    from mediator.operators.control import ask
 
-
-def _without_login(url: str) -> str:
-    parts = urlsplit(url.strip())
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    settings = load(config, data_dir=data_dir)
+    try:
+        answer = asyncio.run(ask(settings.data_dir, "endpoints"))
+    except UnavailableError as error:
+        raise UnansweredError(str(error)) from None
+    except SetupError as error:
+        if (url := settings.client_nats_url) is not None:
+            return url, None
+        start = serve_command(config, data_dir)
+        raise UnansweredError(
+            f"{error}; start `{start}`, or name another directory with --data-dir, or a NATS server with --server"
+        ) from None
+    if answer["error"]:
+        raise UnansweredError(f"the service on {settings.data_dir} is not ready yet")
+    return answer["nats"], answer["certificate"]
 
 
 class Client:
@@ -88,27 +124,30 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Connect."""
-        import nats
         from nats.errors import Error as NatsError
 
+        from mediator.nats.encrypting import EncryptingClient
+
+        self._nats = EncryptingClient()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._nats = await nats.connect(
+                await self._nats.connect(
                     self._login.server.split(","),
                     name="mediator command line",
                     user=self._login.user,
                     password=self._login.password,
+                    tls=self._login.tls,
                     connect_timeout=3,
                     allow_reconnect=self._lasting,
                     max_reconnect_attempts=-1 if self._lasting else 1,
-                    reconnect_time_wait=0.2,
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # parts of a second do
                     error_cb=self._failed,
                 )
         except (NatsError, OSError, TimeoutError, ValueError) as error:
-            why = self._said[-1] if self._said else error
-            raise UnansweredError(
-                f"cannot connect to {self._login.shown}: {why or type(why).__name__}; is `mediator serve` running?"
-            ) from error
+            await self._nats.close()
+            # It tries until the time is up; the reason is what the last attempt met.
+            why = _why(self._said[-1] if self._said else error, self._login)
+            raise UnansweredError(f"cannot connect to {self._login.shown}: {why}") from error
         return self
 
     async def __aexit__(
@@ -149,7 +188,9 @@ class Client:
                 f"payload: {len(data)} bytes, this NATS server takes at most {self._nats.max_payload}"
             ) from None
         except TimeoutError:
-            raise UnansweredError(f"no answer from {self._login.shown} within {seconds:g} s") from None
+            # What the server does not permit, it says beside the request.
+            refused = f": {self._said[-1]}" if self._said else ""
+            raise UnansweredError(f"no answer from {self._login.shown} within {seconds:g} s{refused}") from None
         except (NatsError, OSError) as error:
             raise UnansweredError(f"{self._login.shown}: {error or type(error).__name__}") from None
         try:
@@ -160,6 +201,32 @@ class Client:
         if text:
             raise RefusedError(str(text), message.data)
         return Answer(message.data, fields)
+
+
+def _why(error: Exception, login: Login) -> str:
+    """Say why there is no connection, and what to do."""
+    import socket
+    import ssl
+
+    text = str(error)
+    if "authorization violation" in text.lower() or "authentication" in text.lower():
+        wrong = "user or password is wrong" if login.user or "@" in login.server else "it asks for a login"
+        return f"{wrong}; give --user and --password"
+    match error:
+        case ssl.SSLCertVerificationError():
+            reason = error.verify_message.rstrip(".")
+            return f"its certificate is not trusted ({reason}); SSL_CERT_FILE names a file with its authority"
+        case ssl.SSLError():
+            return f"TLS failed ({error.reason or text})"
+        case ConnectionRefusedError():
+            return "nothing listens there; is `mediator serve` running?"
+        case socket.gaierror():
+            return "no such host"
+        case TimeoutError():
+            return f"no NATS server answers there within {CONNECT_SECONDS:g} s"
+    if "expecting INFO" in text or "json parse" in text:
+        return "it is not a NATS server"
+    return text.removeprefix("nats: ") or type(error).__name__
 
 
 def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, as_json: bool, lasting: bool = False) -> None:

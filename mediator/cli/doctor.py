@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
-from mediator.cli.operator import ask_on, ask_service
+from mediator.cli.operator import ask_service
 from mediator.cli.options import AnswerJson, Config, DataDir, Tenant, load
 from mediator.mailboxes.address import parse_address
 from mediator.operators.spans import show_bytes, show_moment
@@ -32,7 +32,7 @@ def doctor(
 ) -> None:
     """Explain why a mailbox is stuck, or check the whole installation; exit code 1 when there is a problem."""
     if address is None:
-        findings = _installation(load(config, data_dir=data_dir).data_dir)
+        findings = _installation(config, data_dir)
     else:
         answer = ask_service(config, data_dir, "doctor", tenant=tenant, mail_address=parse_address(address))
         findings = answer["findings"]
@@ -47,25 +47,24 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _installation(data_dir: Path) -> list[dict[str, Any]]:
+def _installation(config: Path | None, data_dir: Path | None) -> list[dict[str, Any]]:
     """Ask the service; where none runs, say so, and look at what can be seen without it."""
     try:
-        found: list[dict[str, Any]] = ask_on(data_dir, "installation")["findings"]
+        found: list[dict[str, Any]] = ask_service(config, data_dir, "installation")["findings"]
     except CommandError as error:
         from dataclasses import asdict
 
         from mediator.operators.operating import disk_findings
 
         first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
-        return [first, *(asdict(finding) for finding in disk_findings(data_dir))]
+        return [first, *(asdict(finding) for finding in disk_findings(load(config, data_dir=data_dir).data_dir))]
     return found
 
 
 def status(config: Config = None, data_dir: DataDir = None, as_json: AnswerJson = False) -> None:
     """Show where the service listens, whether it is ready, and what it holds; exit code 1 when it is not ready."""
-    directory = load(config, data_dir=data_dir).data_dir
-    view = ask_on(directory, "overview")
-    time = ask_on(directory, "status")
+    view = ask_service(config, data_dir, "overview")
+    time = ask_service(config, data_dir, "status")
     if as_json:
         show.as_json({**view, "next_due": time["next_due"], "last_removed": time["last_removed"]})
     else:

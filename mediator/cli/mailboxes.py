@@ -62,6 +62,8 @@ def create(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a mailbox; prints its address, and its token, which is handed out this once."""
@@ -87,7 +89,7 @@ def create(
         else:
             show.say(f"{answer.fields['mail_address']} was there already")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 @app.command("list", epilog="Example: mediator mailbox list --prefix agent. --limit 20")

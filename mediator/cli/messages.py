@@ -17,6 +17,8 @@ from mediator.cli.options import (
     SPAN,
     Address,
     AsJson,
+    Config,
+    DataDir,
     Group,
     Ids,
     Password,
@@ -83,6 +85,8 @@ def send(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a message; prints its msg_id once it is on disk (-1 while it is delayed)."""
@@ -115,7 +119,7 @@ def send(
         else:
             show.say("stored, msg_id -1: it gets its number when it becomes visible")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def own_headers(given: Iterable[str]) -> dict[str, str]:
@@ -173,6 +177,8 @@ def fetch(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch messages: critical ones first, oldest first in each lane."""
@@ -186,9 +192,9 @@ def fetch(
         raise typer.BadParameter("give one of --deliver, --from-time and --from-id", param_hint="--deliver")
     start = "from_time" if from_time is not None else "from_id" if from_id is not None else deliver
     wait = LONGEST_WAIT if follow else wait
-    config = {"num_msgs": num, "max_wait_ms": wait, "ack_wait_ms": ack_wait, "max_deliver": max_deliver}
+    bounds = {"num_msgs": num, "max_wait_ms": wait, "ack_wait_ms": ack_wait, "max_deliver": max_deliver}
     fields = {"group_name": group, "deliver": start, "from_time": from_time, "from_id": from_id}
-    body = _given({**fields, "config": _given(config)})
+    body = _given({**fields, "config": _given(bounds)})
     first = {**body, "force_deliver": True} if force else body
 
     async def once(client: Client, request: dict[str, Any]) -> bool:
@@ -210,7 +216,7 @@ def fetch(
                 "--deliver earliest begins with the oldest message."
             )
 
-    talk(Login.of(server, user, password), work, as_json=as_json, lasting=follow)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json, lasting=follow)
 
 
 async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
@@ -247,6 +253,8 @@ def ack(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Acknowledge messages for a group; without leases also everything delivered before them."""
@@ -255,7 +263,7 @@ def ack(
         answer = await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
         show.raw(answer.raw) if as_json else show.say("acknowledged")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def nack(
@@ -266,6 +274,8 @@ def nack(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Give leased messages back, so that another member of the group gets them."""
@@ -275,7 +285,7 @@ def nack(
         answer = await client.ask(f"MSG.NACK.{address}", body)
         show.raw(answer.raw) if as_json else show.say(f"{answer.fields['returned']} given back")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def extend(
@@ -286,6 +296,8 @@ def extend(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Make leases that still run longer."""
@@ -295,7 +307,7 @@ def extend(
         answer = await client.ask(f"MSG.EXTEND.{address}", body)
         show.raw(answer.raw) if as_json else show.say(f"{answer.fields['extended']} made longer")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def query(
@@ -311,6 +323,8 @@ def query(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at messages without moving any group."""
@@ -320,7 +334,7 @@ def query(
         answer = await client.ask(f"MSG.QUERY.{address}", {**body, "headers_only": headers_only})
         _print(answer, as_json=as_json, headers_only=headers_only)
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def delete(
@@ -329,6 +343,8 @@ def delete(
     server: Server = None,
     user: User = None,
     password: Password = None,
+    config: Config = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove one message."""
@@ -337,7 +353,7 @@ def delete(
         answer = await client.ask(f"MSG.DELETE.{address}.{msg_id}")
         show.raw(answer.raw) if as_json else show.say("deleted")
 
-    talk(Login.of(server, user, password), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

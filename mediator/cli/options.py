@@ -1,5 +1,6 @@
 """The options that many commands share, and how their values are read."""
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ Server = Annotated[
         metavar="URL",
         help="NATS server to speak to.",
         envvar="MEDIATOR_NATS_SERVER",
-        show_default="as the settings say, else nats://127.0.0.1:4222",
+        show_default="the service on the data directory",
     ),
 ]
 User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
@@ -67,6 +68,12 @@ def mail_address(text: str) -> str:
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=mail_address)]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
+
+
+def serve_command(config: Path | None, data_dir: Path | None) -> str:
+    """Return the command that starts the service which these options name."""
+    given = {"--config": config, "--data-dir": data_dir}
+    return " ".join(["mediator serve", *(f"{name} {shlex.quote(str(path))}" for name, path in given.items() if path)])
 
 
 def load(config: Path | None, **overrides: Any) -> "Settings":

@@ -79,7 +79,6 @@ def replay(
         if values is not None and len(values) > MAX_VALUES:
             raise typer.BadParameter(f"expected at most {MAX_VALUES}, got {len(values)}", param_hint=f"--{name}")
     keys = keys_of(load(config, data_dir=data_dir), key_file)
-    login = Login.of(server, user, password)
     with job(
         "replay",
         master=master,
@@ -104,6 +103,7 @@ def replay(
             planned = again.preview(work.spark, work.lake, wanted)
             lines, numbers = planned.lines(), {**planned.lanes, "replaced": planned.replaced}
         else:
+            login = Login.of(server, user, password, config, data_dir)
             options = {"nats.url": login.server, "nats.user": login.user, "nats.password": login.password}
             given = tuple((name, value) for name, value in options.items() if value)
             target = again.Target(into, given, ttl)

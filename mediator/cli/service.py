@@ -1,6 +1,7 @@
 """The commands around the service itself: serve, init, check, migrate, cleanup."""
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,9 +69,12 @@ def serve(
 def _greet(settings: "Settings", running: "Running") -> None:
     if not sys.stdout.isatty():
         return
-    managed = settings.nats_url is None
-    server = f" --server {running.nats_url}" if managed and settings.nats.port != 4222 else ""
-    login = "" if settings.anonymous or not managed else " --user NAME --password …"
+    where = (
+        ""
+        if settings.data_dir == Path("mediator-data").absolute()
+        else f" --data-dir {shlex.quote(str(settings.data_dir))}"
+    )
+    login = "" if settings.anonymous or settings.nats_url is not None else " --user NAME --password …"
     host = "127.0.0.1" if settings.http.host in ("0.0.0.0", "::") else settings.http.host
     host = f"[{host}]" if ":" in host else host
     show.say(
@@ -80,9 +84,9 @@ def _greet(settings: "Settings", running: "Running") -> None:
         f"  HTTP   http://{host}:{running.http_port}  (/readyz, /metrics)\n"
         f"  data   {settings.data_dir}\n\n"
         "Try, in another terminal:\n"
-        f"  mediator mailbox create my.inbox{server}{login}\n"
-        f"  mediator send my.inbox 'hello'{server}{login}\n"
-        f"  mediator fetch my.inbox --deliver earliest{server}{login}\n"
+        f"  mediator mailbox create my.inbox{where}{login}\n"
+        f"  mediator send my.inbox 'hello'{where}{login}\n"
+        f"  mediator fetch my.inbox --deliver earliest{where}{login}\n"
     )
     sys.stdout.flush()
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import orjson
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import OutboundBufferLimitError, ProtocolError
 from nats.protocol.parser import PERMISSIONS_ERR, Parser
+
+from mediator.nats.encrypting import EncryptingClient
 
 _CRLF = b"\r\n"
 _ABOUT_ASKER = b"Nats-Request-Info:"
@@ -51,7 +52,7 @@ class Request(NamedTuple):
 Received = Callable[[Request], None]
 
 
-class SturdyClient(Client):
+class SturdyClient(EncryptingClient):
     """Takes whatever a server may hand over; the reader of a message refuses what is wrong in it."""
 
     def __init__(self) -> None:

@@ -79,6 +79,7 @@ class Operating:
             "doctor": self._doctor,
             "installation": self._installation,
             "overview": self._overview,
+            "endpoints": self._endpoints,
         }.items():
             control.register(name, command)
 
@@ -186,6 +187,15 @@ class Operating:
                 )
 
     # Status.
+
+    async def _endpoints(self, _request: Request) -> Answer:
+        """Say where clients on this machine connect, and which certificate they see there, if it is known."""
+        certificate = self._settings.gateway.tls_cert if self._settings.nats_url is None else None
+        return {
+            "nats": self._settings.client_nats_url or self._nats_url,
+            "certificate": None if certificate is None else await asyncio.to_thread(certificate.read_text),
+            "http_port": self._http_port,
+        }
 
     async def _overview(self, _request: Request) -> Answer:
         settings, broker = self._settings, self._broker

@@ -146,7 +146,6 @@ def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 @pytest.fixture
 def mediator(alone: Mediator, service: Service, monkeypatch: pytest.MonkeyPatch) -> Mediator:
     """Run a command that finds the service."""
-    monkeypatch.setenv("MEDIATOR_NATS_SERVER", service.nats)
     monkeypatch.setenv("MEDIATOR_DATA_DIR", str(service.data_dir))
     return alone
 
@@ -467,7 +466,8 @@ def test_no_server_is_one_line(alone):
 
 
 def test_no_service_is_one_line_too(alone, tmp_path):
-    for command in (("status",), ("mailbox", "list"), ("dead", "list", "a", "--group", "g"), ("doctor", "a")):
+    operators = (("status",), ("mailbox", "list"), ("dead", "list", "a", "--group", "g"), ("doctor", "a"))
+    for command in (*operators, ("send", "a", "x"), ("mailbox", "create"), ("agent", "list"), ("bench",)):
         result = alone(*command)
         assert result.code == 1
         assert result.err.startswith(f"mediator: no service runs on {tmp_path}/mediator-data; start `mediator serve`")
@@ -715,7 +715,7 @@ def test_on_a_terminal_serve_says_where_it_is_and_what_to_try(tmp_path):
     assert "The mediator is ready." in text
     assert "NATS   nats://127.0.0.1:" in text
     assert f"data   {tmp_path}" in text
-    assert "mediator send my.inbox 'hello' --server nats://127.0.0.1:" in text
+    assert f"mediator send my.inbox 'hello' --data-dir {tmp_path}\r\n" in text
 
 
 def test_init_writes_a_file_once_and_serve_takes_it(alone, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from mediator.cli import app, show
-from mediator.cli.client import Login, default_server
+from mediator.cli.client import Login
 from mediator.cli.messages import own_headers
 from mediator.cli.template import template
 from mediator.settings import Settings
@@ -99,23 +99,6 @@ def test_headers_are_split_at_the_first_colon():
 def test_what_is_no_header_is_refused(wrong):
     with pytest.raises(typer.BadParameter, match="expected NAME:VALUE"):
         own_headers([wrong])
-
-
-@pytest.mark.parametrize(
-    ("environment", "server"),
-    [
-        ({}, "nats://127.0.0.1:4222"),
-        ({"NATS": "127.0.0.1:4300"}, "nats://127.0.0.1:4300"),
-        ({"NATS": "0.0.0.0:4300", "ALLOW_ANONYMOUS": "true"}, "nats://127.0.0.1:4300"),
-        ({"NATS": "[::]:4300", "ALLOW_ANONYMOUS": "true"}, "nats://[::1]:4300"),
-        ({"NATS_URL": "nats://u:p@one:1,nats://two:2"}, "nats://u:p@one:1,nats://two:2"),
-        ({"NATS_URL": "nats://u:p@one:1,tls://two:2", "NATS_ACCOUNTS": "true"}, "nats://one:1,tls://two:2"),
-    ],
-)
-def test_the_server_is_the_one_that_is_configured(environment, server, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(f"MEDIATOR_{name}", value)
-    assert default_server() == server
 
 
 def test_no_error_shows_a_login():
