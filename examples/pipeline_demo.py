@@ -102,8 +102,7 @@ class Agents:
     async def read(self, address: str, group: str, *, batch: int, pause: float = 0.05) -> None:
         """Fetch and acknowledge; a reader that pauses ends with the senders, however much there is left."""
         while messages := await self.fetch(address, group, {"num_msgs": batch}):
-            await self.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_id": messages[-1]["msg_id"]})
-            self.counts["acknowledged"] += len(messages)
+            await self.acknowledge(address, group, [messages[-1]["msg_id"]])
             await asyncio.sleep(pause)
             if not self.sending and pause > 0.1:
                 return
@@ -117,9 +116,13 @@ class Agents:
             if failed:
                 await self.ask(f"MSG.NACK.{address}", {"group_name": group, "msg_ids": failed})
             if done := [no for no in ids if no not in failed]:
-                await self.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": done})
-            self.counts["acknowledged"] += len(done)
+                await self.acknowledge(address, group, done)
             self.counts["given back"] += len(failed)
+
+    async def acknowledge(self, address: str, group: str, ids: list[int]) -> None:
+        """Acknowledge; what expired or was replaced since the FETCH is not there to be acknowledged."""
+        reply = await self.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
+        self.counts["acknowledged"] += reply["acknowledged"]
 
     async def fetch(self, address: str, group: str, config: dict[str, int]) -> list[dict[str, Any]]:
         """Wait for messages; none means that nobody sends any more."""

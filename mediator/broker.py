@@ -205,9 +205,9 @@ class Broker:
                 return await self.read(look)
             return await self._writer.write((request.tenant, request.address), look)
 
-    async def ack(self, request: settling.Ack) -> None:
-        """Settle messages (K1–K4)."""
-        await self._change(request, settling.ack)
+    async def ack(self, request: settling.Ack) -> int:
+        """Settle messages; return how many were still there (K1–K4)."""
+        return await self._change(request, settling.ack)
 
     async def nack(self, request: settling.Nack) -> int:
         """Give leased messages back (F6)."""

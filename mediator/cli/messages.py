@@ -261,7 +261,7 @@ def ack(
 
     async def work(client: Client) -> None:
         answer = await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
-        show.raw(answer.raw) if as_json else show.say("acknowledged")
+        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['acknowledged']} acknowledged")
 
     talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
 

@@ -24,12 +24,12 @@ class Ack:
     ids: Sequence[int]
 
 
-def ack(tx: Transaction, request: Ack, now: int) -> None:
-    """Settle messages for a group; what it does not know or was never given changes nothing (K2–K4)."""
+def ack(tx: Transaction, request: Ack, now: int) -> int:
+    """Settle messages for a group and return how many of them are there; others change nothing (K2–K4)."""
     mailbox = living(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
-        return
+        return 0
     leases = {lease.msg_id: lease for lease in tx.leases.get(group, request.ids)}
     marks = [-1] * len(LANES)
     done: list[Handle] = []
@@ -53,6 +53,7 @@ def ack(tx: Transaction, request: Ack, now: int) -> None:
     if mailbox.retention is Retention.UNTIL_ACK and done:
         tx.messages.remove(mailbox, done)
         _tell(tx, What.DELETED, mailbox, done, now)
+    return len(done)
 
 
 def _tell(

@@ -341,8 +341,8 @@ class Door:
         return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
 
     async def _ack(self, tenant: str, address: str, fields: Fields) -> bytes:
-        await self._broker.ack(requests.ack(tenant, parse_address(address), fields))
-        return replies.success()
+        acknowledged = await self._broker.ack(requests.ack(tenant, parse_address(address), fields))
+        return replies.success(acknowledged=acknowledged)
 
     async def _nack(self, tenant: str, address: str, fields: Fields) -> bytes:
         returned = await self._broker.nack(requests.nack(tenant, parse_address(address), fields))

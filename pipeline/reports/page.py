@@ -70,7 +70,8 @@ def page(summary: Summary) -> str:
 {_lists(summary)}
 <p class="soft">Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address
 may read. A mailbox that is made anew has a new number. FETCHes without a group leave no trace. Waits are those of
-the messages that became visible in an hour, in UTC; a message that nobody was given yet has none.</p>
+the messages that became visible in an hour, in UTC; a message that nobody was given yet has none.
+What expired, was deleted or was replaced between its FETCH and its ACK does not count as acknowledged.</p>
 <script>{_FIT}</script></body></html>
 """
 

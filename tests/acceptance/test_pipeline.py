@@ -95,8 +95,9 @@ class Wave:
 
     async def _ack(self, address: str, group: str, ids: Sequence[int]) -> None:
         if ids:
-            assert not (await self._client.ack(address, group, ids)).error
-        self.counted["acknowledged"] += len(ids)
+            answer = await self._client.ack(address, group, ids)
+            assert not answer.error, answer.error
+            self.counted["acknowledged"] += answer.body["acknowledged"]
 
     async def _codes(self, address: str) -> None:
         """Two codes of three are over before anybody looks; who reads the third acknowledges it alone."""
@@ -111,8 +112,6 @@ class Wave:
         answer = await self._fetch(address, "screens")
         assert len(answer.messages) == 3
         await self._ack(address, "screens", [answer.messages[-1]["msg_id"]])
-        # K2: it covers what was delivered before it.
-        self.counted["acknowledged"] += 2
         self.left += 3
 
     async def _read(self, address: str) -> None:

@@ -351,8 +351,8 @@ def test_lease_extend_nack_ack(mediator, box):
     assert payloads(mediator(*fetch)) == [b"b"]
     assert mediator("nack", box, "1", "--group", "g", "--delay", "1h", "--json").json == {"error": "", "returned": 1}
     assert payloads(mediator(*fetch)) == []
-    assert mediator("ack", box, "0", "1", "--group", "g").out == "acknowledged\n"
-    assert mediator("ack", box, "0", "--group", "g", "--json").json == {"error": ""}
+    assert mediator("ack", box, "0", "1", "--group", "g").out == "2 acknowledged\n"
+    assert mediator("ack", box, "0", "--group", "g", "--json").json == {"error": "", "acknowledged": 0}
     assert mediator("extend", box, "0", "--group", "g", "--ack-wait", "20m", "--json").json["extended"] == 0
 
 

@@ -95,7 +95,7 @@ async def test_examples_of_acknowledging_and_deleting(service: Service) -> None:
         await service.send(to=box)
     assert ids(await service.fetch(box, group_name="worker-group-1")) == list(range(6))
     body = '{"group_name": "worker-group-1", "mail_address": "task.001.callback", "msg_id": 5}'
-    assert await service.ask(f"MSG.ACK.{box}", body) == {"error": ""}
+    assert await service.ask(f"MSG.ACK.{box}", body) == {"error": "", "acknowledged": 6}
     assert await service.fetch(box, group_name="worker-group-1") == []
     assert await service.ask(f"MSG.DELETE.{box}.2", "") == {"error": "", "deleted": True}
     assert await service.ask(f"MSG.DELETE.{box}.2", "") == {"error": "message not found", "deleted": False}
@@ -844,7 +844,7 @@ async def test_an_ack_of_nothing_succeeds(service: Service) -> None:
         {"group_name": "g", "msg_id": 2**63 - 1},
     ]
     for body in bodies:
-        assert await service.ask("MSG.ACK.task", body) == {"error": ""}, body
+        assert await service.ask("MSG.ACK.task", body) == {"error": "", "acknowledged": 0}, body
     assert ids(await service.fetch(group_name="g")) == [0]
 
 

@@ -114,8 +114,8 @@ class Broker:
         options.setdefault("deliver", Deliver.EARLIEST)
         return [message.msg_id for message in self.fetch(group, box, **options).messages]
 
-    def ack(self, *ids: int, group: str = GROUP, box: str = BOX, tenant: str = TENANT) -> None:
-        self.run(lambda tx: settling.ack(tx, Ack(tenant, box, group, ids), self.now))
+    def ack(self, *ids: int, group: str = GROUP, box: str = BOX, tenant: str = TENANT) -> int:
+        return self.run(lambda tx: settling.ack(tx, Ack(tenant, box, group, ids), self.now))
 
     def nack(self, *ids: int, group: str = GROUP, box: str = BOX, delay: int = 0) -> int:
         return self.run(lambda tx: settling.nack(tx, Nack(TENANT, box, group, ids, delay), self.now))

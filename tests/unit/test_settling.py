@@ -55,6 +55,22 @@ def test_an_old_message_among_new_ones_is_settled_without_a_look_at_all_between(
     assert broker.told(What.ACKNOWLEDGED)[-2:] == [0, 50]
 
 
+@pytest.mark.rule("K2", "K4")
+def test_ack_counts_what_it_covers_and_is_still_there(broker: Broker) -> None:
+    send(broker, *[NORMAL] * 4)
+    broker.send(ttl=5 * SECOND)
+    broker.send(key="sensor")
+    assert broker.take() == [0, 1, 2, 3, 4, 5]
+    broker.advance(5 * SECOND)
+    broker.send(key="sensor")
+    assert broker.ack(1) == 2
+    assert broker.ack(1) == 0
+    assert broker.ack(5) == 0
+    assert broker.ack(3) == 2
+    assert broker.ack(3, group="unknown") == 0
+    assert len(broker.told(What.ACKNOWLEDGED)) == 4
+
+
 @pytest.mark.rule("K2", "F3")
 def test_acknowledging_each_message_settles_each(broker: Broker) -> None:
     send(broker, NORMAL, CRITICAL, LOW, CRITICAL, URGENT, NORMAL)
