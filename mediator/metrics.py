@@ -131,6 +131,12 @@ class Metrics:
             "Broadcasts that were not kept, and that a subscriber lost because it did not read in time.",
             registry=registry,
         )
+        self._control_refused = Counter(
+            "mediator_control_refused",
+            "Control messages between services and gateways that were dropped: forged, replayed or late.",
+            ["reason"],
+            registry=registry,
+        )
         self.nats_up = Gauge("mediator_nats_up", "1 while connected to NATS.", registry=registry)
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
@@ -170,6 +176,10 @@ class Metrics:
     def broadcast_lost(self) -> None:
         """Count one broadcast that one subscriber, or one queue group, did not get."""
         self._broadcasts_lost.inc()
+
+    def control_refused(self, reason: str) -> None:
+        """Count a control message that was dropped; ``reason`` is forged, replayed or late."""
+        self._control_refused.labels(reason).inc()
 
     def run_ended(self, outcome: str) -> None:
         """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import gc
 import hashlib
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,6 +38,7 @@ from mediator.journal import Journal
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.metrics import Metrics
 from mediator.nats import accounts
+from mediator.nats import control as control_messages
 from mediator.nats.announcements import Announcements
 from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, Further, limit_of, payload_for
@@ -95,9 +97,10 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(open_store, settings)
         stack.callback(store.close)
-        behind, connection = await _nats(settings, stack)
+        control_key = await asyncio.to_thread(_control_key, settings, store)
+        behind, connection = await _nats(settings, control_key, metrics, stack)
         journal = Journal(settings.journal, settings.data_dir, settings.instance, metrics)
-        broker = _broker(settings, store, connection, journal, metrics)
+        broker = _broker(settings, store, connection, journal, metrics, control_key)
         stack.push_async_callback(broker.close)
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
@@ -160,10 +163,20 @@ async def serve(settings: Settings, ready: Callable[[Running], None]) -> None:
     log.info("stopped")
 
 
-async def _nats(settings: Settings, stack: AsyncExitStack) -> tuple[Behind, Connection]:
+def _control_key(settings: Settings, store: Store) -> bytes:
+    """Return the key of control messages: the configured one, or the one that is kept in the database."""
+    if settings.control_key is not None:
+        return base64.b64decode(settings.control_key.get_secret_value())
+    with store.transaction() as tx:
+        return tx.control_key(secrets.token_bytes(control_messages.KEY_BYTES))
+
+
+async def _nats(
+    settings: Settings, control_key: bytes, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[Behind, Connection]:
     """Start the managed NATS server, or find the external one, and connect."""
     if settings.nats_url is not None:
-        behind = Behind(settings.nats_url.get_secret_value().split(","))
+        behind = Behind(settings.nats_url.get_secret_value().split(","), control_key=control_key)
     else:
         # Clients come to the gateway, where there is one; the server then has a port of its own choice.
         own = (settings.gateway.direct or Endpoint("127.0.0.1", 0)) if settings.gateway.enabled else settings.nats
@@ -177,9 +190,10 @@ async def _nats(settings: Settings, stack: AsyncExitStack) -> tuple[Behind, Conn
         )
         await server.start()
         stack.push_async_callback(server.stop)
-        behind = Behind([server.url], server.service_user, server.service_password)
+        behind = Behind([server.url], server.service_user, server.service_password, control_key)
     name = f"{CLIENT_NAME} {settings.instance}"
-    connection = await connect(behind.urls, name, user=behind.user, password=behind.password)
+    connection = await connect(behind.urls, name, user=behind.user, password=behind.password, control_key=control_key)
+    connection.control_refused = metrics.control_refused
     stack.push_async_callback(connection.close)
     return behind, connection
 
@@ -195,7 +209,8 @@ async def _open_gateway(
     """Run the gateway, if it is wanted, and tell one that runs by itself how to; return where clients connect."""
 
     async def tell(_request: dict[str, Any]) -> dict[str, Any]:
-        return {"urls": list(behind.urls), "user": behind.user, "password": behind.password}
+        key = base64.b64encode(behind.control_key or b"").decode()
+        return {"urls": list(behind.urls), "user": behind.user, "password": behind.password, "control_key": key}
 
     control.register("gateway-login", tell)
     managed = settings.nats_url is None
@@ -204,7 +219,7 @@ async def _open_gateway(
         return behind.urls[0] if managed else "an external server"
     options = gateway_options(settings, listen)
     gateway = await stack.enter_async_context(
-        gateway_before(behind, options, f"{CLIENT_NAME} {settings.instance} gateway")
+        gateway_before(behind, options, f"{CLIENT_NAME} {settings.instance} gateway", metrics.control_refused)
     )
     metrics.gateway_connections.set_function(lambda: gateway.connections)
     metrics.gateway_subscriptions.set_function(lambda: gateway.subscriptions)
@@ -244,17 +259,18 @@ def _tenants(settings: Settings) -> Tenants:
     return Tenants(mapped, settings.tenants)
 
 
-def _broker(settings: Settings, store: Store, connection: Connection, journal: Journal, metrics: Metrics) -> Broker:
+def _broker(
+    settings: Settings, store: Store, connection: Connection, journal: Journal, metrics: Metrics, control_key: bytes
+) -> Broker:
     """Make the broker; no message may be larger than what NATS can hand back (N7)."""
     limit = min(settings.bounds.max_message, limit_of(connection.max_payload))
-    shared = settings.database_url.get_secret_value() if settings.database_url else settings.instance
     broker = Broker(
         store,
         replace(settings.bounds, max_message=limit),
         max_pending=settings.max_pending,
         max_waiting=settings.max_waiting,
         observers=[journal.observe] if settings.journal.enabled else [],
-        wake_secret=hashlib.sha256(shared.encode()).digest(),
+        wake_secret=hashlib.sha256(b"wake " + control_key).digest(),
     )
     broker.listen(lambda committed: metrics.committed(committed.size, committed.seconds))
     broker.listen(lambda committed: metrics.events(committed.events))
@@ -287,7 +303,7 @@ async def _open_registry(
             control,
             health,
             examined,
-            _announcer(settings, connection, "mq9found"),
+            _announcer(settings, connection, control_messages.FOUND),
         )
     )
 
@@ -342,8 +358,9 @@ async def _open_door(
     stack: AsyncExitStack,
 ) -> Door:
     """Open the NATS door; with a database that others share, tell them of new mail, and listen."""
-    if settings.database_url is not None:
-        wakes = Wakes(connection, broker, settings.instance)
+    announcements = _announcer(settings, connection, control_messages.WAKE)
+    if announcements is not None:
+        wakes = Wakes(announcements, broker, settings.instance)
         await wakes.open()
         stack.push_async_callback(wakes.close)
     limits = Limits(settings.push.max_subscriptions, settings.push.tenant_subscriptions)
@@ -400,7 +417,7 @@ async def _open_didcomm(
         outbound_networks=chosen.outbound_networks,
         push_webhook=chosen.push_webhook,
     )
-    announcer = _announcer(settings, connection, "mq9live")
+    announcer = _announcer(settings, connection, control_messages.LIVE)
     await stack.enter_async_context(didcomm_door(options, broker, metrics.registry, control, app, announcer))
 
 

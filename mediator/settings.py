@@ -35,7 +35,7 @@ from mediator.settings_pipeline import Pipeline
 from mediator.settings_push import Push
 from mediator.settings_registry import Registry
 from mediator.settings_sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
-from mediator.settings_types import ANY_CASE, CLOSED, Address, Whole
+from mediator.settings_types import ANY_CASE, CLOSED, Address, Key, Whole
 
 _KIB, _MIB = 1024, 1024 * 1024
 _MAX_TTL = 100 * 365 * 24 * 3600
@@ -270,6 +270,15 @@ class Settings(BaseSettings):
         description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Without it mail is kept in an SQLite file in "
         "data_dir, which one service owns. Set it when several services share the mail.",
         json_schema_extra={"default_text": "an SQLite file in data_dir"},
+    )
+    control_key: Key | None = Field(
+        default=None,
+        description="32 random bytes in base64 that authenticate what services and gateways tell each other over NATS, "
+        "on subjects that begin with `mq9ctl.`. Without it such a key is made once and kept in the database, which all "
+        "services that share mail find there. Set it, the same for services and gateways, when `mediator gateway` runs "
+        "with nats_url where no service uses its data_dir. Protects subscriptions and live sessions from clients that "
+        "publish there.",
+        json_schema_extra={"default_text": "made once, kept in the database"},
     )
     allow_anonymous: bool = Field(
         default=False,

@@ -1,18 +1,15 @@
 """The options of the DIDComm door: where it is reached, who is given mediation, and its bounds."""
 
-import base64
-import binascii
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, Field
 
 from mediator.mailboxes.bounds import DAY
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Policy, Rules
-from mediator.settings_types import ANY_CASE, CLOSED, Whole, network
+from mediator.settings_types import ANY_CASE, CLOSED, Key, Whole, network
 
-KEY_BYTES = 32
 _MIB = 1024 * 1024
 
 
@@ -30,16 +27,6 @@ def _url(value: str) -> str:
 def _name(value: str) -> str:
     if canonical(value) is None:
         raise ValueError("expected a DID, a did:key or a base58 key")
-    return value
-
-
-def _key(value: SecretStr) -> SecretStr:
-    try:
-        raw = base64.b64decode(value.get_secret_value(), validate=True)
-    except (binascii.Error, ValueError):
-        raw = b""
-    if len(raw) != KEY_BYTES:
-        raise ValueError(f"expected {KEY_BYTES} bytes in base64")
     return value
 
 
@@ -72,7 +59,7 @@ class Didcomm(BaseModel):
         default_factory=list,
         description="DIDs and keys (base58 or did:key) that are given mediation with policy allow.",
     )
-    key: Annotated[SecretStr, AfterValidator(_key)] | None = Field(
+    key: Key | None = Field(
         default=None,
         description="32 random bytes in base64 that encrypt the mediator's private keys in the database. Without it "
         "such a key is made at the first start and kept in data_dir/didcomm.key, which must be backed up with the "

@@ -20,7 +20,9 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 OptionPath = tuple[int | str, ...]
 
 _ENVIRONMENT = "the environment"
-_SECRETS = frozenset({"password", "api_tokens", "database_url", "nats_url", "key", "public_url", "push_webhook"})
+_SECRETS = frozenset(
+    {"password", "api_tokens", "database_url", "nats_url", "key", "control_key", "public_url", "push_webhook"}
+)
 _EXPECTED = {
     "missing": "expected a value, there is none",
     "int_parsing": "expected a whole number",

@@ -1,6 +1,11 @@
-"""What every test with a NATS client needs to know of nats-py."""
+"""What every test with a NATS client needs to know of nats-py, and of the service's own connections."""
+
+from typing import Final
 
 from nats.aio.client import Client
+
+CONTROL_KEY: Final = bytes(range(32))
+"""What the connections of one test share that speak to each other on control subjects."""
 
 
 async def flushed(client: Client) -> None:

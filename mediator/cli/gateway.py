@@ -1,6 +1,7 @@
 """The command gateway: the gateway as a process of its own, on another core than the service."""
 
 import asyncio
+import base64
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -83,13 +84,24 @@ async def _behind(settings: "Settings") -> "Behind":
     from mediator.gateway.opening import Behind
     from mediator.operators.control import ask
 
-    if settings.nats_url is not None:
-        return Behind(settings.nats_url.get_secret_value().split(","))
-    answer = await ask(settings.data_dir, "gateway-login")
+    key = None if settings.control_key is None else base64.b64decode(settings.control_key.get_secret_value())
+    urls = None if settings.nats_url is None else settings.nats_url.get_secret_value().split(",")
+    if urls is not None and key is not None:
+        return Behind(urls, control_key=key)
+    try:
+        answer = await ask(settings.data_dir, "gateway-login")
+    except (SetupError, UnavailableError) as error:
+        if urls is None:
+            raise
+        raise SetupError(
+            "control_key: expected the key that the services have set as well, or a running service on "
+            f"{settings.data_dir} to ask for it ({error})"
+        ) from error
     if answer["error"]:
         # It has only begun to start.
         raise UnavailableError(answer["error"])
-    return Behind(answer["urls"], answer["user"], answer["password"])
+    key = key or base64.b64decode(answer["control_key"])
+    return Behind(urls, control_key=key) if urls else Behind(answer["urls"], answer["user"], answer["password"], key)
 
 
 async def _until_it_changes(

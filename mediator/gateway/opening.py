@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -27,13 +27,24 @@ class Behind:
     urls: Sequence[str]
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    control_key: bytes | None = field(default=None, repr=False)
+    """What the service authenticates control messages with."""
 
 
 @asynccontextmanager
-async def gateway_before(behind: Behind, options: Options, name: str) -> AsyncIterator[Gateway]:
-    """Run a gateway inside this block; ``name`` is shown in the server's list of connections. Raises SetupError."""
+async def gateway_before(
+    behind: Behind, options: Options, name: str, control_refused: Callable[[str], None] | None = None
+) -> AsyncIterator[Gateway]:
+    """Run a gateway inside this block; ``name`` is shown in the server's list of connections. Raises SetupError.
+
+    ``control_refused`` counts the control messages that were refused, by their reason.
+    """
     upstreams = [upstream(url) for url in behind.urls]
-    connection = await connect(behind.urls, name, user=behind.user, password=behind.password)
+    connection = await connect(
+        behind.urls, name, user=behind.user, password=behind.password, control_key=behind.control_key
+    )
+    if control_refused is not None:
+        connection.control_refused = control_refused
     try:
         gateway = Gateway(options, upstreams, connection)
         await gateway.start()

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from mediator.errors import BadRequestError
 from mediator.gateway.rewriting import Subscription, new_token
-from mediator.nats import pushwire
+from mediator.nats import control, pushwire
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection
 
@@ -73,7 +73,7 @@ class Owners:
 
     async def open(self) -> None:
         """Begin to listen and to tell."""
-        await self._connection.subscribe(pushwire.TO_GATEWAY + self.name, "", self._heard)
+        await self._connection.subscribe_control(control.GATEWAY + self.name, "", self._heard)
         await self._connection.settle(5)
         self._tasks = [
             asyncio.create_task(self._tell(), name="gateway-credits"),
@@ -223,7 +223,10 @@ class Owners:
         return pushwire.Signs(self.name, credits or {}, closed or {}, leaving)
 
     async def _publish(self, told: list[tuple[str, pushwire.Signs]]) -> None:
-        messages = [((pushwire.TO_INSTANCE + name).encode(), pushwire.pack(signs)) for name, signs in told]
+        messages = [
+            (subject.encode(), self._connection.seal(subject, pushwire.pack(signs)))
+            for subject, signs in ((control.PUSH + name, signs) for name, signs in told)
+        ]
         if messages:
             with suppress(NatsError):
                 # An instance that misses this takes us for dead, or we it, and all begins anew.

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from mediator.gateway.frames import ClientStream, ServerStream
-from mediator.nats import pushwire, stored
+from mediator.nats import control, pushwire, stored
 
 MAX_ERROR: Final = 512
 """Characters of an error that a client is told."""
@@ -26,7 +26,7 @@ _OPEN_SUBJECT: Final = f"$mq9.AI.{pushwire.OPEN}"
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
 _NOT_FOR_CLIENTS: Final = (
     b"$mq9.AI.PUSH.",
-    *(each.encode() for each in (pushwire.PRIVATE, pushwire.TO_INSTANCE, pushwire.TO_GATEWAY, pushwire.TO_LISTENERS)),
+    *(each.encode() for each in (pushwire.PRIVATE, control.ROOT)),
 )
 _TOO_MANY: Final = "maximum subscriptions exceeded"
 

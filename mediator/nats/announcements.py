@@ -1,4 +1,7 @@
-"""Short announcements between instances that share a database, over NATS; one that is lost is not repeated."""
+"""Short announcements between instances that share a database, over NATS; one that is lost is not repeated.
+
+They are control messages: what clients publish on their subjects is not heard.
+"""
 
 from collections.abc import Callable
 
@@ -20,12 +23,13 @@ class Announcements:
 
     async def publish(self, data: bytes) -> None:
         """Tell all instances."""
-        if len(data) > self._connection.max_payload:
+        sealed = self._connection.seal(self._subject, data)
+        if len(sealed) > self._connection.max_payload:
             # The server would close the connection.
-            log.warning("announcement too large for the server", size=len(data))
+            log.warning("announcement too large for the server", size=len(sealed))
             return
         try:
-            await self._connection.publish([(self._subject.encode(), data)])
+            await self._connection.publish([(self._subject.encode(), sealed)])
         except NatsError as error:
             log.warning("announcement not sent", error=str(error) or type(error).__name__)
 
@@ -35,4 +39,4 @@ class Announcements:
         def received(message: Request) -> None:
             heard(message.data)
 
-        await self._connection.subscribe(self._subject, "", received)
+        await self._connection.subscribe_control(self._subject, "", received)

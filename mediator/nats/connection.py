@@ -1,6 +1,7 @@
 """Our connection to NATS: kept for ever, rebuilt when it breaks, and known to be alive."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,19 +13,35 @@ from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
 from mediator.nats.client import Received, Request, SturdyClient
+from mediator.nats.control import KEY_BYTES, ControlOpener, ControlRefusedError, ControlSealer
 
 CONNECT_SECONDS = 10
 PENDING_BYTES = 64 * 1024 * 1024
 """Replies held while the connection is being rebuilt; their askers may still be there."""
 
+SAY_SECONDS = 60.0
+"""Between two lines of the log about control messages that were refused."""
+
 log = structlog.get_logger("nats")
 
 
+def _uncounted(_reason: str) -> None:
+    """Count nothing."""
+
+
 async def connect(
-    urls: Sequence[str], name: str, *, user: str | None = None, password: str | None = None
+    urls: Sequence[str],
+    name: str,
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    control_key: bytes | None = None,
 ) -> "Connection":
-    """Connect to one of ``urls``; raises :class:`SetupError` when none answers."""
-    connection = Connection()
+    """Connect to one of ``urls``; raises :class:`SetupError` when none answers.
+
+    ``control_key`` authenticates control messages; without one no other connection's are taken, nor its own by others.
+    """
+    connection = Connection(control_key or secrets.token_bytes(KEY_BYTES))
     await connection.open(urls, name, user, password)
     return connection
 
@@ -32,9 +49,15 @@ async def connect(
 class Connection:
     """One connection to NATS, for the life of the service."""
 
-    def __init__(self) -> None:
+    def __init__(self, control_key: bytes) -> None:
         self._client = SturdyClient()
         self._told: list[Callable[[], None]] = []
+        self._control_key = control_key
+        self._sealer = ControlSealer(control_key)
+        self._refused: dict[str, int] = {}
+        self._refused_said = 0.0
+        self.control_refused: Callable[[str], None] = _uncounted
+        """Called for each control message that is dropped, with the reason."""
 
     async def open(self, urls: Sequence[str], name: str, user: str | None, password: str | None) -> None:
         """Connect for the first time."""
@@ -82,6 +105,33 @@ class Connection:
         subscription = await self._client.subscribe(subject, queue=queue, cb=early)
         self._client.receive(subscription._id, received)
         return Subscription(self._client, subscription)
+
+    def seal(self, subject: str, body: bytes) -> bytes:
+        """Return the payload of a control message; publish in the order in which you seal."""
+        return self._sealer.seal(subject, body)
+
+    async def subscribe_control(self, subject: str, queue: str, received: Received) -> "Subscription":
+        """Take control messages as :meth:`subscribe` does messages, opened; others are counted and dropped."""
+        opener = ControlOpener(self._control_key)
+
+        def checked(message: Request) -> None:
+            try:
+                body = opener.open(message.subject, message.data)
+            except ControlRefusedError as error:
+                self._refuse(error.reason)
+                return
+            received(message._replace(data=body))
+
+        return await self.subscribe(subject, queue, checked)
+
+    def _refuse(self, reason: str) -> None:
+        self.control_refused(reason)
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+        now = asyncio.get_running_loop().time()
+        if not self._refused_said or now - self._refused_said > SAY_SECONDS:
+            log.warning("control messages refused", **self._refused)
+            self._refused.clear()
+            self._refused_said = now
 
     async def publish(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send messages, subject and payload each; waits while the server does not take what was sent before."""

@@ -22,7 +22,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
-from mediator.nats import batches, pushwire, replies, requests
+from mediator.nats import batches, control, pushwire, replies, requests
 from mediator.nats.answers import Answers
 from mediator.nats.batches import Batch
 from mediator.nats.client import Request
@@ -318,7 +318,8 @@ class Door:
             return replies.success(msg_id=await self._broker.keep_broadcast(tenant, name, told.draft))
         sending.check(told.draft, self._broker.bounds, self._broker.clock())
         try:
-            await self._connection.write([told.frame(tenant)])
+            subject = f"{control.CAST}{tenant}.{name}"
+            await self._connection.publish([(subject.encode(), self._connection.seal(subject, told.body()))])
         except NatsError as error:
             raise UnavailableError(str(error) or type(error).__name__) from error
         return replies.success(msg_id=HIDDEN_ID)

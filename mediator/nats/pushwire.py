@@ -21,10 +21,6 @@ MSG_ID: Final = "mq9-msg-id"
 """The header that each push of a stored message has before all others (E6)."""
 LANE: Final = "mq9-priority"
 """The header behind it, unless the lane is normal: the gateway looks no further."""
-TO_GATEWAY: Final = "mq9gw."
-TO_INSTANCE: Final = "mq9push."
-TO_LISTENERS: Final = "mq9cast."
-"""What is broadcast and not kept goes to the instances on this, the tenant, and the rest of its subject (E9)."""
 WINDOW: Final = 1000
 """Messages pushed and not confirmed, per subscription (E7)."""
 WINDOW_BYTES: Final = 1 << 20

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final
 
 from mediator.mailboxes.address import MAX_ADDRESS, RESERVED
+from mediator.nats import control
 
 ANY: Final = "*"
 """The lane word of a subscription to all lanes of a mailbox."""
@@ -24,7 +25,7 @@ BROADCAST: Final = _VERBS + _BROADCAST
 _PUBLIC: Final = "PUBLIC.LIST"
 _ADDRESS: Final = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
 _TOKEN: Final = re.compile(r"[^\s.*>#]+")
-_OURS: Final = frozenset({"mq9push", "mq9gw", "mq9cast"})
+_OURS: Final = frozenset({"$mq9", control.ROOT.rstrip(".")})
 
 
 class Edition(Enum):
@@ -131,7 +132,7 @@ def overlaps(one: str, other: str) -> bool:
 
 def stream_allowed(subject: str) -> bool:
     """Tell whether a JetStream stream may take a subject: no requests, no pushes, nobody's replies."""
-    return not any(overlaps(subject, pattern) for pattern in ("$mq9.>", "_INBOX.>"))
+    return not any(overlaps(subject, pattern) for pattern in ("$mq9.>", "_INBOX.>", control.ROOT + ">"))
 
 
 def _mailbox(subject: str, edition: Edition, rest: str) -> Subject:
@@ -165,8 +166,8 @@ def _covers_others(subject: str) -> bool:
     """Whether a pattern takes in our own subjects, or the replies to others, whose names are secrets."""
     first, *rest = subject.split(".")
     second = rest[0] if rest else ""
-    if first == ">" or first in _OURS or first == "$mq9":
+    if first == ">" or first in _OURS:
         return True
     if first == "_INBOX":
         return second in (ANY, ">")
-    return first == ANY and second in (ANY, ">", "AI", "PUSH")
+    return first == ANY and second in (ANY, ">", "AI", "PUSH", *control.SECOND_TOKENS)

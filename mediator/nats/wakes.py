@@ -3,27 +3,20 @@
 import asyncio
 import hashlib
 
-import structlog
-from nats.errors import Error as NatsError
-
 from mediator.broker import WAKE_KEY_BYTES as DIGEST
 from mediator.broker import Broker
-from mediator.nats.client import Request
-from mediator.nats.connection import Connection
+from mediator.nats.announcements import Announcements
 from mediator.store.writer import Committed
 
-SUBJECT = "mq9wake"
 MAX_KEYS = 4096
 """Hashes in one message; more are told in several."""
-
-log = structlog.get_logger("nats")
 
 
 class Wakes:
     """Tells the other instances, and listens to them. A wake-up that is lost costs a FETCH its wait, nothing more."""
 
-    def __init__(self, connection: Connection, broker: Broker, instance: str) -> None:
-        self._connection = connection
+    def __init__(self, announcements: Announcements, broker: Broker, instance: str) -> None:
+        self._announcements = announcements
         self._broker = broker
         self._own = hashlib.blake2b(instance.encode(), digest_size=DIGEST).digest()
         self._waiting: set[bytes] = set()
@@ -32,7 +25,7 @@ class Wakes:
 
     async def open(self) -> None:
         """Begin to tell and to listen."""
-        await self._connection.subscribe(SUBJECT, "", self._heard)
+        await self._announcements.listen(self._heard)
         self._broker.listen(self._committed)
         self._teller = asyncio.create_task(self._tell(), name="nats-wakes")
 
@@ -54,13 +47,8 @@ class Wakes:
             keys = list(self._waiting)
             self._waiting.clear()
             for start in range(0, len(keys), MAX_KEYS):
-                try:
-                    told = self._own + b"".join(keys[start : start + MAX_KEYS])
-                    await self._connection.publish([(SUBJECT.encode(), told)])
-                except NatsError as error:
-                    log.warning("wake-up not sent", error=str(error) or type(error).__name__)
+                await self._announcements.publish(self._own + b"".join(keys[start : start + MAX_KEYS]))
 
-    def _heard(self, message: Request) -> None:
-        told = message.data
+    def _heard(self, told: bytes) -> None:
         if told[:DIGEST] != self._own:
             self._broker.wake(told[at : at + DIGEST] for at in range(DIGEST, len(told) - DIGEST + 1, DIGEST))

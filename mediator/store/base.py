@@ -13,6 +13,9 @@ from mediator.runs import ports as runs
 class Transaction(mailboxes.Transaction, mediation.Tables, agents.Tables, runs.Tables, Protocol):
     """All contexts of the domain over one database, so that what belongs together is one transaction."""
 
+    def control_key(self, made: bytes) -> bytes:
+        """Return the key of control messages that all instances on this database share: ``made``, if none is kept."""
+
 
 Place = tuple[str, str]
 """Tenant and address of a mailbox."""

@@ -64,6 +64,7 @@ class MemoryTransaction:
     """All tables over one set of dictionaries."""
 
     def __init__(self, data: Data, undo: Undo) -> None:
+        self._data = data
         self.connections = Connections(data.mediation, undo)
         self.routes = Routes(data.mediation, undo)
         self.invitations = Invitations(data.mediation, undo)
@@ -83,6 +84,11 @@ class MemoryTransaction:
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
+
+    def control_key(self, made: bytes) -> bytes:
+        """See :class:`mediator.store.base.Transaction`."""
+        self._data.control_key = self._data.control_key or made
+        return self._data.control_key
 
     def beat(self, now: int) -> None:
         """Memory always takes what is written."""

@@ -46,6 +46,7 @@ class Data:
     mediation: Mediation = field(default_factory=Mediation)
     registry: Registry = field(default_factory=Registry)
     history: History = field(default_factory=History)
+    control_key: bytes = b""
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 

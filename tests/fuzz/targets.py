@@ -41,7 +41,7 @@ def check_refusal(error: MediatorError) -> None:
     assert isinstance(error, BadRequestError), text
     assert text.startswith(f"{error.field}: "), text
     assert len(text) < 1000, text
-    assert orjson.loads(replies.failure("SEND", error)) == {"error": text, "msg_id": -1}
+    assert orjson.loads(replies.failure("SEND", error)) == {"error": text, "error_code": error.code, "msg_id": -1}
 
 
 def body(data: bytes) -> None:
@@ -106,7 +106,8 @@ def check_draft(made: Draft) -> None:
         shown = replies.messages([message], text=text)
         assert len(shown) <= message.shown_size, (len(shown), message.shown_size)
         (item,) = orjson.loads(shown)["messages"]
-        assert item.get("headers", {}) == made.headers
+        named = {} if made.reply_to is None else {"mq9-reply-to": made.reply_to}
+        assert item.get("headers", {}) == made.headers | named
         assert item.get("tags", []) == list(made.tags)
         assert item.get("key") == made.key
     assert message.payload_size == len(made.payload)
@@ -135,9 +136,9 @@ def broadcast(data: bytes) -> None:
         check_refusal(error)
         return
     check_draft(found.draft)
-    line, _, rest = found.frame("default").partition(b"\r\n")
-    verb, subject, head, size = line.split(b" ")
-    assert (verb, subject) == (b"HPUB", f"mq9cast.default.{found.name}".encode())
+    line, _, rest = found.body().partition(b"\r\n")
+    before, head, size = line.split(b" ")
+    assert before == b""
     assert rest[:-2][int(head) :] == payload
     assert len(rest) == int(size) + 2
     block = rest[: int(head)]

@@ -27,6 +27,7 @@ from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.nats.tenants import Tenants
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
+from tests.wire import CONTROL_KEY
 
 PREFIX = "$mq9.AI."
 PATIENCE = 10.0
@@ -180,7 +181,8 @@ async def serving(
         stack.callback(kept.close)
         await server.start()
         stack.push_async_callback(server.stop)
-        connection = await connect([server.url], "mediator", user=server.service_user, password=server.service_password)
+        login = {"user": server.service_user, "password": server.service_password}
+        connection = await connect([server.url], "mediator", **login, control_key=CONTROL_KEY)
         stack.push_async_callback(connection.close)
         assert bounds.max_message <= limit_of(connection.max_payload)
         clock, metrics = Clock(), Metrics()

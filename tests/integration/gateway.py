@@ -12,11 +12,12 @@ from nats.aio.client import Client
 
 from mediator.gateway.connections import Upstream
 from mediator.gateway.gateway import Gateway, Options
-from mediator.nats import pushwire
+from mediator.nats import control, pushwire
 from mediator.nats.accounts import Tenant
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, connect
 from mediator.nats.server import DEFAULT_MAX_PAYLOAD, DEFAULT_TENANTS, NatsServer
+from tests.wire import CONTROL_KEY
 
 OPENS = "mq9.*.$mq9.AI.>"
 
@@ -54,7 +55,7 @@ class Instance:
         """Listen to clients and to gateways."""
         self.subscriptions = [
             await self.connection.subscribe(OPENS, "mediator", self._asked),
-            await self.connection.subscribe(pushwire.TO_INSTANCE + self.name, "", self._told),
+            await self.connection.subscribe_control(control.PUSH + self.name, "", self._told),
         ]
         await self.connection.settle(5)
 
@@ -77,7 +78,8 @@ class Instance:
 
     async def say(self, gateway: str, signs: pushwire.Signs) -> None:
         """Tell a gateway something unasked."""
-        await self.connection.publish([((pushwire.TO_GATEWAY + gateway).encode(), pushwire.pack(signs))])
+        subject = control.GATEWAY + gateway
+        await self.connection.publish([(subject.encode(), self.connection.seal(subject, pushwire.pack(signs)))])
 
     def _asked(self, message: Request) -> None:
         _, account, subject = message.subject.split(".", 2)
@@ -91,7 +93,7 @@ class Instance:
         error = f"mailbox {asked.subject} does not exist" if asked.subject in self.missing else ""
         if not error:
             self.opened.append(Opening(account, asked))
-        self._send(pushwire.TO_GATEWAY + asked.gateway, pushwire.pack(pushwire.Opened(asked.token, self.name, error)))
+        self._tell(asked.gateway, pushwire.Opened(asked.token, self.name, error))
 
     def _told(self, message: Request) -> None:
         if self.deaf:
@@ -102,7 +104,11 @@ class Instance:
         if signs.leaving:
             self.left.add(signs.sender)
         else:
-            self._send(pushwire.TO_GATEWAY + signs.sender, pushwire.pack(pushwire.Signs(self.name)))
+            self._tell(signs.sender, pushwire.Signs(self.name))
+
+    def _tell(self, gateway: str, told: pushwire.Opened | pushwire.Signs) -> None:
+        subject = control.GATEWAY + gateway
+        self._send(subject, self.connection.seal(subject, pushwire.pack(told)))
 
     def _send(self, subject: str, data: bytes) -> None:
         task = asyncio.create_task(self.connection.publish([(subject.encode(), data)]))
@@ -135,7 +141,11 @@ class House:
     async def instance(self, name: str) -> Instance:
         """Start one more instance."""
         connection = await connect(
-            [self.server.url], name, user=self.server.service_user, password=self.server.service_password
+            [self.server.url],
+            name,
+            user=self.server.service_user,
+            password=self.server.service_password,
+            control_key=CONTROL_KEY,
         )
         self.stack.push_async_callback(connection.close)
         instance = Instance(connection, name)
@@ -189,7 +199,11 @@ async def gateway(
     async with contextlib.AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop)
-        login = {"user": server.service_user, "password": server.service_password}
+        login = {
+            "user": server.service_user,
+            "password": server.service_password,
+            "control_key": CONTROL_KEY,
+        }
         connection = await connect([server.url], "gateway", **login)
         stack.push_async_callback(connection.close)
         chosen = {"host": "127.0.0.1", "port": 0, "max_connections": 100, "max_subscriptions": 100, **options}

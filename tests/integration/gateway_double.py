@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from mediator.gateway.rewriting import new_token
-from mediator.nats import pushwire
+from mediator.nats import control, pushwire
 from mediator.nats.client import Request
+from mediator.nats.connection import Connection, connect
 from mediator.nats.push.pushes import Pushes
 from mediator.nats.pushwire import Open, Opened, Signs
 from tests.integration.door import Service, serving, until
-from tests.wire import flushed
+from tests.wire import CONTROL_KEY, flushed
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class Subscriber:
 class Gateway:
     """One gateway, on the service's own login."""
 
-    def __init__(self, service: Service, connection: Client) -> None:
+    def __init__(self, service: Service, connection: Connection) -> None:
         self.name = new_token()
         self.signs: list[Signs] = []
         self._service = service
@@ -131,7 +131,8 @@ class Gateway:
     ) -> None:
         """Send signs, and wait for the answer, so that what they say is done."""
         told = Signs(self.name, dict(credits or {}), dict(closed or {}), leaving)
-        await self._connection.publish(pushwire.TO_INSTANCE + instance, pushwire.pack(told))
+        subject = control.PUSH + instance
+        await self._connection.publish([(subject.encode(), self._connection.seal(subject, pushwire.pack(told)))])
 
     async def settled(self, instance: str) -> Signs:
         """Send empty signs and return the answer to them; all that was said before has been heard then."""
@@ -140,7 +141,7 @@ class Gateway:
         await until(lambda: len(self.signs) > before)
         return self.signs[-1]
 
-    async def _heard(self, message: Msg) -> None:
+    def _heard(self, message: Request) -> None:
         opened = pushwire.read_opened(message.data)
         if opened.token:
             self._subscribers[opened.token].opened.append(opened)
@@ -152,10 +153,11 @@ class Gateway:
 async def gateway_to(service: Service) -> AsyncIterator[Gateway]:
     """Run a gateway that beats until the end."""
     server = service.server
-    connection = await nats.connect(server.url, user=server.service_user, password=server.service_password)
+    login = {"user": server.service_user, "password": server.service_password}
+    connection = await connect([server.url], "gateway", **login, control_key=CONTROL_KEY)
     gateway = Gateway(service, connection)
-    await connection.subscribe(pushwire.TO_GATEWAY + gateway.name, cb=gateway._heard)
-    await flushed(connection)
+    await connection.subscribe_control(control.GATEWAY + gateway.name, "", gateway._heard)
+    await connection.settle(5)
     beating = asyncio.create_task(_beat(gateway))
     try:
         yield gateway

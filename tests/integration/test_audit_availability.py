@@ -2,15 +2,27 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import nats
 import pytest
+from aiohttp import ClientSession
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from mediator.nats.client import Request
 from mediator.nats.connection import connect
+from mediator.service import Running, running
+from mediator.settings import Settings
 from tests.integration.door import PATIENCE, serving, until
+from tests.integration.test_gateway_stock import nats_server
+from tests.wire import flushed
 
 # A nats-server that stalls.
 
@@ -58,3 +70,99 @@ async def test_what_ends_the_reading_ends_the_connection_which_is_made_anew() ->
     finally:
         await connection.close()
         listening.close()
+
+
+# Control messages between instances, on a server without accounts, where clients can publish to their subjects.
+
+
+@dataclass
+class Open:
+    """A service with a gateway before an external server without accounts, and a spy who connects past the gateway."""
+
+    service: Running
+    spy: Client
+    heard: list[Msg]
+    """All that went over the server."""
+    stack: contextlib.AsyncExitStack
+
+    async def client(self, url: str | None = None) -> Client:
+        problems: asyncio.Queue[Exception] = asyncio.Queue()
+        client = await nats.connect(url or self.service.nats_url, error_cb=problems.put, allow_reconnect=False)
+        client.problems = problems  # type: ignore[attr-defined]
+        self.stack.push_async_callback(client.close)
+        return client
+
+    async def metric(self, name: str) -> float:
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{self.service.http_port}/metrics") as got:
+            lines = [line for line in (await got.text()).splitlines() if line.startswith(name)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def overheard(self, subject: str, words: str = "") -> Msg:
+        """Return a message that went over the server."""
+
+        def find() -> list[Msg]:
+            return [each for each in self.heard if re.search(subject, each.subject) and words in str(each.data)]
+
+        await until(find)
+        return find()[0]
+
+
+@pytest.fixture
+async def external(tmp_path: Path) -> AsyncIterator[Open]:
+    async with contextlib.AsyncExitStack() as stack:
+        port, _ = await stack.enter_async_context(nats_server(tmp_path, ""))
+        settings = Settings(
+            data_dir=tmp_path,
+            nats_url=f"nats://127.0.0.1:{port}",
+            http="127.0.0.1:0",
+            gateway={"listen": "127.0.0.1:0"},
+            registry={"enabled": False},
+            didcomm={"enabled": False},
+        )
+        service = await stack.enter_async_context(running(settings))
+        made = Open(service, None, [], stack)  # type: ignore[arg-type]
+        made.spy = await made.client(f"nats://127.0.0.1:{port}")
+
+        async def hear(message: Msg) -> None:
+            made.heard.append(message)
+
+        await made.spy.subscribe(">", cb=hear)
+        await flushed(made.spy)
+        yield made
+
+
+@pytest.mark.rule("E9", "N10")
+async def test_control_messages_that_are_forged_or_sent_again_are_dropped_and_counted(external: Open) -> None:
+    victim = await external.client()
+    subscription = await victim.subscribe("$mq9.AI.BROADCAST.a.*")
+    await flushed(victim)
+    opened = json.loads((await external.overheard("PUSH.OPEN$")).data)
+    await victim.request("$mq9.AI.BROADCAST.a.b", b"first", timeout=PATIENCE)
+    assert (await subscription.next_msg(PATIENCE)).data == b"first"
+    # What ends the victim's subscription, and a broadcast sent once more and as somebody likes it.
+    beat = await external.overheard(r"^mq9(ctl\.)?push\.")
+    end = json.dumps({"sender": opened["gateway"], "credits": {}, "closed": {opened["token"]: "unsub"}}).encode()
+    cast = await external.overheard(r"^mq9(ctl\.)?cast\.", "first")
+    await external.spy.publish(cast.subject, cast.data)
+    await external.spy.publish(cast.subject, cast.data.replace(b"first", b"forged"))
+    await external.spy.publish(beat.subject, end)
+    await external.spy.publish(beat.subject, beat.data)
+    await flushed(external.spy)
+    await victim.request("$mq9.AI.BROADCAST.a.b", b"second", timeout=PATIENCE)
+    assert (await subscription.next_msg(PATIENCE)).data == b"second"
+    assert await external.metric("mediator_control_refused_total{") == 4
+
+
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize("subject", ["live", "wake", "found", "gateway.x", "push.x", "cast.default.a.b"])
+async def test_the_gateway_lets_no_client_speak_or_hear_as_the_service(external: Open, subject: str) -> None:
+    client = await external.client()
+    problems: asyncio.Queue[Exception] = client.problems  # type: ignore[attr-defined]
+    await client.publish(f"mq9ctl.{subject}", b"forged")
+    assert "permissions violation for publish" in str(await asyncio.wait_for(problems.get(), PATIENCE))
+    await client.publish("a", b"", reply=f"mq9ctl.{subject}")
+    assert "permissions violation for publish" in str(await asyncio.wait_for(problems.get(), PATIENCE))
+    for pattern in (f"mq9ctl.{subject}", f"*.{subject}", "mq9ctl.>"):
+        await client.subscribe(pattern)
+        assert "permissions violation for subscription" in str(await asyncio.wait_for(problems.get(), PATIENCE))
+    assert not [message for message in external.heard if message.data == b"forged"]

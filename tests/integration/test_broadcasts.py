@@ -21,6 +21,7 @@ from mediator.nats.push.pushes import Pushes
 from mediator.store.base import Transaction
 from tests.integration.door import KEEP, LIMITS, Service, serving, until
 from tests.integration.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
+from tests.wire import CONTROL_KEY
 
 __all__ = ["gateway", "service"]
 
@@ -32,7 +33,8 @@ async def instance(service: Service) -> AsyncIterator[Pushes]:
     """Run one more instance over the same store."""
     async with AsyncExitStack() as stack:
         server = service.server
-        connection = await connect([server.url], "two", user=server.service_user, password=server.service_password)
+        login = {"user": server.service_user, "password": server.service_password}
+        connection = await connect([server.url], "two", **login, control_key=CONTROL_KEY)
         stack.push_async_callback(connection.close)
         pushes = await open_pushes(connection, service.broker, Metrics(), LIMITS, KEEP)
         stack.push_async_callback(pushes.close, 10)

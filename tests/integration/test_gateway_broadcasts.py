@@ -18,7 +18,7 @@ from mediator.metrics import Metrics
 from mediator.nats.connection import connect
 from mediator.nats.push.opening import open_pushes
 from tests.integration.door import KEEP, LIMITS, Service, serving, until
-from tests.wire import flushed
+from tests.wire import CONTROL_KEY, flushed
 
 PATIENCE = 10
 CAST = "$mq9.AI.BROADCAST."
@@ -53,7 +53,7 @@ async def public(tmp_path: Path) -> AsyncIterator[Public]:
     async with serving(tmp_path) as service, AsyncExitStack() as stack:
         server = service.server
         login = {"user": server.service_user, "password": server.service_password}
-        connection = await connect([server.url], "gateway", **login)
+        connection = await connect([server.url], "gateway", **login, control_key=CONTROL_KEY)
         stack.push_async_callback(connection.close)
         options = Options("127.0.0.1", 0, max_connections=100, max_subscriptions=100)
         gateway = Gateway(options, [Upstream("127.0.0.1", server.port)], connection)
@@ -125,7 +125,7 @@ async def test_when_its_instance_leaves_another_goes_on_without_a_gap_or_a_doubl
         await keep(number)
     assert await taken(subscription, 5) == [b"%d" % number for number in range(5)]
     login = {"user": service.server.service_user, "password": service.server.service_password}
-    connection = await connect([service.server.url], "two", **login)
+    connection = await connect([service.server.url], "two", **login, control_key=CONTROL_KEY)
     public.stack.push_async_callback(connection.close)
     two = await open_pushes(connection, service.broker, Metrics(), LIMITS, KEEP)
     public.stack.push_async_callback(two.close, PATIENCE)
@@ -154,13 +154,13 @@ async def test_public_mailboxes_through_the_gateway(public: Public, subject: str
 @pytest.mark.rule("N10", "E8")
 async def test_bad_patterns_and_other_ways_in_are_refused_and_the_connection_stays(public: Public) -> None:
     client = await public.client()
-    for subject in (CAST + "#.a", "$mq9.AI.BROADCAST", "mq9cast.>", "$mq9.AI.PUBLIC.*", CAST + "a" * 600):
+    for subject in (CAST + "#.a", "$mq9.AI.BROADCAST", "mq9ctl.cast.>", "$mq9.AI.PUBLIC.*", CAST + "a" * 600):
         await client.subscribe(subject)
         problem = await asyncio.wait_for(client.problems.get(), PATIENCE)  # type: ignore[attr-defined]
         assert "permissions violation for subscription" in str(problem)
     subscription = await public.subscribed(client, CAST + "#")
-    await client.publish("mq9cast.default.a.b", b"forged")
+    await client.publish("mq9ctl.cast.default.a.b", b"forged")
     problem = await asyncio.wait_for(client.problems.get(), PATIENCE)  # type: ignore[attr-defined]
-    assert 'permissions violation for publish to "mq9cast.default.a.b"' in str(problem)
+    assert 'permissions violation for publish to "mq9ctl.cast.default.a.b"' in str(problem)
     await client.publish(CAST + "a.b", b"true")
     assert await taken(subscription, 1) == [b"true"]

@@ -121,7 +121,7 @@ async def test_a_mailbox_that_does_not_exist_is_told_and_the_connection_stays(ho
 
 @pytest.mark.rule("N10")
 @pytest.mark.parametrize(
-    "subject", [">", "_INBOX.>", "$mq9.AI.MAILBOX.MSG.*", "$mq9.AI.MSG.SEND.x", "$mq9.PUSH.>", "mq9push.*", "*.>"]
+    "subject", [">", "_INBOX.>", "$mq9.AI.MAILBOX.MSG.*", "$mq9.AI.MSG.SEND.x", "$mq9.PUSH.>", "mq9ctl.push.*", "*.>"]
 )
 async def test_a_subscription_that_takes_in_others_is_refused_and_the_connection_stays(house, subject):
     client = await house.client()
@@ -133,7 +133,7 @@ async def test_a_subscription_that_takes_in_others_is_refused_and_the_connection
 
 
 @pytest.mark.rule("E6")
-@pytest.mark.parametrize("subject", ["$mq9.PUSH.TOKEN.x", "$mq9.AI.PUSH.OPEN", "mq9push.one", "mq9gw.GATEWAY"])
+@pytest.mark.parametrize("subject", ["$mq9.PUSH.TOKEN.x", "$mq9.AI.PUSH.OPEN", "mq9ctl.push.one", "mq9ctl.gateway.GATEWAY"])
 async def test_nobody_can_speak_as_the_service_or_as_a_gateway(house, subject):
     _, subscription, opening = await subscribed(house)
     forged = subject.replace("TOKEN.x", f"{opening.token}.{BOX}.normal").replace("GATEWAY", opening.asked.gateway)

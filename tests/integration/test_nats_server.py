@@ -24,6 +24,7 @@ from mediator.nats import server as server_module
 from mediator.nats.accounts import Tenant, User, snippet
 from mediator.nats.announcements import Announcements
 from mediator.nats.connection import connect
+from mediator.nats.control import OVERHEAD
 from mediator.nats.server import NatsServer, find_binary
 from tests.wire import flushed
 
@@ -252,11 +253,12 @@ async def test_an_announcement_that_is_too_large_costs_nobody_the_connection(tmp
     async with running(tmp_path, max_payload=4096) as server:
         connection = await connect([server.url], "test", user=server.service_user, password=server.service_password)
         try:
-            announcements, heard = Announcements(connection, "mq9test"), asyncio.Queue()
+            announcements, heard = Announcements(connection, "mq9ctl.test"), asyncio.Queue()
+            most = 4096 - OVERHEAD
             await announcements.listen(heard.put_nowait)
-            await announcements.publish(b"x" * 4097)
-            await announcements.publish(b"y" * 4096)
-            assert await asyncio.wait_for(heard.get(), 5) == b"y" * 4096
+            await announcements.publish(b"x" * (most + 1))
+            await announcements.publish(b"y" * most)
+            assert await asyncio.wait_for(heard.get(), 5) == b"y" * most
         finally:
             await connection.close()
 

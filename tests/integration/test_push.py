@@ -10,7 +10,7 @@ import pytest
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.nats import pushwire
+from mediator.nats import control, pushwire
 from mediator.nats.accounts import Tenant, User
 from mediator.nats.push.pushes import Limits
 from tests.integration.door import Service, serving, until
@@ -397,9 +397,10 @@ async def test_what_is_no_open_harms_nobody(service: Service, gateway: Gateway, 
     client = await service.client()
     await client.publish("$mq9.AI.PUSH.OPEN", body)
     await flushed(client)
-    instance = service.pushes.instance
+    subject = control.PUSH + service.pushes.instance
     for signs in (body, b'{"sender": "' + b"a" * 26 + b'", "credits": {"x": -1}}', b'{"sender": "x"}'):
-        await service.connection.publish([((pushwire.TO_INSTANCE + instance).encode(), signs)])
+        sealed = service.connection.seal(subject, signs)
+        await service.connection.publish([(subject.encode(), sealed)])
     subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
     await fill(service, "normal")
     await subscriber.got(1)

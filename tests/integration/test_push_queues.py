@@ -18,6 +18,7 @@ from mediator.nats.push.pushes import Pushes
 from mediator.store.base import Transaction
 from tests.integration.door import KEEP, LIMITS, Service, ids, serving, until
 from tests.integration.gateway_double import Gateway, gateway_to
+from tests.wire import CONTROL_KEY
 
 SUBJECT = "MAILBOX.MSG.task.*"
 
@@ -205,7 +206,8 @@ async def test_a_queue_has_a_name_that_every_store_takes(service: Service, gatew
 async def elsewhere(service: Service) -> AsyncIterator[Pushes]:
     """Another instance over the same store."""
     server = service.server
-    connection = await connect([server.url], "elsewhere", user=server.service_user, password=server.service_password)
+    login = {"user": server.service_user, "password": server.service_password}
+    connection = await connect([server.url], "elsewhere", **login, control_key=CONTROL_KEY)
     pushes = await open_pushes(connection, service.broker, Metrics(), LIMITS, KEEP)
     yield pushes
     await pushes.close(5)

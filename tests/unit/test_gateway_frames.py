@@ -225,8 +225,8 @@ def test_a_publish_that_is_refused_is_left_out_with_its_payload() -> None:
 
 def test_a_reply_subject_is_looked_at_as_well() -> None:
     client = Client()
-    fed(ClientStream(client), [pub(b"a", b"", b"$mq9.PUSH.x.y"), pub(b"a", b"", b"mq9push.z", b"NATS/1.0\r\n\r\n")])
-    assert client.told == [(b"PUB", b"a", b"$mq9.PUSH.x.y"), (b"PUB", b"a", b"mq9push.z")]
+    fed(ClientStream(client), [pub(b"a", b"", b"$mq9.PUSH.x.y"), pub(b"a", b"", b"mq9ctl.z", b"NATS/1.0\r\n\r\n")])
+    assert client.told == [(b"PUB", b"a", b"$mq9.PUSH.x.y"), (b"PUB", b"a", b"mq9ctl.z")]
 
 
 def test_a_body_that_is_looked_at_is_seen_whole_without_its_headers() -> None:

@@ -8,7 +8,7 @@ from mediator.errors import BadRequestError
 from mediator.fields import printable
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
-from mediator.nats import pushwire, requests
+from mediator.nats import requests
 from mediator.nats.editions.publishing import PERSIST, flag, persist_in
 from mediator.nats.push.frames import Frames
 from mediator.nats.stored import MAX_PATTERN
@@ -28,15 +28,15 @@ class Published:
     draft: Draft
     kept: bool
 
-    def frame(self, tenant: str) -> bytes:
-        """Return the frame that takes it, unkept, to all instances."""
+    def body(self) -> bytes:
+        """Return what tells all instances of it, unkept: the frame that pushes it, behind its subject."""
         draft = self.draft
         # Clients see it as a message without an id; nobody sees its times.
         message = Message(
             HIDDEN_ID, Lane.NORMAL, draft.payload, draft.size, 0, 0, None, None, draft.tags, draft.headers,
             reply_to=draft.reply_to,
         )  # fmt: skip
-        return Frames(message).to(f"{pushwire.TO_LISTENERS}{tenant}.{self.name}".encode(), python=False)
+        return Frames(message).end(python=False)
 
 
 def read(name: str, payload: bytes, headers: Mapping[str, str] | None) -> Published:

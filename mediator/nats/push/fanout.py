@@ -6,7 +6,7 @@ is nats-server that matches, and that gives each broadcast to one instance of th
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from mediator.errors import UnavailableError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID
-from mediator.nats import pushwire
+from mediator.nats import control
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.push.outlet import Outlet
@@ -112,7 +112,7 @@ class Channel:
     async def begin(self, connection: Connection, subject: str) -> None:
         """Subscribe, at once: what is broadcast after an OPEN came is written behind this."""
         try:
-            self.subscribed.set_result(await connection.subscribe(subject, self._queue, self._received))
+            self.subscribed.set_result(await connection.subscribe_control(subject, self._queue, self._received))
         except NatsError as error:
             self.subscribed.set_exception(error)
 
@@ -122,8 +122,10 @@ class Channel:
             await (await self.subscribed).drop()
 
     def _received(self, message: Request) -> None:
-        _, _, name = message.subject.split(".", 2)
-        self.give(Cast(name.encode(), message.block or _block(message.headers or {}), message.data))
+        name = message.subject.split(".", 3)[-1]
+        sizes, _, rest = message.data.partition(b"\r\n")
+        head = int(sizes.split()[0])
+        self.give(Cast(name.encode(), rest[:head], rest[head:-2]))
 
     def give(self, cast: Cast) -> None:
         """Hand a broadcast to all, or to the one of the queue whose turn it is."""
@@ -172,7 +174,7 @@ class Hub:
         """
         # What one queue group gets must fit each of its members, so a pattern has groups of its own.
         group = blake2b(f"{queue} {pattern}".encode(), digest_size=16).hexdigest() if queue else ""
-        key = f"{pushwire.TO_LISTENERS}{tenant}.{pattern}", group
+        key = f"{control.CAST}{tenant}.{pattern}", group
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(group, self._lost)
@@ -248,9 +250,3 @@ class Hub:
                 if rest <= 0:
                     listener.go_on()
                     return
-
-
-def _block(headers: Mapping[str, str]) -> bytes:
-    """Write headers as they stand on the wire."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return b"NATS/1.0\r\n%b\r\n" % lines.encode("utf-8", "surrogateescape")

@@ -24,10 +24,14 @@ class Frames:
 
     def to(self, subject: bytes, *, python: bool) -> bytes:
         """Return the frame that publishes it; ``python`` in the shape that ``robustmq-mq9-python`` expects."""
+        return b"HPUB %b%b" % (subject, self.end(python=python))
+
+    def end(self, *, python: bool) -> bytes:
+        """Return what stands behind the subject in that frame: sizes, headers and payload."""
         end = self._ends.get(python)
         if end is None:
             end = self._ends[python] = _end(self._shown, python=python)
-        return b"HPUB %b%b" % (subject, end)
+        return end
 
 
 MakeFrames = Callable[[Message], Frames]

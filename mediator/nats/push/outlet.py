@@ -38,8 +38,9 @@ class Outlet:
                 await self._write(waiting)
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Publish something that is no push."""
-        await self.send([b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(data), data)])
+        """Publish a control message."""
+        sealed = self._connection.seal(subject, data)
+        await self.send([b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(sealed), sealed)])
 
     async def _write(self, frames: list[bytes]) -> None:
         if not self._connection.connected:

@@ -19,7 +19,7 @@ import structlog
 
 from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExceededError, UnavailableError
 from mediator.mailboxes.lanes import parse_lane
-from mediator.nats import pushwire, stored
+from mediator.nats import control, pushwire, stored
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection
 from mediator.nats.editions import python_client
@@ -90,7 +90,7 @@ class Pushes:
 
     async def open(self) -> None:
         """Begin to listen to gateways."""
-        await self._connection.subscribe(pushwire.TO_INSTANCE + self.instance, "", self._signed)
+        await self._connection.subscribe_control(control.PUSH + self.instance, "", self._signed)
         self._connection.after_loss(self._lost)
         self._reaper = asyncio.create_task(guarded(self._reap()), name="push-reaper")
 
@@ -181,7 +181,7 @@ class Pushes:
             raise QuotaExceededError("subscriptions of the tenant", self._limits.tenant, use)
 
     async def _answer(self, gateway: str, told: Opened | Signs) -> None:
-        await self._outlet.tell(pushwire.TO_GATEWAY + gateway, pushwire.pack(told))
+        await self._outlet.tell(control.GATEWAY + gateway, pushwire.pack(told))
 
     # What gateways tell.
 

@@ -43,6 +43,11 @@ class SqlTransaction:
         self.woken: set[tuple[str, str]] = set()
         self.due: int | None = None
 
+    def control_key(self, made: bytes) -> bytes:
+        """See :class:`mediator.store.base.Transaction`."""
+        self.session.dialect.execute("INSERT INTO control_key (no, key) VALUES (1, ?) ON CONFLICT DO NOTHING", (made,))
+        return bytes(self.session.one("SELECT key FROM control_key WHERE no = 1")[0])
+
     def beat(self, now: int) -> None:
         """Write the time, or one above the last: where nothing changes SQLite writes nothing, and answers at once."""
         self.session.dialect.execute(
