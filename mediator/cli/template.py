@@ -25,6 +25,7 @@ _EXAMPLES = {
     "public_url": '"https://mediator.example.com"',
     "allow": '["did:web:wallet.example.com"]',
     "key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
+    "control_key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
     "outbound_networks": '["10.1.0.0/16"]',
     "archive_key_file": '"/etc/mediator/archive.keys"',
     "listen": '"0.0.0.0:4222"',

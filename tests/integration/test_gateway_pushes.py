@@ -133,7 +133,9 @@ async def test_a_subscription_that_takes_in_others_is_refused_and_the_connection
 
 
 @pytest.mark.rule("E6")
-@pytest.mark.parametrize("subject", ["$mq9.PUSH.TOKEN.x", "$mq9.AI.PUSH.OPEN", "mq9ctl.push.one", "mq9ctl.gateway.GATEWAY"])
+@pytest.mark.parametrize(
+    "subject", ["$mq9.PUSH.TOKEN.x", "$mq9.AI.PUSH.OPEN", "mq9ctl.push.one", "mq9ctl.gateway.GATEWAY"]
+)
 async def test_nobody_can_speak_as_the_service_or_as_a_gateway(house, subject):
     _, subscription, opening = await subscribed(house)
     forged = subject.replace("TOKEN.x", f"{opening.token}.{BOX}.normal").replace("GATEWAY", opening.asked.gateway)
