@@ -37,11 +37,14 @@ class LibraryEnvelopes:
         envelope = read(data, self._max_bytes)
         if isinstance(envelope, V1Envelope):
             return await self._v1.open(envelope)
+        mark = mark_of(envelope)
         kid, sealed_by, layer = await self._decrypted(envelope)
         if isinstance(layer, Jwe):
             # didcomm.org allows one thing to be encrypted twice: what hides the sender from mediators.
             if sealed_by is not None or layer.sender_kid is None:
                 raise EnvelopeError("expected at most an authcrypt layer inside an anoncrypt one")
+            # Anybody can put another anoncrypt layer around what the sender sealed.
+            mark = mark_of(layer)
             kid, sealed_by, layer = await self._decrypted(layer)
         signed_by = None
         if isinstance(layer, Jws):
@@ -49,7 +52,7 @@ class LibraryEnvelopes:
         if not isinstance(layer, dict):
             raise EnvelopeError("expected a plaintext inside its layers")
         _agree(layer, kid, sealed_by, signed_by)
-        return Opened(Generation.V2, layer, kid, sealed_by, mark_of(envelope))
+        return Opened(Generation.V2, layer, kid, sealed_by, mark)
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical Ed25519 keys, from one of ours, or anonymously."""
