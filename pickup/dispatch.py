@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import structlog
 
 from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
+from mediator.mediation import replaying
 from mediator.mediation.records import Connection, Generation
+from mediator.mediation.replaying import Envelope
+from mediator.store.base import Transaction
 from mediator.store.writer import Work
 from pickup.message import Message, Reply
 from pickup.problems import is_report, report
@@ -40,6 +43,10 @@ class Channel(Protocol):
         """Wait until the peer has read what was sent, by ping and pong; False when it has not (D7)."""
 
 
+class ReplayedError(Exception):
+    """Ends the handling of an envelope that was taken before, here or elsewhere; nothing was changed (D13)."""
+
+
 @dataclass(slots=True)
 class Call:
     """One message, who sent it, and what a handler may use."""
@@ -55,18 +62,40 @@ class Call:
     """The same as it was written, the long form of a did:peer:4: what an answer is sealed for."""
     connection: Connection | None
     channel: Channel
+    mark: bytes
+    """Tells the envelope from all others of its sender."""
     repeated: bool = False
-    """This very envelope came before: by a transport that tries again, or from who listened on the way.
+    """This very envelope was taken before: it comes again by a transport that tries again, or from a recorder (D13).
 
     It gets its answer, but changes nothing that another message may have changed since.
     """
+    once: Envelope | None = None
+    """Set by the dispatcher: to be remembered with the first change that the handler makes (D13)."""
     after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
     """Run once the answers are written: True when they went out on the channel the message came by."""
 
     async def write(self, work: Work[T]) -> T:
-        """Run a change with the next commit; the caller's mailbox is locked before its connection, as everywhere."""
+        """Run a change with the next commit; the caller's mailbox is locked before its connection, as everywhere.
+
+        The first change of a handler whose messages are taken once ends in :class:`ReplayedError` when this one was.
+        """
         place = None if self.connection is None else self.connection.place
-        return await self.office.broker.write(work, place)
+        envelope = self.once
+        if envelope is None:
+            return await self.office.broker.write(work, place)
+
+        def first(tx: Transaction, now: int) -> tuple[T] | None:
+            return replaying.once(tx, envelope, lambda: work(tx, now), now)
+
+        done = await self.office.broker.write(first, place)
+        if done is None:
+            raise ReplayedError
+        self.once = None
+        return done[0]
+
+    async def remember(self) -> None:
+        """Note that this envelope was taken, where the handler itself writes nothing (D13)."""
+        await self.write(lambda _tx, _now: None)
 
     def connected(self) -> Connection:
         """Return the caller's connection; :class:`NotEnrolledError` for a stranger (D8)."""
@@ -96,6 +125,7 @@ class _Entry:
     """The highest minor version of its major one."""
     generations: AbstractSet[Generation]
     anonymous: bool
+    once: bool
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,18 +155,23 @@ class Dispatcher:
         *,
         generations: AbstractSet[Generation],
         anonymous: bool = False,
+        once: AbstractSet[str] = frozenset(),
     ) -> None:
         """Let messages of a protocol, by their names, go to their handlers.
 
-        ``anonymous``: also when nobody says who sent it; such are never answered. ValueError when a message has a
-        handler already.
+        ``anonymous``: also when nobody says who sent it; such are never answered. ``once`` names those that hand out,
+        remove or re-route: their envelopes are remembered for good with the first :meth:`Call.write` of the handler,
+        which must come before anything that a replay must not do (D13). ValueError when a message has a handler
+        already, or ``once`` names none.
         """
+        if not once <= names.keys():
+            raise ValueError(f"{family} has no handler for {sorted(once - names.keys())}")
         for major in {major for major, _ in versions}:
             newest = max(minor for of, minor in versions if of == major)
             for name, handler in names.items():
                 if (family, major, name) in self._entries:
                     raise ValueError(f"{family}/{major}.{newest}/{name} is registered already")
-                self._entries[family, major, name] = _Entry(handler, newest, generations, anonymous)
+                self._entries[family, major, name] = _Entry(handler, newest, generations, anonymous, name in once)
         self._spoken |= {Spoken(family, major, minor) for major, minor in versions}
 
     def protocols(self) -> list[Spoken]:
@@ -146,12 +181,14 @@ class Dispatcher:
     async def handle(self, call: Call) -> list[Reply]:
         """Have a message handled and return the answers, at most one of them a problem report (D12).
 
-        For an anonymous sender there is no answer, and what was wrong is raised.
+        For an anonymous sender there is no answer, and what was wrong is raised; so is :class:`ReplayedError`.
         """
         try:
-            handler = self._entry(call).handler
+            entry = self._entry(call)
             _in_time(call)
-            replies = await handler(call)
+            if entry.once and not call.repeated:
+                call.once = _taken_once(call)
+            replies = await entry.handler(call)
         except MediatorError as error:
             if call.caller is None:
                 raise
@@ -181,3 +218,21 @@ def _in_time(call: Call) -> None:
     expires, name = call.message.expires_time, call.message.type.name
     if expires is not None and name != "forward" and expires * 1000 <= call.office.broker.clock():
         raise BadRequestError("expires_time", "expected a time to come, got one that is past")
+
+
+def _taken_once(call: Call) -> Envelope | None:
+    """Return what is remembered of a call, if it says who sent it; BadRequestError when it is too old for that."""
+    if call.caller is None:
+        return None
+    message = call.message
+    created, expires = message.created_time, message.expires_time
+    envelope = Envelope(
+        tenant=call.tenant,
+        sender=call.caller,
+        kind=f"{message.type.family}/{message.type.name}",
+        mark=call.mark,
+        created_at=None if created is None else created * 1000,
+        expire_at=None if expires is None else expires * 1000,
+    )
+    replaying.check_age(envelope, call.office.broker.clock())
+    return envelope

@@ -2,19 +2,23 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from mediator.errors import EnvelopeError
 from mediator.mediation import connecting
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Connection
-from pickup.dispatch import Call, Channel
+from pickup.dispatch import Call, Channel, ReplayedError
 from pickup.message import read
 from pickup.office import Office
 from pickup.post import Post
 from pickup.problems import is_report
 
 MAX_REMEMBERED = 100_000
-"""Envelopes of known senders that are recognised when they come again, on this instance and since its start."""
+"""Envelopes of known senders that are recognised on this instance since its start, whatever they ask for.
+
+Those that are taken once are remembered in the store beside, for all instances (D13).
+"""
 
 
 class Reception:
@@ -49,9 +53,16 @@ class Reception:
             sender=opened.sender,
             connection=await self._connection(tenant, caller),
             channel=channel,
+            mark=opened.mark,
             repeated=opened.mark in self._handled,
         )
-        replies = await office.dispatcher.handle(call)
+        try:
+            replies = await office.dispatcher.handle(call)
+        except ReplayedError:
+            # The one that was first may have made the connection meanwhile.
+            connection = await self._connection(tenant, caller)
+            call = replace(call, connection=connection, repeated=True, once=None, after=[])
+            replies = await office.dispatcher.handle(call)
         if caller is not None and not any(is_report(reply.type) for reply in replies):
             # What was refused may be tried again with the same bytes.
             self._remember(opened.mark)

@@ -19,7 +19,7 @@ from mediator.mailboxes import abandoned, collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.planning import Finding, plan
 from mediator.mailboxes.ports import LeasePlace
-from mediator.mediation import forgetting
+from mediator.mediation import forgetting, replaying
 from mediator.mediation.ports import SeenPlace
 from mediator.metrics import Metrics
 from mediator.store.base import Transaction
@@ -86,6 +86,7 @@ class Collector:
                 ("messages", _expired_messages),
                 ("retired", _retired_mailboxes),
                 ("dedup_ids", _dedup_ids),
+                ("replays", _replays),
                 ("leases", self._ended_leases),
                 ("groups", self._abandoned_groups),
             )
@@ -245,6 +246,12 @@ def _expired_mailboxes(tx: Transaction, now: int, limit: int) -> _Done:
 
 def _dedup_ids(tx: Transaction, now: int, limit: int) -> _Done:
     return _full(collecting.dedup_ids(tx, now, limit), limit)
+
+
+def _replays(tx: Transaction, now: int, limit: int) -> _Done:
+    # Nobody misses an envelope that is too old to be taken again, so it is not counted.
+    forgotten = replaying.forget(tx, now, limit)
+    return _Done(Collected(), forgotten, more=forgotten >= limit)
 
 
 def _retired_mailboxes(tx: Transaction, now: int, limit: int) -> _Done:

@@ -121,6 +121,22 @@ class Identities(Protocol):
         """Keep the identity as it is now; one that another instance retired stays retired."""
 
 
+class Replays(Protocol):
+    """Envelopes that were taken already, by whichever instance (D13)."""
+
+    def add(self, sender: bytes, mark: bytes, until: int, limit: int) -> bool:
+        """Remember an envelope of a sender; False when it is remembered already.
+
+        Of one sender the newest ``limit`` are kept, each until :meth:`collect` comes after its time.
+        """
+
+    def remove(self, sender: bytes, mark: bytes) -> None:
+        """Forget an envelope that changed nothing."""
+
+    def collect(self, now: int, limit: int) -> int:
+        """Forget envelopes whose time is over; return how many."""
+
+
 class Tables(Protocol):
     """What a transaction has for mediation."""
 
@@ -132,6 +148,8 @@ class Tables(Protocol):
     def invitations(self) -> Invitations: ...  # noqa: D102
     @property
     def identities(self) -> Identities: ...  # noqa: D102
+    @property
+    def replays(self) -> Replays: ...  # noqa: D102
 
 
 class Transaction(mailboxes.Transaction, Tables, Protocol):

@@ -10,7 +10,7 @@ from mediator.store.base import Place, Transaction
 from mediator.store.memory_agents import Agents, Vectors
 from mediator.store.memory_data import Data
 from mediator.store.memory_groups import Groups, Leases, Pushed
-from mediator.store.memory_mediation import Connections, Identities, Invitations, Routes
+from mediator.store.memory_mediation import Connections, Identities, Invitations, Replays, Routes
 from mediator.store.memory_messages import Mailboxes, Messages
 from mediator.store.memory_runs import Runs
 from mediator.store.memory_table import Undo
@@ -69,6 +69,7 @@ class MemoryTransaction:
         self.routes = Routes(data.mediation, undo)
         self.invitations = Invitations(data.mediation, undo)
         self.identities = Identities(data.mediation, undo)
+        self.replays = Replays(data.mediation, undo)
         self.agents = Agents(data.registry, undo)
         self.vectors = Vectors(data.registry, undo, self.agents)
         self.runs = Runs(data.history, undo)

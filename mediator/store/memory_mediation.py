@@ -19,6 +19,8 @@ class Mediation:
     routes: dict[tuple[str, str], Route] = field(default_factory=dict)
     invitations: dict[str, Invitation] = field(default_factory=dict)
     identities: dict[int, KeptIdentity] = field(default_factory=dict)
+    replays: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """Until when each mark of a sender is kept, in order of arrival."""
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -171,3 +173,26 @@ class Identities(_Table):
         if before is not None:
             retired_at = identity.retired_at if before.retired_at is None else before.retired_at
             self._set(self._data.identities, identity.no, replace(identity, retired_at=retired_at))
+
+
+class Replays(_Table):
+    """See :class:`mediator.mediation.ports.Replays`."""
+
+    def add(self, sender: bytes, mark: bytes, until: int, limit: int) -> bool:
+        if (sender, mark) in self._data.replays:
+            return False
+        self._set(self._data.replays, (sender, mark), until)
+        kept = [key for key in self._data.replays if key[0] == sender]
+        for key in kept[:-limit]:
+            self._pop(self._data.replays, key)
+        return True
+
+    def remove(self, sender: bytes, mark: bytes) -> None:
+        if (sender, mark) in self._data.replays:
+            self._pop(self._data.replays, (sender, mark))
+
+    def collect(self, now: int, limit: int) -> int:
+        over = [key for key, until in self._data.replays.items() if until <= now][:limit]
+        for key in over:
+            self._pop(self._data.replays, key)
+        return len(over)

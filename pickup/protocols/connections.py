@@ -27,7 +27,7 @@ _CONTEXT = "https://w3id.org/did/v1"
 def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher. A trust ping completes the handshake, or an ack; both find the connection there already."""
     names_of = {"request": request, "ack": nothing, "problem-report": nothing, "problem_report": nothing}
-    dispatcher.register(FAMILY, {(1, 0)}, names_of, generations={Generation.V1})
+    dispatcher.register(FAMILY, {(1, 0)}, names_of, generations={Generation.V1}, once={"request"})
     dispatcher.register("notification", {(1, 0)}, {"ack": nothing}, generations={Generation.V1})
 
 

@@ -52,18 +52,23 @@ def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher."""
     older = {"mediate-request": mediate_request, "keylist-update": update, "keylist-query": query}
     third = {"mediate-request": mediate_request, "recipient-update": update, "recipient-query": query}
-    dispatcher.register(FAMILY, {(1, 0)}, older, generations={Generation.V1})
-    dispatcher.register(FAMILY, {(2, 0)}, older, generations={Generation.V2})
-    dispatcher.register(FAMILY, {(3, 0)}, third, generations={Generation.V2})
+    changes = {"mediate-request", "keylist-update"}
+    dispatcher.register(FAMILY, {(1, 0)}, older, generations={Generation.V1}, once=changes)
+    dispatcher.register(FAMILY, {(2, 0)}, older, generations={Generation.V2}, once=changes)
+    changes = {"mediate-request", "recipient-update"}
+    dispatcher.register(FAMILY, {(3, 0)}, third, generations={Generation.V2}, once=changes)
 
 
 async def mediate_request(call: Call) -> Sequence[Reply]:
     """Grant mediation, or deny it; the same again gets the same (D1)."""
     office, type = call.office, call.message.type
-    # Peers of v1 have shaken hands before.
-    new = None if call.message.generation is Generation.V1 else await _introduced(call)
     try:
-        call.connection = await call.write(lambda tx, now: _grant(tx, call, new, now))
+        if not call.repeated:
+            # Peers of v1 have shaken hands before.
+            new = None if call.message.generation is Generation.V1 else await _introduced(call)
+            call.connection = await call.write(lambda tx, now: _grant(tx, call, new, now))
+        elif call.connection is None or call.connection.mailbox_no is None:
+            raise MediationDeniedError
     except MediationDeniedError:
         return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
     body = _granted(call.message, office.identities.current(call.tenant), office.public_url)

@@ -34,7 +34,7 @@ _SHA256 = b"\x12\x20"
 def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher."""
     names_of = {"request": request, "complete": nothing, "problem_report": nothing, "problem-report": nothing}
-    dispatcher.register(FAMILY, {(1, 0), (1, 1)}, names_of, generations={Generation.V1})
+    dispatcher.register(FAMILY, {(1, 0), (1, 1)}, names_of, generations={Generation.V1}, once={"request"})
 
 
 async def request(call: Call) -> Sequence[Reply]:

@@ -36,7 +36,7 @@ async def invitation_of(call: Call) -> tuple[Invitation, bytes]:
 
 
 async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitation: Invitation) -> None:
-    """Keep the connection, under the one key that the envelope proved (D8); the same request again changes nothing.
+    """Keep the connection, under the one key that the envelope proved (D8); a replay changes nothing (D13).
 
     Raises :class:`NoSuchInvitationError` when the invitation is not open any more, :class:`QuotaExceededError` when the
     tenant has too many connections.
@@ -44,7 +44,8 @@ async def connect(call: Call, peer: Peer, their_did: str, my_did: str, invitatio
     caller = proven(call)
     if caller not in peer.signing:
         raise BadRequestError("did", "expected a document that holds the key the message was sealed with")
-    if call.repeated and call.connection is not None:
+    if call.repeated:
+        call.connected()
         return
     label = call.message.body.get("label")
     by_us = await _leads_here(call, peer)

@@ -66,13 +66,15 @@ def register(dispatcher: "Dispatcher") -> None:
         "messages-received": messages_received,
         "live-delivery-change": live_delivery_change,
     }
-    dispatcher.register(FAMILY, {(2, 0)}, names, generations={Generation.V1})
-    dispatcher.register(FAMILY, {(3, 0)}, names, generations={Generation.V2})
-    dispatcher.register(FAMILY_4, {(4, 0)}, names, generations={Generation.V1, Generation.V2})
+    # A status-request changes nothing: it comes all the time, and to remember each would cost a commit.
+    once = names.keys() - {"status-request"}
+    dispatcher.register(FAMILY, {(2, 0)}, names, generations={Generation.V1}, once=once)
+    dispatcher.register(FAMILY, {(3, 0)}, names, generations={Generation.V2}, once=once)
+    dispatcher.register(FAMILY_4, {(4, 0)}, names, generations={Generation.V1, Generation.V2}, once=once)
 
 
 async def status_request(call: Call) -> Sequence[Reply]:
-    """Say what waits, for all recipients or for one."""
+    """Say what waits, for all recipients or for one; alone among pickup requests it confirms no batch (D7, D13)."""
     connection, asked = holder(call), _asked(call.message)
     recipient = _recipient(asked)
     waiting = await _status(call, connection, recipient)
@@ -116,6 +118,7 @@ async def live_delivery_change(call: Call) -> Sequence[Reply]:
     on = flag(call.message.body, "live_delivery")
     if call.repeated:
         return [_status_reply(call, await _status(call, connection, None), None)]
+    # Also one that is refused here, on HTTP, would be taken where a recorder sends it.
     await settle(call, connection)
     try:
         waiting = await call.office.sessions.live(call, on)
@@ -143,9 +146,8 @@ def holder(call: Call) -> Connection:
 
 
 async def settle(call: Call, connection: Connection) -> None:
-    """Remove what an earlier batch handed out: whoever asks again has it (D7)."""
-    if connection.handed:
-        await call.write(lambda tx, now: taking.settle_handed(tx, connection, now))
+    """Remove what an earlier batch handed out: whoever asks again has it (D7), and asks so only once (D13)."""
+    await call.write(lambda tx, now: taking.settle_handed(tx, connection, now))
 
 
 def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
@@ -155,7 +157,6 @@ def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
 
 
 async def _status(call: Call, connection: Connection, recipient: str | None) -> Status:
-    await settle(call, connection)
     return await call.office.broker.read(lambda tx, now: taking.status(tx, connection, recipient, now))
 
 

@@ -46,7 +46,8 @@ def register(dispatcher: "Dispatcher") -> None:
     old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
     # RFC 0035 lets a protocol have problem reports of its own family.
     reports = dict.fromkeys(problems.NAMES, report_problem.note)
-    dispatcher.register(FAMILY, {(1, 0)}, {**old, **handlers, **reports}, generations={Generation.V1})
+    named = {**old, **handlers, **reports}
+    dispatcher.register(FAMILY, {(1, 0)}, named, generations={Generation.V1}, once=named.keys())
 
 
 async def status_request(call: Call) -> Sequence[Reply]:

@@ -24,7 +24,9 @@ def register(dispatcher: "Dispatcher") -> None:
         "problem-report": nothing,
         "problem_report": nothing,
     }
-    dispatcher.register(FAMILY, {(1, 0), (1, 1)}, first, generations={Generation.V1}, anonymous=True)
+    dispatcher.register(
+        FAMILY, {(1, 0), (1, 1)}, first, generations={Generation.V1}, anonymous=True, once={"handshake-reuse"}
+    )
     dispatcher.register(FAMILY, {(2, 0)}, {"invitation": invitation}, generations={Generation.V2}, anonymous=True)
 
 
@@ -35,7 +37,8 @@ async def reuse(call: Call) -> Sequence[Reply]:
         raise NotEnrolledError("there is no connection to use again")
     if pthid is None:
         raise NoSuchInvitationError
-    call.connection = await call.write(lambda tx, now: connecting.reuse(tx, connection, pthid, now))
+    if not call.repeated:
+        call.connection = await call.write(lambda tx, now: connecting.reuse(tx, connection, pthid, now))
     return [Reply(call.message.type.named("handshake-reuse-accepted"), thid=call.message.thread, pthid=pthid)]
 
 

@@ -27,7 +27,8 @@ def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher."""
     handlers = {"set-device-info": set_device, "get-device-info": get_device, "problem-report": nothing}
     for family in (FCM, APNS):
-        dispatcher.register(family, {(1, 0)}, handlers, generations={Generation.V1, Generation.V2})
+        generations = {Generation.V1, Generation.V2}
+        dispatcher.register(family, {(1, 0)}, handlers, generations=generations, once={"set-device-info"})
 
 
 async def set_device(call: Call) -> Sequence[Reply]:

@@ -25,9 +25,9 @@ log = structlog.get_logger("didcomm.problems")
 def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher."""
     names = dict.fromkeys(problems.NAMES, note)
-    dispatcher.register(problems.FAMILY, {(1, 0)}, names, generations={Generation.V1})
-    dispatcher.register(problems.FAMILY, {(2, 0)}, names, generations={Generation.V2})
-    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1})
+    dispatcher.register(problems.FAMILY, {(1, 0)}, names, generations={Generation.V1}, once=problems.NAMES)
+    dispatcher.register(problems.FAMILY, {(2, 0)}, names, generations={Generation.V2}, once=problems.NAMES)
+    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1}, once=problems.NAMES)
 
 
 async def note(call: Call) -> Sequence[Reply]:
@@ -42,7 +42,7 @@ async def note(call: Call) -> Sequence[Reply]:
         problem=code if known else None,
         connection=None if connection is None else connection.no,
     )
-    if connection is not None and connection.handed and not call.repeated:
+    if connection is not None and not call.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]
         await call.write(lambda tx, _now: taking.keep_handed(tx, connection, about))
     return ()

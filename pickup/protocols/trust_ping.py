@@ -19,7 +19,7 @@ def register(dispatcher: "Dispatcher") -> None:
     """Join the dispatcher."""
     for generation, (family, major, response) in FAMILIES.items():
         names = {"ping": ping, response: nothing}
-        dispatcher.register(family, {(major, 0)}, names, generations={generation}, anonymous=True)
+        dispatcher.register(family, {(major, 0)}, names, generations={generation}, anonymous=True, once={"ping"})
 
 
 async def ping(call: Call) -> Sequence[Reply]:
@@ -33,5 +33,7 @@ async def ping(call: Call) -> Sequence[Reply]:
         return [Reply(message.type.named(response), thid=message.thread)]
     enrolled = connection is not None and connection.mailbox_no is not None
     if enrolled and message.return_route == "all" and not call.repeated:
+        # Also one that opens nothing here, on HTTP, would open it where a recorder sends it.
+        await call.remember()
         await call.office.sessions.implicit(call)
     return ()

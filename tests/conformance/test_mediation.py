@@ -620,3 +620,38 @@ def test_the_count_of_a_recipient_is_right_whichever_way_mail_comes_and_goes(ope
         tx.mailboxes.drop(mailbox)
     with store.transaction() as tx:
         assert tx.messages.held_for(add(tx), "b") == Usage(0, 0)
+
+
+# Envelopes that were taken.
+
+
+@pytest.mark.rule("D13")
+def test_an_envelope_is_new_once_and_again_when_its_change_was_taken_back(store, reopen):
+    with store.transaction() as tx:
+        assert tx.replays.add(b"alice", b"1", T0 + 1, 10)
+        assert not tx.replays.add(b"alice", b"1", T0 + 1, 10)
+        assert tx.replays.add(b"bob", b"1", T0 + 1, 10)
+    with undone(store) as tx:
+        assert tx.replays.add(b"alice", b"2", T0 + 1, 10)
+        tx.replays.remove(b"alice", b"1")
+    with reopen().transaction() as tx:
+        assert not tx.replays.add(b"alice", b"1", T0 + 1, 10)
+        assert tx.replays.add(b"alice", b"2", T0 + 1, 10)
+        tx.replays.remove(b"alice", b"1")
+        assert tx.replays.add(b"alice", b"1", T0 + 1, 10)
+
+
+@pytest.mark.rule("D13")
+def test_the_newest_envelopes_of_a_sender_are_kept_until_their_time_is_over(store):
+    with store.transaction() as tx:
+        for number in range(5):
+            assert tx.replays.add(b"alice", bytes([number]), T0 + number, 3)
+            assert tx.replays.add(b"bob", bytes([number]), T0 + 100, 10)
+    with store.transaction() as tx:
+        assert [tx.replays.add(b"alice", bytes([number]), T0, 10) for number in range(5)] == [True, True] + [False] * 3
+    with store.transaction() as tx:
+        assert tx.replays.collect(T0 + 3, 3) == 3
+        assert tx.replays.collect(T0 + 3, 3) == 1
+        assert tx.replays.collect(T0 + 3, 3) == 0
+        assert not tx.replays.add(b"alice", bytes([4]), T0, 10)
+        assert not tx.replays.add(b"bob", bytes([0]), T0, 10)

@@ -7,7 +7,7 @@ import io
 import os
 import random
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from mediator.mediation import names
 from mediator.mediation.records import Generation, Policy, Rules
 from mediator.metrics import Metrics
 from mediator.operators.control import ControlServer, ask
+from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup import arriving, sockets
@@ -67,6 +68,8 @@ class Mediator:
 
     data_dir: Path
     port: int
+    broker: Broker
+    metrics: Metrics
     session: aiohttp.ClientSession
     stack: contextlib.AsyncExitStack
     did: str = ""
@@ -117,9 +120,18 @@ class Mediator:
 
 
 @asynccontextmanager
-async def mediating(data_dir: Path, rules: Rules | None = None) -> AsyncIterator[Mediator]:
+async def mediating(
+    data_dir: Path,
+    rules: Rules | None = None,
+    *,
+    store: Store | None = None,
+    key: bytes | None = None,
+    public_url: str | None = None,
+    networks: Sequence[str] = (),
+) -> AsyncIterator[Mediator]:
+    """Run a door; one that is to be started again, or to have company, needs a ``key`` of its own."""
     async with contextlib.AsyncExitStack() as stack:
-        store = SqliteStore(database_path(data_dir))
+        store = store or SqliteStore(database_path(data_dir))
         stack.callback(store.close)
         broker = Broker(store, Bounds(max_message=MAX_MESSAGE))
         stack.push_async_callback(broker.close)
@@ -128,15 +140,16 @@ async def mediating(data_dir: Path, rules: Rules | None = None) -> AsyncIterator
         app, server = build_app(health, metrics.registry), HttpServer(Endpoint("127.0.0.1", 0))
         await server.bind()
         options = DoorOptions(
-            public_url=f"http://127.0.0.1:{server.port}/didcomm",
+            public_url=public_url or f"http://127.0.0.1:{server.port}/didcomm",
             label="Mediator",
             rules=rules or Rules(),
-            key=os.urandom(32),
+            key=key or os.urandom(32),
             data_dir=data_dir,
             instance="test",
             tenants=["default"],
             max_sockets=100,
             rate=10_000,
+            outbound_networks=networks,
         )
         await stack.enter_async_context(didcomm_door(options, broker, metrics.registry, control, app, None))
         await control.start()
@@ -145,7 +158,7 @@ async def mediating(data_dir: Path, rules: Rules | None = None) -> AsyncIterator
         stack.push_async_callback(server.stop)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         async with contextlib.AsyncExitStack() as peers:
-            yield Mediator(data_dir, server.port, session, peers)
+            yield Mediator(data_dir, server.port, broker, metrics, session, peers)
 
 
 @pytest.fixture

@@ -191,6 +191,19 @@ async def test_dedup_ids_are_collected_when_their_time_is_over(tmp_path: Path) -
         assert home.rows("dedup") == 1
 
 
+@pytest.mark.rule("D13")
+async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -> None:
+    async with house(tmp_path, enabled=False) as home:
+        for number, left in enumerate((10 * MINUTE, 10 * MINUTE, HOUR)):
+            until, mark = home.clock() + left, bytes([number])
+            assert await home.broker.write(
+                lambda tx, _now, mark=mark, until=until: tx.replays.add(b"s", mark, until, 9)
+            )
+        home.clock.ahead = 30 * MINUTE
+        await home.ask("cleanup")
+        assert home.rows("replay") == 1
+
+
 @pytest.mark.rule("F7", "F6")
 async def test_leases_of_gone_messages_go_and_spent_ones_are_declared_dead(tmp_path: Path) -> None:
     async with house(tmp_path, enabled=False) as home:

@@ -69,6 +69,7 @@ class House:
             sender=sender,
             connection=connection,
             channel=None,  # type: ignore[arg-type]
+            mark=b"",
         )
 
     async def connection(self, caller: str, tenant: str = "default") -> Connection | None:

@@ -364,12 +364,25 @@ async def test_old_acknowledgements_and_requests_for_mediation_do_no_harm(door: 
 async def test_what_failed_may_be_sent_again_as_it_is(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
-    door.office.meters = None  # type: ignore[assignment]
+    broker, door.office.broker = door.office.broker, None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
-    door.office.meters = Meters(CollectorRegistry())
+    door.office.broker = broker
     await again(door, peer, Wire())
     assert (await peer.connected()).handed == (0,)
+
+
+@pytest.mark.rule("D12", "D13")
+async def test_what_failed_after_its_commit_was_taken_and_its_mail_stays(door: Door) -> None:
+    peer = await door.holder(1, key(500))
+    await door.forward(key(500), envelope("a"))
+    meters, door.office.meters = door.office.meters, None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
+    door.office.meters = meters
+    assert len(await again(door, peer, Wire())) == 1
+    assert (await peer.connected()).handed == ()
+    assert marks(await peer.queued()) == ["a"]
 
 
 @pytest.mark.rule("D8")

@@ -69,7 +69,6 @@ async def test_a_batch_over_http_goes_with_the_next_request_of_its_holder(door: 
         ("messagepickup/1.0/noop", {}),
         ("messagepickup/1.0/status-request", {}),
         ("messagepickup/1.0/list-pickup", {"message_ids": []}),
-        ("messagepickup/2.0/status-request", {}),
         ("messagepickup/2.0/delivery-request", {"limit": 1}),
         ("messagepickup/2.0/messages-received", {"message_id_list": []}),
         ("messagepickup/2.0/live-delivery-change", {"live_delivery": False}),
@@ -82,6 +81,16 @@ async def test_any_pickup_request_settles_the_batch_before_it(door: Door, type: 
     await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1})
     await peer.tell(type, body)
     assert await queue(peer) == ["b"]
+
+
+@pytest.mark.rule("D7", "D13")
+async def test_a_status_request_of_later_versions_settles_no_batch(door: Door) -> None:
+    """It is not remembered, so nobody may gain by recording it."""
+    peer = await door.holder(1, HELD)
+    await door.forward(HELD, envelope("a"))
+    await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1})
+    assert (await peer.ask("messagepickup/2.0/status-request")).body["message_count"] == 1
+    assert await queue(peer) == ["a"]
 
 
 @pytest.mark.rule("D7")

@@ -188,7 +188,7 @@ class House:
 def asking(connection: Connection | None, line: Line, type: MessageType) -> Call:
     message = Message(Generation.V1, type, "1", {}, {})
     caller = None if connection is None else connection.callers[0]
-    return Call(cast(Any, None), TENANT, message, "me", caller, caller, connection, line)
+    return Call(cast(Any, None), TENANT, message, "me", caller, caller, connection, line, b"")
 
 
 async def finish(call: Call, answered: bool) -> None:

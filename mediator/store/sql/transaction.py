@@ -10,6 +10,7 @@ from mediator.store.sql.mailboxes import Mailboxes
 from mediator.store.sql.mediation import Connections, Routes
 from mediator.store.sql.messages import Messages
 from mediator.store.sql.pushed import Pushed
+from mediator.store.sql.replays import Replays
 from mediator.store.sql.runs import Runs
 from mediator.store.sql.session import Session
 from mediator.store.sql.tail import Tail
@@ -35,6 +36,7 @@ class SqlTransaction:
         self.routes = Routes(session)
         self.invitations = Invitations(session)
         self.identities = Identities(session)
+        self.replays = Replays(session)
         clock = Clock(session)
         self.agents = Agents(session, clock)
         self.vectors = Vectors(session, clock)

@@ -1,0 +1,182 @@
+"""Envelopes that were taken: which are remembered, for how long, and what is told to those that come again (D13)."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from mediator.errors import BadRequestError
+from mediator.mediation import replaying
+from mediator.mediation.records import Generation
+from mediator.mediation.replaying import KEPT, Envelope
+from mediator.store.memory import MemoryStore
+from pickup.dispatch import Dispatcher
+from pickup.reception import Reception
+from tests.unit.broker import TENANT
+from tests.unit.mediation import key
+from tests.unit.protocols import V2, Answer, Door, Peer, Wire, open_door
+
+NOW = 1_767_225_600_000
+HELD = key(500)
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with open_door() as one:
+        yield one
+
+
+def made(mark: str = "a", **more: Any) -> Envelope:
+    given = {"tenant": TENANT, "sender": "alice", "kind": "family/name", "mark": mark.encode()}
+    return Envelope(**given | more)
+
+
+def take(store: MemoryStore, envelope: Envelope, now: int = NOW) -> bool:
+    """Take an envelope; True when it was new."""
+    with store.transaction() as tx:
+        return replaying.once(tx, envelope, lambda: None, now) is not None
+
+
+def collect(store: MemoryStore, now: int) -> int:
+    with store.transaction() as tx:
+        return replaying.forget(tx, now, 1000)
+
+
+def ahead_of_restart(door: Door) -> None:
+    """Let the door forget what it only has in memory."""
+    door.reception = Reception(door.office, door.reception._post, lambda _connection: None)
+
+
+@pytest.mark.rule("D13")
+def test_an_envelope_is_taken_once_by_each_sender_tenant_and_kind() -> None:
+    store = MemoryStore()
+    for envelope in (made(), made(sender="bob"), made(tenant="acme"), made(kind="family/other"), made("b")):
+        assert [take(store, envelope), take(store, envelope)] == [True, False]
+
+
+@pytest.mark.rule("D12", "D13")
+def test_what_is_refused_may_be_tried_again() -> None:
+    store = MemoryStore()
+
+    def refuse() -> None:
+        raise BadRequestError("field", "is wrong")
+
+    with store.transaction() as tx, pytest.raises(BadRequestError):
+        replaying.once(tx, made(), refuse, NOW)
+    assert take(store, made())
+
+
+@pytest.mark.rule("D13")
+@pytest.mark.parametrize(
+    ("times", "until"),
+    [
+        ({}, NOW + KEPT),
+        ({"created_at": NOW - 1000}, NOW + KEPT),
+        ({"created_at": NOW + 1000}, NOW + 1000 + KEPT),
+        ({"expire_at": NOW + 1000}, NOW + 1000),
+        ({"expire_at": NOW + 2 * KEPT}, NOW + KEPT),
+    ],
+)
+def test_an_envelope_is_forgotten_when_it_is_refused_anyway_or_after_a_month(times: dict[str, int], until: int) -> None:
+    store = MemoryStore()
+    assert take(store, made(**times))
+    assert collect(store, until - 1) == 0
+    assert not take(store, made(**times))
+    assert collect(store, until) == 1
+    assert take(store, made(**times))
+
+
+@pytest.mark.rule("D13")
+def test_the_oldest_envelopes_of_one_sender_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MAX_KEPT", 3)
+    store = MemoryStore()
+    assert take(store, made(sender="bob"))
+    for mark in "abcd":
+        assert take(store, made(mark))
+    assert not any(take(store, made(mark)) for mark in "bcd")
+    assert take(store, made("a"))
+    assert not take(store, made(sender="bob"))
+
+
+@pytest.mark.rule("D13")
+@pytest.mark.parametrize(("apart", "code"), [(-KEPT - 1000, True), (-KEPT, False), (KEPT, False), (KEPT + 1000, True)])
+async def test_a_change_whose_own_time_is_too_far_away_is_refused(door: Door, apart: int, code: bool) -> None:
+    peer = await door.holder(1, generation=V2)
+    asked = {"created_time": (door.now + apart) // 1000}
+    answer = await peer.ask("coordinate-mediation/3.0/mediate-request", **asked)
+    assert (answer.name == "problem-report") is code
+    if code:
+        assert answer.problem[1].startswith("created_time: ")
+    # It cannot be told from a replay by its age, but what only reads does no harm.
+    assert (await peer.ask("messagepickup/3.0/status-request", **asked)).name == "status"
+
+
+@pytest.mark.rule("D12")
+async def test_a_time_that_is_no_time_is_named(door: Door) -> None:
+    peer = await door.holder(1, generation=V2)
+    data = peer.ask("messagepickup/3.0/status-request", created_time="yesterday")
+    with pytest.raises(BadRequestError, match="created_time"):
+        await data
+
+
+async def played_again(door: Door, peer: Peer, wire: Wire | None = None) -> list[Answer]:
+    """Send the peer's last envelope again, to a door that has been started since."""
+    ahead_of_restart(door)
+    wire = wire or Wire()
+    await door.again(wire)
+    return wire.answers
+
+
+@pytest.mark.rule("D13")
+@pytest.mark.parametrize(
+    ("type", "body", "answer"),
+    [
+        ("coordinate-mediation/1.0/mediate-request", {}, "mediate-grant"),
+        ("coordinate-mediation/1.0/keylist-update", {"updates": []}, "keylist-update-response"),
+        ("messagepickup/1.0/status-request", {}, "status"),
+        ("messagepickup/1.0/batch-pickup", {"batch_size": 1}, "batch"),
+        ("messagepickup/1.0/list-pickup", {"message_ids": []}, "list-response"),
+        ("messagepickup/2.0/delivery-request", {"limit": 1}, "status"),
+        ("messagepickup/2.0/messages-received", {"message_id_list": []}, "status"),
+        ("messagepickup/2.0/live-delivery-change", {"live_delivery": False}, "status"),
+        ("push-notifications-fcm/1.0/set-device-info", {"device_token": "t", "device_platform": "p"}, "ack"),
+    ],
+)
+async def test_who_tries_again_after_a_restart_gets_its_answer(
+    door: Door, type: str, body: dict[str, Any], answer: str
+) -> None:
+    peer = await door.holder(1)
+    assert (await peer.ask(type, body)).name == answer
+    assert [one.name for one in await played_again(door, peer)] == [answer]
+
+
+@pytest.mark.rule("D13")
+async def test_a_request_that_had_no_socket_opens_no_session_on_another(door: Door) -> None:
+    peer, thief = await door.holder(1, HELD), Wire(persistent=True)
+    answer = await peer.ask("messagepickup/2.0/live-delivery-change", {"live_delivery": True})
+    assert answer.name == "problem-report"
+    [again] = await played_again(door, peer, thief)
+    assert again.body["live_delivery"] is False
+    await peer.tell("trust_ping/1.0/ping", {"response_requested": False})
+    await played_again(door, peer, thief)
+    assert not door.sessions.has((await peer.connected()).no)
+
+
+@pytest.mark.rule("D13")
+async def test_who_has_left_is_not_brought_back(door: Door) -> None:
+    peer = await door.connect(1, V2)
+    await peer.ask("coordinate-mediation/3.0/mediate-request")
+    no = (await peer.connected()).no
+
+    def leave(tx: Any, _now: int) -> None:
+        tx.connections.remove(tx.connections.get(no))
+
+    await door.broker.write(leave)
+    assert [one.name for one in await played_again(door, peer)] == ["mediate-deny"]
+    assert await door.connection(peer.sender) is None
+
+
+@pytest.mark.rule("D13")
+def test_only_messages_that_have_a_handler_are_taken_once() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        Dispatcher().register("family", {(1, 0)}, {}, generations={Generation.V1}, once={"nothing"})
