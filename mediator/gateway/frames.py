@@ -30,7 +30,7 @@ _SIZE: Final = re.compile(rb"\d{1,9}")
 
 _NOT_PRIVATE: Final = rb"(?!\$mq9\.PUSH\.)[^ \n]++ [^ \n]++ (?:[^ \n]++ )??"
 _MESSAGE: Final = re.compile(rb"(?:MSG %b|HMSG %b\d+ )(\d+)\r\n" % (_NOT_PRIVATE, _NOT_PRIVATE))
-_PRIVATE: Final = rb"\$mq9\.PUSH\.[^ .\n]++\.([^ \n]++) ([^ \n]++) (?:[^ \n]++ )??"
+_PRIVATE: Final = rb"\$mq9\.PUSH\.([^ .\n]++)\.([^ \n]++) ([^ \n]++) (?:[^ \n]++ )??"
 _BARE_PUSH: Final = re.compile(rb"MSG %b(\d+)\r\n" % _PRIVATE)
 _KEPT: Final = rb"NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n(?:mq9-priority: ?(critical|urgent|low)\r\n)?"
 _PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:%b)?)" % (_PRIVATE, _KEPT))
@@ -83,8 +83,11 @@ class ServerWatcher(Protocol):
     def failed(self, frame: bytes) -> bytes:
         """Take an -ERR."""
 
-    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
-        """Learn that a push passes; what made its subject private is cut off. No lane is the normal one."""
+    def flushed(self, frame: bytes) -> bytes:
+        """Take a PONG: the server has read what came before the PING that it answers."""
+
+    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
+        """Say whether a push passes; what made its subject private is cut off then. No lane is the normal one."""
 
 
 class _Stream:
@@ -96,6 +99,8 @@ class _Stream:
         """Bytes without which what is kept makes no frame."""
         self._left = 0
         """Bytes of a payload that are still to come."""
+        self._dropping = 0
+        """Bytes of a refused payload that are still to come."""
         self._waiting: list[bytes] = []
         self._so_far = 0, 0
         self.violation: ProtocolViolationError | None = None
@@ -110,6 +115,12 @@ class _Stream:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take a chunk and return what to hand on; sets ``violation``."""
+        if self._dropping:
+            dropped = min(self._dropping, len(data))
+            self._dropping -= dropped
+            data = data[dropped:]
+            if not data:
+                return []
         if self._rest:
             self._rest.append(data)
             self._missing -= len(data)
@@ -140,6 +151,12 @@ class _Stream:
         """
         raise NotImplementedError
 
+    def _drop(self, data: bytes, at: int, end: int, mark: int, out: list[bytes]) -> int:
+        """Hand on what stands before ``at``, leave out what stands up to ``end``, and return where to go on."""
+        out.append(data[mark:at])
+        self._dropping = max(0, end - len(data))
+        return min(end, len(data))
+
     def _end(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
         """Hand on up to ``at``, which may lie in chunks to come, and keep the rest."""
         if at > len(data):
@@ -156,17 +173,8 @@ class ClientStream(_Stream):
     def __init__(self, watcher: ClientWatcher) -> None:
         super().__init__()
         self._watcher = watcher
-        self._dropping = 0
         self.count_publishes = True
         """Whether the watcher is told of each publish."""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk and return what goes to the server; sets ``violation``."""
-        if self._dropping:
-            dropped = min(self._dropping, len(data))
-            self._dropping -= dropped
-            data = data[dropped:]
-        return super().feed(data) if data else []
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
         quick = _PUBLISH.match
@@ -204,9 +212,7 @@ class ClientStream(_Stream):
                     if self.count_publishes:
                         self._watcher.publishing()
                     continue
-                out.append(data[mark:at])
-                self._dropping = max(0, after - size)
-                mark = at = min(after, size)
+                mark = at = self._drop(data, at, after, mark, out)
                 continue
             instead = self._instead(verb, words, frame)
             if instead is not frame:
@@ -249,20 +255,24 @@ class ServerStream(_Stream):
             before = at
             # Pushes come many together.
             while (push := pushed(data, at)) is not None:
-                _, sid, head, total, msg_id, lane = push.groups()
+                token, _, sid, head, total, msg_id, lane = push.groups()
                 start = push.end()
                 if size - start < AHEAD and size - start < int(head):
                     self._end(data, at, mark, out)
                     return
-                watcher.pushed(sid, msg_id, lane)
-                out.append(data[mark : at + 5])
-                mark = push.start(1)
-                at = start + int(total) + 2
+                after = start + int(total) + 2
+                if watcher.pushed(token, sid, msg_id, lane):
+                    out.append(data[mark : at + 5])
+                    mark, at = push.start(2), after
+                else:
+                    mark = at = self._drop(data, at, after, mark, out)
             if (push := _BARE_PUSH.match(data, at)) is not None:
-                watcher.pushed(push[2], None, None)
-                out.append(data[mark : at + 4])
-                mark = push.start(1)
-                at = push.end() + int(push[3]) + 2
+                after = push.end() + int(push[4]) + 2
+                if watcher.pushed(push[1], push[3], None, None):
+                    out.append(data[mark : at + 4])
+                    mark, at = push.start(2), after
+                else:
+                    mark = at = self._drop(data, at, after, mark, out)
             if at != before:
                 continue
             self._so_far = mark, at
@@ -290,7 +300,7 @@ class ServerStream(_Stream):
         if verb == b"+OK\r":
             return self._watcher.succeeded(frame)
         if verb == b"PONG":
-            return frame
+            return self._watcher.flushed(frame)
         raise ProtocolViolationError("the server said what it should not")
 
 

@@ -24,6 +24,8 @@ GATHER_SECONDS: Final = 0.003
 FIRST_PAUSE: Final = 1.0
 """Seconds until an OPEN that nobody answered is sent again; doubled each time."""
 LONGEST_PAUSE: Final = 5.0
+ANSWER_SECONDS: Final = 2.0
+"""Seconds until a client's PONG waits no longer for a subscription that nobody answers, and up to a beat more."""
 CLOSE_SECONDS: Final = 2.0
 MAX_TOLD: Final = 5000
 """Tokens in one message."""
@@ -95,6 +97,7 @@ class Owners:
     def subscribed(self, subscription: Subscription) -> None:
         """Wait for an owner."""
         self._by_token[subscription.token] = subscription
+        subscription.since = self._clock()
         self._wait_for_owner(subscription)
 
     def confirmed(self, subscription: Subscription) -> None:
@@ -145,6 +148,7 @@ class Owners:
             self._unowned.discard(subscription)
             instance.owned.add(subscription)
             self.confirmed(subscription)
+            subscription.session.answered(subscription)
         elif subscription.owner != opened.instance:
             instance.closed[opened.token] = "unsub"
             self._something.set()
@@ -183,6 +187,8 @@ class Owners:
             await asyncio.sleep(pushwire.BEAT_SECONDS)
             now = self._clock()
             for subscription in list(self._unowned):
+                if now - subscription.since >= ANSWER_SECONDS:
+                    subscription.session.answered(subscription)
                 if now - subscription.asked >= subscription.pause:
                     subscription.asked = now
                     subscription.pause = min(2 * subscription.pause, LONGEST_PAUSE)

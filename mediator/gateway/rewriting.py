@@ -1,7 +1,8 @@
 """One client's connection through the gateway: what is changed on the way, and what is known of it (E6, E7, N10).
 
 A subscription to stored mail goes to nats-server under a private subject, with an OPEN for the service behind it on
-the same connection; the client sees its own subject only. After pushes the client gets a PING of ours, whose PONG says
+the same connection; the client sees its own subject only. A PONG of the server waits until the service has answered
+for all subscriptions before it, so who has flushed knows. After pushes the client gets a PING of ours, whose PONG says
 that it has read them. Pure: bytes in, bytes out, and told to an :class:`Owner`.
 """
 
@@ -21,6 +22,7 @@ from mediator.nats import control, pushwire, stored
 MAX_ERROR: Final = 512
 """Characters of an error that a client is told."""
 _PING: Final = b"PING\r\n"
+_PONG: Final = b"PONG\r\n"
 _NORMAL: Final = b"normal"
 _OPEN_SUBJECT: Final = f"$mq9.AI.{pushwire.OPEN}"
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
@@ -45,10 +47,14 @@ class Subscription:
     subject: str
     queue: str
     session: "Session"
+    number: int = 0
+    """Its place among all that the connection had."""
     owner: str = ""
     """The instance that serves it; empty: none has answered yet."""
+    since: float = 0.0
+    """When it was made, as the gateway's clock has it."""
     asked: float = 0.0
-    """When an OPEN was sent last, as the gateway's clock has it."""
+    """When an OPEN was sent last."""
     pause: float = 0.0
     """Seconds until the next."""
     pushed: int = 0
@@ -65,7 +71,7 @@ class Owner(Protocol):
     """Who runs sessions, and tells the service of their subscriptions."""
 
     def subscribed(self, subscription: Subscription) -> None:
-        """Learn of a subscription; its OPEN is on the way."""
+        """Learn of a subscription; its OPEN is on the way. Calls :meth:`Session.answered`, at the latest in a while."""
 
     def confirmed(self, subscription: Subscription) -> None:
         """Learn that ``confirmed`` has grown."""
@@ -98,6 +104,12 @@ class Session:
         self._to_server: list[bytes] = []
         self._to_client: list[bytes] = []
         self._by_sid: dict[bytes, Subscription] = {}
+        """Those whose sids the client may not use again: it has not ended them, nor had all that it asked for."""
+        self._made = 0
+        self._unanswered: dict[Subscription, None] = {}
+        """Those of which the service has said nothing, in their order."""
+        self._held: deque[list[int]] = deque()
+        """PONGs that wait: for the subscription with this number and all before it, and how many do."""
         self._unconfirmed: set[Subscription] = set()
         self._pings: deque[dict[Subscription, int] | None] = deque()
         """What the client's next PONGs answer: None is a PING of the server, else one of ours and what it confirms."""
@@ -148,19 +160,27 @@ class Session:
         self._insert_command(self._open_frame(subscription))
         self.changed()
 
+    def answered(self, subscription: Subscription) -> None:
+        """Hold no PONG for a subscription any longer: the service has taken it, or says nothing for too long."""
+        if subscription in self._unanswered:
+            self._tell(self._released_by(subscription))
+            self.changed()
+
     def refuse(self, subscription: Subscription, text: str) -> None:
         """End a subscription that the service does not take."""
-        if subscription.sid in self._by_sid:
-            self._forget(subscription)
-            self._tell_error(text)
-            self._insert_command(b"UNSUB %b\r\n" % subscription.sid)
+        if self._by_sid.get(subscription.sid) is subscription:
+            self._tell(self._refused(subscription, text))
             self.changed()
+        else:
+            self.answered(subscription)
 
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
         for subscription in {*self._by_sid.values(), *self._unconfirmed, *self._awaited()}:
             self._owner.ended(subscription, "broken")
         self._by_sid.clear()
+        self._unanswered.clear()
+        self._held.clear()
         self._unconfirmed.clear()
         self._pings.clear()
 
@@ -180,37 +200,41 @@ class Session:
 
     def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes:
         """Make a subscription to stored mail private; hand another one on."""
-        if sid in self._by_sid:
-            # nats-server keeps the first one.
-            return self._command(frame)
         text = subject.decode("utf-8", "replace")
         found = stored.classify(text)
+        if isinstance(found, stored.Refused):
+            self._tell(_error(found.text))
+            return b""
+        first = self._by_sid.get(sid)
+        if first is not None:
+            # As with nats-server, the first one stays. What the server does with the sid, only we may say.
+            return self._command(_private_frame(first))
         if isinstance(found, stored.Plain):
             return self._command(frame)
-        if isinstance(found, stored.Refused):
-            self._tell_error(found.text)
-            return b""
         if len(self._by_sid) >= self._front.max_subscriptions:
-            self._tell_error(_TOO_MANY)
+            self._tell(_error(_TOO_MANY))
             return b""
-        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), self)
+        self._made += 1
+        made = Subscription(self._token(), sid, text, queue.decode("utf-8", "replace"), self, self._made)
         self._by_sid[sid] = made
+        self._unanswered[made] = None
         self._owner.subscribed(made)
-        private = f"{pushwire.PRIVATE}{made.token}.{stored.delivered_on(text)}".encode()
-        return self._command(b"SUB %b %b\r\n" % (private, sid)) + self._own_command(self._open_frame(made))
+        return self._command(_private_frame(made)) + self._own_command(self._open_frame(made))
 
     def unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
         """End a subscription, now or later."""
         subscription = self._by_sid.get(sid)
-        if subscription is not None:
-            subscription.most = most
-            if not most:
-                self._forget(subscription)
-                self._owner.ended(subscription, "unsub")
-            elif most <= subscription.pushed:
-                del self._by_sid[sid]
-                if self._is_over(subscription):
-                    self._owner.ended(subscription, "unsub")
+        if subscription is None:
+            return self._command(frame)
+        subscription.most = most
+        if not most:
+            self._tell(self._forget(subscription))
+            self._owner.ended(subscription, "unsub")
+        elif most <= subscription.pushed:
+            del self._by_sid[sid]
+            self._end_if_over(subscription)
+            # The server may have counted fewer: it does not count what comes from another account.
+            frame = b"UNSUB %b\r\n" % sid
         return self._command(frame)
 
     def pong(self, frame: bytes) -> bytes:
@@ -222,8 +246,7 @@ class Session:
         for subscription, count in confirms.items():
             subscription.confirmed = count
             self._owner.confirmed(subscription)
-            if self._is_over(subscription):
-                self._owner.ended(subscription, "unsub")
+            self._end_if_over(subscription)
         self._ask_for_confirmation()
         return b""
 
@@ -278,28 +301,39 @@ class Session:
         if text.startswith("Permissions Violation"):
             self._answers_own()
         if text == f'Permissions Violation for Publish to "{_OPEN_SUBJECT}"':
-            for subscription in [each for each in self._by_sid.values() if not each.owner]:
+            refused = [each for each in self._by_sid.values() if not each.owner]
+            for subscription in refused:
                 self._owner.ended(subscription, "unsub")
-                self.refuse(subscription, stored.violation(subscription.subject))
-            return b""
+            return b"".join([self._refused(each, stored.violation(each.subject)) for each in refused])
         for subscription in self._by_sid.values() if pushwire.PRIVATE in text else ():
             if subscription.token in text:
-                self._forget(subscription)
                 self._owner.ended(subscription, "unsub")
-                return _error(stored.violation(subscription.subject))
+                return _error(stored.violation(subscription.subject)) + self._forget(subscription)
         return frame
 
-    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
-        """Count a push, and remember how far it goes."""
+    def flushed(self, frame: bytes) -> bytes:
+        """Hold a PONG until all subscriptions before it are answered, also those that came behind its PING (N10)."""
+        if not self._unanswered:
+            return frame
+        if self._held and self._held[-1][0] == self._made:
+            self._held[-1][1] += 1
+        else:
+            self._held.append([self._made, 1])
+        return b""
+
+    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
+        """Count a push, and remember how far it goes; one that nobody waits for any more does not pass."""
         subscription = self._by_sid.get(sid)
-        if subscription is None:
-            return
+        if subscription is None or subscription.token != token.decode():
+            return False
         subscription.pushed += 1
         self._unconfirmed.add(subscription)
         if msg_id is not None:
             subscription.after[lane or _NORMAL] = msg_id
         if subscription.pushed == subscription.most:
             del self._by_sid[sid]
+            self._insert_command(b"UNSUB %b\r\n" % sid)
+        return True
 
     # Inside.
 
@@ -316,16 +350,34 @@ class Session:
             self._unconfirmed.clear()
             self._to_client.append(self._down.insert(_PING))
 
-    def _forget(self, subscription: Subscription) -> None:
-        """End a subscription; what the client has not confirmed it may have thrown away."""
+    def _forget(self, subscription: Subscription) -> bytes:
+        """End a subscription, and return what waited for it; what is not confirmed may have been thrown away."""
         del self._by_sid[subscription.sid]
         self._unconfirmed.discard(subscription)
         for confirms in self._pings:
             if confirms is not None:
                 confirms.pop(subscription, None)
+        return self._released_by(subscription)
 
-    def _is_over(self, subscription: Subscription) -> bool:
-        return 0 < subscription.most <= subscription.confirmed
+    def _refused(self, subscription: Subscription, text: str) -> bytes:
+        """End a subscription, and return what to tell the client."""
+        self._insert_command(b"UNSUB %b\r\n" % subscription.sid)
+        return _error(text) + self._forget(subscription)
+
+    def _released_by(self, subscription: Subscription) -> bytes:
+        """Return the PONGs that waited for this subscription last."""
+        self._unanswered.pop(subscription, None)
+        count = 0
+        while self._held and not (self._unanswered and next(iter(self._unanswered)).number <= self._held[0][0]):
+            count += self._held.popleft()[1]
+        return _PONG * count
+
+    def _end_if_over(self, subscription: Subscription) -> None:
+        """End a subscription whose client has read all that it asked for."""
+        if 0 < subscription.most <= subscription.confirmed:
+            # Pushes may come before the answer does.
+            self._tell(self._released_by(subscription))
+            self._owner.ended(subscription, "unsub")
 
     def _awaited(self) -> set[Subscription]:
         return {each for confirms in self._pings if confirms is not None for each in confirms}
@@ -352,11 +404,13 @@ class Session:
             return True
         return False
 
-    def _tell_error(self, text: str) -> None:
-        self._to_client.append(self._down.insert(_error(text)))
+    def _tell(self, frames: bytes) -> None:
+        """Tell the client; not while what the server says is read, whose place such frames take."""
+        if frames:
+            self._to_client.append(self._down.insert(frames))
 
     def _refuse_publish(self, subject: bytes) -> None:
-        self._tell_error(f'Permissions Violation for Publish to "{subject.decode("utf-8", "replace")}"')
+        self._tell(_error(f'Permissions Violation for Publish to "{subject.decode("utf-8", "replace")}"'))
 
 
 def _nothing() -> None:
@@ -371,6 +425,11 @@ def _taken(parts: list[bytes]) -> bytes:
 
 def _error(text: str) -> bytes:
     return b"-ERR '%b'\r\n" % " ".join(text[:MAX_ERROR].split()).encode("utf-8", "replace")
+
+
+def _private_frame(subscription: Subscription) -> bytes:
+    subject = f"{pushwire.PRIVATE}{subscription.token}.{stored.delivered_on(subscription.subject)}"
+    return b"SUB %b %b\r\n" % (subject.encode(), subscription.sid)
 
 
 def _makes_a_stream(subject: bytes) -> bool:

@@ -119,6 +119,20 @@ async def test_a_mailbox_that_does_not_exist_is_told_and_the_connection_stays(ho
     assert await raw.until(b"MSG") == b"MSG foo 2 2"
 
 
+@pytest.mark.rule("N10", "E9")
+async def test_a_pong_waits_for_the_service_but_not_for_ever(house, monkeypatch):
+    monkeypatch.setattr("mediator.gateway.owners.ANSWER_SECONDS", 0.5)
+    await house.service.crash()
+    raw = await house.raw()
+    raw.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\nSUB a 2\r\nPUB a 1\r\nx\r\n' % BOX.encode())
+    assert await raw.until(b"MSG") == b"MSG a 2 1", "other messages do not wait"
+    assert house.gateway.waiting == 1
+    assert await raw.line() == b"x"
+    assert await raw.line() == b"PONG"
+    (opening,) = await opened(await house.instance("late"))
+    assert opening.asked.subject == f"{BOX}.*"
+
+
 @pytest.mark.rule("N10")
 @pytest.mark.parametrize(
     "subject", [">", "_INBOX.>", "$mq9.AI.MAILBOX.MSG.*", "$mq9.AI.MSG.SEND.x", "$mq9.PUSH.>", "mq9ctl.push.*", "*.>"]
@@ -250,6 +264,7 @@ async def test_without_an_instance_a_subscription_waits_for_one(house):
 @pytest.mark.rule("E6")
 async def test_a_gateway_that_ends_says_so(house):
     _, _, opening = await subscribed(house)
+    await until(lambda: not house.gateway.waiting)
     await house.gateway.stop()
     await until(lambda: house.service.left == {opening.asked.gateway})
     assert house.service.closed == {opening.token: "broken"}

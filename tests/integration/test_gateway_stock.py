@@ -9,7 +9,6 @@ import os
 import signal
 import ssl
 import time
-from asyncio.subprocess import DEVNULL
 
 import nats
 import pytest
@@ -25,8 +24,8 @@ from mediator.gateway.connections import Upstream
 from mediator.gateway.gateway import Gateway, Options
 from mediator.gateway.opening import Behind, gateway_before, upstream
 from mediator.nats.accounts import Tenant, User
-from mediator.nats.server import find_binary
 from tests.integration.door import until
+from tests.integration.external import nats_server
 from tests.integration.gateway import Raw, gateway
 from tests.integration.nkeys import Key
 from tests.wire import flushed
@@ -39,23 +38,6 @@ OPTIONS = Options("127.0.0.1", 0, max_connections=100, max_subscriptions=100)
 async def house(tmp_path):
     async with gateway(tmp_path) as made:
         yield made
-
-
-@contextlib.asynccontextmanager
-async def nats_server(folder, config):
-    """A nats-server with a configuration of its own; gives port and process."""
-    file = folder / "nats.conf"
-    file.write_text(f"listen: 127.0.0.1:-1\n{config}\n")
-    process = await asyncio.create_subprocess_exec(
-        find_binary(), "-c", file, "--ports_file_dir", folder, stdout=DEVNULL, stderr=DEVNULL
-    )
-    try:
-        ports = folder / f"nats-server_{process.pid}.ports"
-        await until(lambda: ports.is_file() and ports.read_text())
-        yield int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2]), process
-    finally:
-        process.kill()
-        await process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Broadcasts: how they are read, and what waits for a subscriber (E1, E9, N3, N7)."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.lanes import Lane
+from mediator.nats.connection import Connection
 from mediator.nats.editions import broadcasts
 from mediator.nats.push import fanout
 from mediator.nats.push.fanout import BACKLOG, BACKLOG_BYTES, Cast, Hub, Listener
+from mediator.nats.push.outlet import Outlet
 from mediator.nats.push.subscription import Tally, Target
 from mediator.nats.pushwire import WINDOW, WINDOW_BYTES
 from mediator.nats.stored import PublicList, classify, overlaps
@@ -127,6 +130,19 @@ async def test_bytes_that_wait_are_bounded_and_one_broadcast_always_may() -> Non
     assert written(made) == []
     made.target.confirm(1)
     assert len(written(made)) == 1
+
+
+@pytest.mark.rule("E9")
+async def test_what_cannot_be_written_is_counted_as_lost() -> None:
+    without = Connection(b"")
+    lost = asyncio.Semaphore(0)
+    hub = Hub(without, Outlet(without), lost.release)
+    made = listener(hub)
+    made.take(Cast(b"a", b"", b"x"))
+    hub.start()
+    made.start()
+    await asyncio.wait_for(lost.acquire(), 10)
+    hub.pause()
 
 
 @pytest.mark.rule("E9", "N7")

@@ -74,8 +74,13 @@ class Server:
         self.told.append((b"-ERR", frame))
         return frame
 
-    def pushed(self, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> None:
+    def flushed(self, frame: bytes) -> bytes:
+        self.told.append((b"PONG",))
+        return frame
+
+    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
         self.told.append((b"push", sid, msg_id or b"", lane or b""))
+        return token != GONE
 
 
 def pub(subject: bytes, payload: bytes = b"", reply: bytes = b"", head: bytes | None = None) -> bytes:
@@ -112,6 +117,10 @@ def message(subject: bytes, sid: bytes, payload: bytes, reply: bytes = b"", head
     return b"HMSG %b %d %d\r\n%b%b\r\n" % (b" ".join(words), *sizes, head, payload)
 
 
+GONE = b"g0neg0neg0neg0neg0neg0nego"
+"""The token of a subscription that is over."""
+
+
 @st.composite
 def server_frames(draw: st.DrawFn) -> tuple[bytes, bytes]:
     """A frame, and what is to come of it."""
@@ -133,7 +142,8 @@ def server_frames(draw: st.DrawFn) -> tuple[bytes, bytes]:
     clean = message(subject, sid, payload, reply, head)
     if kind == "message":
         return clean, clean
-    return message(b"$mq9.PUSH.k3yk3yk3yk3yk3yk3yk3yk3yk3." + subject, sid, payload, reply, head), clean
+    token = draw(st.sampled_from([b"k3yk3yk3yk3yk3yk3yk3yk3yk3", GONE]))
+    return message(b"$mq9.PUSH.%b.%b" % (token, subject), sid, payload, reply, head), b"" if token == GONE else clean
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -180,7 +190,7 @@ def test_what_a_client_says_passes_as_it_came_however_it_is_cut(frames: list[byt
 
 
 @given(st.lists(server_frames(), max_size=8), PLACES)
-def test_of_what_a_server_says_only_the_private_part_is_cut_out(
+def test_of_what_a_server_says_only_the_private_part_and_late_pushes_are_cut_out(
     frames: list[tuple[bytes, bytes]], places: list[int]
 ) -> None:
     data, clean = (b"".join(part) for part in zip(*frames, strict=True)) if frames else (b"", b"")

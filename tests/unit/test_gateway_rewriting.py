@@ -156,6 +156,52 @@ def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
     assert way.session.subscriptions == 0
 
 
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize("subject", [b">", b"_INBOX.>", b"plain", b"%b.low" % BOX])
+def test_a_subscription_under_a_sid_that_is_taken_never_reaches_the_server(subject: bytes) -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nUNSUB 7 2\r\n" % BOX)
+    up, _ = way.client(b"SUB %b 7\r\n" % subject)
+    assert up in (b"", b"SUB $mq9.PUSH.token0.%b.* 7\r\n" % BOX), "the first stays, whatever the server has counted"
+
+
+@pytest.mark.rule("E7")
+def test_an_automatic_end_comes_after_exactly_so_many_and_frees_the_sid() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nUNSUB 7 2\r\n" % BOX)
+    up, down = way.server(b"".join(push(0, b"7", number) for number in range(5)))
+    assert (up, down.count(b"HMSG")) == (b"UNSUB 7\r\n", 2)
+    up, _ = way.client(b"SUB %b.low 7\r\n" % BOX)
+    assert up.startswith(b"SUB $mq9.PUSH.token1.%b.low 7\r\n" % BOX)
+    _, down = way.server(push(0, b"7", 5) + push(1, b"7", 6, b".low"))
+    assert (down.count(b"HMSG"), down.count(b"mq9-msg-id: 6")) == (1, 1), "what was on its way to the first is not its"
+
+
+@pytest.mark.rule("N10")
+def test_pongs_wait_in_their_order_for_the_subscriptions_before_them() -> None:
+    way = Way()
+    assert way.server(b"PONG\r\n") == (b"", b"PONG\r\n")
+    way.client(b"SUB %b.* 1\r\nPING\r\nSUB %b.* 2\r\nPING\r\nPING\r\n" % (BOX, BOX))
+    first, second = way.owner.subscriptions
+    assert way.server(b"PONG\r\nMSG a 9 1\r\nx\r\n")[1] == b"MSG a 9 1\r\nx\r\n"
+    way.client(b"SUB %b.* 3\r\n" % BOX)
+    assert way.server(b"PONG\r\nPONG\r\n")[1] == b""
+    way.session.answered(second)
+    assert way.session.take_to_client() == b""
+    way.session.refuse(first, "no")
+    assert way.session.take_to_client() == b"-ERR 'no'\r\nPONG\r\n"
+    assert way.client(b"UNSUB 3\r\n")[1] == b"PONG\r\nPONG\r\n"
+    assert way.server(b"PONG\r\n")[1] == b"PONG\r\n"
+
+
+@pytest.mark.rule("N10")
+def test_a_pong_waits_for_no_subscription_that_is_over() -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nUNSUB 7 1\r\nPING\r\n" % BOX)
+    assert b"PONG" not in way.server(push(0, b"7", 1) + b"PONG\r\n")[1]
+    assert way.client(b"PONG\r\n")[1] == b"PONG\r\n", "it was served before the service's answer came"
+
+
 @pytest.mark.rule("E7")
 def test_the_end_of_the_connection_ends_each_once() -> None:
     way = Way()

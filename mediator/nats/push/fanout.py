@@ -236,7 +236,8 @@ class Hub:
             await self._something.wait()
             self._something.clear()
             while self._ready and not self._paused:
-                await self._outlet.send(self._frames())
+                for _ in range(await self._outlet.send(self._frames())):
+                    self._lost()
 
     def _frames(self) -> Iterator[bytes]:
         """Take what waits, but no more than others can wait for."""

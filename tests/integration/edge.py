@@ -1,0 +1,125 @@
+"""A whole service and its gateway, before the managed nats-server or one without accounts; plain sockets to it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mediator.broker import Broker
+from mediator.gateway.connections import Upstream
+from mediator.gateway.gateway import Gateway, Options
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.metrics import Metrics
+from mediator.nats.connection import Connection, connect
+from mediator.nats.door import Door, payload_for
+from mediator.nats.push.opening import open_pushes
+from mediator.nats.push.pushes import Pushes
+from mediator.nats.server import NatsServer
+from mediator.nats.tenants import Tenants
+from mediator.store.sqlite import SqliteStore
+from tests.integration.door import KEEP, LIMITS, PATIENCE
+from tests.integration.external import nats_server
+from tests.wire import CONTROL_KEY
+
+QUIET = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
+
+
+@dataclass
+class Peer:
+    """A client that writes what bytes a test wants; ``lines`` are those it was written, payloads among them."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def write(self, data: bytes) -> None:
+        """Write."""
+        self.writer.write(data)
+
+    async def until(self, start: bytes) -> list[bytes]:
+        """Return the lines up to the next that begins so; the server's PINGs are answered."""
+        lines: list[bytes] = []
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                line = await self.reader.readline()
+                assert line, f"the connection is over, after {lines}"
+                lines.append(line.rstrip(b"\r\n"))
+                if lines[-1] == b"PING":
+                    self.write(b"PONG\r\n")
+                if line.startswith(start):
+                    return lines
+
+    async def settled(self, data: bytes = b"") -> list[bytes]:
+        """Write, then PING, and return what came before the PONG."""
+        self.write(data + b"PING\r\n")
+        return (await self.until(b"PONG"))[:-1]
+
+
+@dataclass
+class Edge:
+    """A service, its gateway, and the port of the nats-server behind them."""
+
+    broker: Broker
+    metrics: Metrics
+    pushes: Pushes
+    gateway: Gateway
+    behind: int
+    stack: AsyncExitStack
+
+    async def peer(self, port: int | None = None, **options: object) -> Peer:
+        """Connect a client to the gateway, or to another port."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port or self.gateway.port, limit=1 << 26)
+        self.stack.callback(writer.close)
+        peer = Peer(reader, writer)
+        await peer.settled(b"CONNECT " + json.dumps(QUIET | options).encode() + b"\r\n")
+        return peer
+
+    async def create(self, address: str) -> None:
+        """Make a mailbox."""
+        await self.broker.create(Create("default", address))
+
+
+@asynccontextmanager
+async def edge(folder: Path, *, managed: bool, config: str = "", **options: object) -> AsyncIterator[Edge]:
+    """Run one. ``config`` is that of an external server; ``options`` are the gateway's."""
+    async with AsyncExitStack() as stack:
+        login = {}
+        if managed:
+            server = NatsServer(folder, port=0, max_payload=payload_for(Bounds().max_message))
+            await server.start()
+            stack.push_async_callback(server.stop)
+            port = server.port
+            login = {"user": server.service_user, "password": server.service_password}
+        else:
+            port, _ = await stack.enter_async_context(nats_server(folder, f"max_payload: 14000000\n{config}"))
+
+        async def connected(name: str) -> Connection:
+            connection = await connect([f"nats://127.0.0.1:{port}"], name, **login, control_key=CONTROL_KEY)
+            stack.push_async_callback(connection.close)
+            return connection
+
+        store = SqliteStore(folder / "mail.db")
+        stack.callback(store.close)
+        broker, metrics = Broker(store, Bounds()), Metrics()
+        connection = await connected("mediator")
+        pushes = await open_pushes(connection, broker, metrics, LIMITS, KEEP)
+        stack.push_async_callback(pushes.close, PATIENCE)
+        door = Door(
+            connection,
+            broker,
+            metrics,
+            Tenants({}, ()),
+            accounts=managed,
+            instance="test",
+            max_pending=10_000,
+            subscribed=pushes.ask,
+        )
+        await door.open()
+        stack.push_async_callback(door.close, PATIENCE)
+        chosen = {"host": "127.0.0.1", "port": 0, "max_connections": 1000, "max_subscriptions": 100, **options}
+        gateway = Gateway(Options(**chosen), [Upstream("127.0.0.1", port)], await connected("gateway"))  # type: ignore[arg-type]
+        await gateway.start()
+        stack.push_async_callback(gateway.stop)
+        yield Edge(broker, metrics, pushes, gateway, port, stack)

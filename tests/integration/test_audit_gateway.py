@@ -1,0 +1,86 @@
+"""Attacks on the gateway, before the managed nats-server and one without accounts: each worked once (N10, E7, E9)."""
+
+import pytest
+import pytest_asyncio
+
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.sending import Send
+from tests.integration.door import until
+from tests.integration.edge import Edge, Peer, edge
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOX = b"$mq9.AI.MAILBOX.MSG.%b.*"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["managed", "external"])
+async def tried(request, tmp_path_factory):
+    async with edge(tmp_path_factory.mktemp(request.param), managed=request.param == "managed") as made:
+        yield made
+
+
+async def send(edge: Edge, address: str, count: int) -> None:
+    for number in range(count):
+        await edge.broker.send(Send("default", address, Draft(b"mail %d" % number)))
+
+
+def pushes(lines: list[bytes]) -> int:
+    return sum(line.startswith(b"HMSG $mq9.AI.MAILBOX.MSG.") for line in lines)
+
+
+async def deafen(edge: Edge, peer: Peer) -> None:
+    """Have a client read nothing, so that the gateway does not read what the server has for it either."""
+    sender = await edge.peer()
+    await peer.settled(b"SUB flood 99\r\n")
+    peer.reader._transport.pause_reading()
+    for _ in range(20):
+        await sender.settled(b"PUB flood 1000000\r\n%b\r\n" % (b"x" * 1_000_000))
+
+
+# Past the gateway (B2).
+
+
+@pytest.mark.rule("N10")
+async def test_no_sid_carries_a_broad_subscription_past_the_gateway(tried: Edge) -> None:
+    await tried.create("bait")
+    thief, victim = await tried.peer(), await tried.peer()
+    await thief.settled(b"SUB %b 1\r\nUNSUB 1 5\r\n" % (BOX % b"bait"))
+    await deafen(tried, thief)
+    await send(tried, "bait", 5)
+    await until(lambda: tried.metrics.registry.get_sample_value("mediator_push_waiting") == 5)
+    await victim.settled()
+    thief.write(b"SUB > 1\r\n")
+    thief.reader._transport.resume_reading()
+    told = await thief.settled()
+    await victim.settled(b"PUB secret 1\r\nx\r\n")
+    assert not [line for line in await thief.settled() if line.startswith(b"MSG secret ")]
+    assert b"-ERR 'Permissions Violation for Subscription to \">\"'" in told
+
+
+@pytest.mark.rule("E7")
+async def test_an_automatic_unsubscribe_is_exact_and_its_sid_free_again(tried: Edge) -> None:
+    await tried.create("exact")
+    await send(tried, "exact", 9)
+    client = await tried.peer()
+    client.write(b"SUB %b 1\r\nUNSUB 1 5\r\n" % (BOX % b"exact"))
+    got: list[bytes] = []
+    while pushes(got) < 5:
+        got += await client.until(b"HMSG")
+    assert pushes(await client.settled()) == 0, "none too many"
+    got = await client.settled(b"SUB %b 1\r\n" % (BOX % b"exact"))
+    while pushes(got) < 9:
+        got += await client.until(b"HMSG")
+
+
+# What a PONG says (C2, C4).
+
+
+@pytest.mark.rule("N10")
+async def test_who_has_its_pong_knows_that_the_mailbox_does_not_exist(tried: Edge) -> None:
+    await tried.create("there")
+    client = await tried.peer()
+    for number in range(0, 40, 2):
+        client.write(b"SUB %b %d\r\nPING\r\n" % (BOX % b"there", number))
+        told = await client.settled(b"SUB %b %d\r\n" % (BOX % b"missing", number + 1))
+        told += await client.until(b"PONG")
+        assert b"-ERR 'mailbox missing does not exist'" in told, number
