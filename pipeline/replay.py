@@ -23,6 +23,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from mediator.errors import BadRequestError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
+from mediator.operators.spans import show_count
 from pipeline.lake import readable
 from pipeline.lake.archive import ARCHIVE, kept, opened
 from pipeline.lake.folder import check, locked, told_plainly
@@ -87,7 +88,8 @@ class Planned:
         """Say it to people."""
         for lane, count in self.lanes.items():
             yield f"{count:,} {lane}"
-        yield f"{sum(self.lanes.values()):,} messages would be sent, {self.replaced:,} older ones of their keys not"
+        messages = show_count(sum(self.lanes.values()), "message")
+        yield f"{messages} would be sent, {self.replaced:,} older ones of their keys not"
 
 
 def preview(spark: SparkSession, lake: Path, wanted: Wanted) -> Planned:

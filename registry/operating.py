@@ -4,6 +4,7 @@ from typing import Any
 
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Finding, Level
+from mediator.operators.spans import show_count
 from registry.embedding.models import lacking
 from registry.following import Following
 from registry.meanings import Meanings
@@ -107,4 +108,4 @@ def _rereading(meanings: Meanings, done: int, agents: int) -> Finding:
 
 
 def _agents(count: int) -> str:
-    return "1 agent" if count == 1 else f"{count} agents"
+    return show_count(count, "agent")

@@ -51,3 +51,8 @@ def main() -> None:
     except (MediatorError, CommandError) as error:
         typer.echo(f"mediator: {error}", err=True)
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"mediator: cannot use {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)

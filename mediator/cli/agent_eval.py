@@ -11,7 +11,8 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Config, DataDir, load
+from mediator.cli.options import Config, DataDir, load, one_of, words_of
+from mediator.operators.spans import show_count
 
 if TYPE_CHECKING:
     from registry.cases import Case, Catalog
@@ -52,6 +53,8 @@ def evaluate(
     mode: Annotated[
         list[Mode] | None,
         typer.Option(
+            metavar=words_of(Mode),
+            parser=one_of(Mode),
             help="How to ask: by keywords, as the service does with a sentence, or by vectors alone; give several.",
             show_default="all three",
         ),
@@ -187,7 +190,8 @@ def _show(
     if as_json:
         show.as_json({**about, "modes": _plain(figures), "differences": _plain(differences)})
         return
-    show.say(f"{about['cards']} cards, {about['requests']} requests, {about['model'] or 'no model'}")
+    counts = show_count(about["cards"], "card"), show_count(about["requests"], "request")
+    show.say(", ".join([*counts, about["model"] or "no model"]))
     columns = [f"{measure}#" for measure in MEASURES]
     show.table(["mode", *columns], ([mode, *map(_shown, found.values())] for mode, found in figures.items()))
     if differences:

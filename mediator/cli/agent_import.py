@@ -13,6 +13,7 @@ from mediator.cli.client import Client, Login, RefusedError, talk
 from mediator.cli.failing import CommandError
 from mediator.cli.options import Config, DataDir, Password, Server, User
 from mediator.errors import MediatorError
+from mediator.operators.spans import show_count
 
 if TYPE_CHECKING:
     from registry.importing import Addresses, Piece
@@ -62,7 +63,7 @@ def import_(
             async with fetching() as fetch:
                 await _import(client, sources, addresses, fetch, result)
         finally:
-            _summary(result, as_json=as_json)
+            _summary(result, prefixed=addresses is not None, as_json=as_json)
 
     talk(Login.of(server, user, password, config, data_dir), work, as_json=False)
     if result.failed:
@@ -160,7 +161,7 @@ async def fetching() -> AsyncIterator[Callable[[str], Awaitable[bytes]]]:
         await guard.close()
 
 
-def _summary(result: _Result, *, as_json: bool) -> None:
+def _summary(result: _Result, *, prefixed: bool, as_json: bool) -> None:
     if as_json:
         fields: dict[str, Any] = {
             "registered": result.registered,
@@ -170,7 +171,7 @@ def _summary(result: _Result, *, as_json: bool) -> None:
         }
         show.as_json(fields)
         return
-    show.say(f"registered {result.registered} cards")
+    show.say(f"registered {show_count(result.registered, 'card')}")
     if result.warned:
         show.say(f"of them {result.warned} with warnings: they are not all that they claim to be")
     if result.failed:
@@ -179,5 +180,5 @@ def _summary(result: _Result, *, as_json: bool) -> None:
         show.hint(problem)
     if result.failed > len(result.problems):
         show.hint(f"… and {result.failed - len(result.problems)} more")
-    if any(": mailbox: " in problem for problem in result.problems):
+    if not prefixed and any(": mailbox: " in problem for problem in result.problems):
         show.hint("Cards that name no mailbox are given one by --mailbox-prefix.")

@@ -8,7 +8,7 @@ import typer
 from mediator.agents.records import State
 from mediator.cli import show
 from mediator.cli.client import Answer, Client, Login, talk
-from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User
+from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User, one_of, words_of
 
 PAGE = 1000
 """Agents asked for at once (G3)."""
@@ -18,7 +18,13 @@ Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only agents with 
 Skills = Annotated[list[str] | None, typer.Option("--skill", help="Only agents with this skill; give several.")]
 States = Annotated[
     list[State] | None,
-    typer.Option("--state", help="Only agents in this state; give several.", show_default="alive and stale"),
+    typer.Option(
+        "--state",
+        metavar=words_of(State),
+        parser=one_of(State),
+        help="Only agents in this state; give several.",
+        show_default="alive and stale",
+    ),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
 

@@ -12,6 +12,7 @@ import typer
 from mediator.cli.failing import CommandError
 from mediator.cli.options import load, serve_command
 from mediator.endpoint import without_login
+from mediator.operators.spans import show_count
 
 if TYPE_CHECKING:
     import ssl
@@ -185,7 +186,7 @@ class Client:
             raise UnansweredError(f"no mediator answers on {self._login.shown}") from None
         except MaxPayloadError:
             raise UnansweredError(
-                f"payload: {len(data)} bytes, this NATS server takes at most {self._nats.max_payload}"
+                f"payload: {show_count(len(data), 'byte')}, this NATS server takes at most {self._nats.max_payload}"
             ) from None
         except TimeoutError:
             # What the server does not permit, it says beside the request.

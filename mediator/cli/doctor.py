@@ -10,7 +10,7 @@ from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_service
 from mediator.cli.options import AnswerJson, Config, DataDir, Tenant, load
 from mediator.mailboxes.address import parse_address
-from mediator.operators.spans import show_bytes, show_moment
+from mediator.operators.spans import show_bytes, show_count, show_moment
 
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
 
@@ -77,6 +77,7 @@ def status(config: Config = None, data_dir: DataDir = None, as_json: AnswerJson 
 def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
     wrong = [f"{name}: {said}" for name, said in view["checks"].items() if said != "ok"]
     removed = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(time["last_removed"].items()))
+    waiting = show_count(view["waiting"], "FETCH", "FETCHes")
     return [
         ("service", f"{view['instance']}, version {view['version']}, process {view['pid']}"),
         ("since", show_moment(view["since"])),
@@ -84,11 +85,14 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
         ("nats", view["nats"]),
         ("http", f"port {view['http_port']}"),
         ("database", f"{view['database']}, data in {view['data_dir']}"),
-        ("now", f"{view['pending']} requests inside, {view['waiting']} FETCHes waiting"),
+        (
+            "now",
+            f"{show_count(view['pending'], 'request')} inside, {waiting} waiting",
+        ),
         ("delayed", f"the next is due {show_moment(time['next_due'])}" if time["next_due"] else "none that is known"),
         ("clean-up", f"the last pass removed {removed}" if removed else "the last pass removed nothing"),
         *(
-            (f"tenant {name}", f"{held['messages']} messages, {show_bytes(held['bytes'])}")
+            (f"tenant {name}", f"{show_count(held['messages'], 'message')}, {show_bytes(held['bytes'])}")
             for name, held in view["tenants"].items()
         ),
     ]

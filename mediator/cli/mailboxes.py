@@ -20,10 +20,12 @@ from mediator.cli.options import (
     Server,
     Tenant,
     User,
+    one_of,
     seconds,
     span,
+    words_of,
 )
-from mediator.operators.spans import show_bytes, show_span
+from mediator.operators.spans import show_bytes, show_count, show_span
 
 PAGE = 500
 """Mailboxes asked for at once; an answer of the control socket is at most 1 MiB."""
@@ -53,7 +55,12 @@ def create(
         bool, typer.Option("--public", help="List it publicly; one that is there already is then no error.")
     ] = False,
     retention: Annotated[
-        Retention, typer.Option(help="until_ack: a work queue, the first ACK removes a message.")
+        Retention,
+        typer.Option(
+            metavar=words_of(Retention),
+            parser=one_of(Retention),
+            help="until_ack: a work queue, the first ACK removes a message.",
+        ),
     ] = Retention.KEEP,
     archive: Annotated[bool, typer.Option("--archive", help="Archive every message.")] = False,
     ack_wait: Annotated[
@@ -94,37 +101,41 @@ def create(
 
 @app.command("list", epilog="Example: mediator mailbox list --prefix agent. --limit 20")
 def list_(
-    tenant: Tenant = "default",
+    tenant: Annotated[
+        str | None, typer.Option(help="Only those of this tenant.", show_default="every tenant's")
+    ] = None,
     prefix: Annotated[str, typer.Option(help="Only addresses that begin so.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     config: Config = None,
     data_dir: DataDir = None,
     as_json: AnswerJson = False,
 ) -> None:
-    """List mailboxes in order of address."""
+    """List mailboxes in order of tenant and address."""
     found: list[dict[str, Any]] = []
-    after = ""
+    after = after_tenant = ""
     more = True
     while more and len(found) < limit:
         answer = ask_service(
             config,
             data_dir,
             "mailbox-list",
-            tenant=tenant,
+            tenant=tenant or "",
             prefix=prefix,
+            after_tenant=after_tenant,
             after=after,
             limit=min(PAGE, limit - len(found)),
         )
         found += answer["mailboxes"]
         more = answer["more"]
-        after = found[-1]["mail_address"] if found else ""
+        if found:
+            after_tenant, after = found[-1]["tenant"], found[-1]["mail_address"]
     if as_json:
         show.as_json({"mailboxes": found, "more": more})
         return
     if not found:
         show.say("no mailboxes")
         return
-    show.table(("address", "messages#", "size#", "newest", "expires", "retention"), map(_listed, found))
+    show.table(("address", "tenant", "messages#", "size#", "newest", "expires", "retention"), map(_listed, found))
     if more:
         show.hint(f"There are more; --limit is {limit}.")
 
@@ -132,6 +143,7 @@ def list_(
 def _listed(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["mail_address"],
+        row["tenant"],
         str(row["messages"]),
         show_bytes(row["bytes"]),
         show.moment(row["newest_at"]),
@@ -250,7 +262,8 @@ def delete_(
         view = ask_service(config, data_dir, "mailbox-show", tenant=tenant, mail_address=address)
         waiting = view["delayed"]["messages"]
         delayed = f" and {waiting} delayed" if waiting else ""
-        typer.confirm(f"Delete {address} with {view['messages']} messages{delayed}?", abort=True, err=True)
+        messages = show_count(view["messages"], "message")
+        typer.confirm(f"Delete {address} with {messages}{delayed}?", abort=True, err=True)
     answer = ask_service(config, data_dir, "mailbox-delete", tenant=tenant, mail_address=address)
     if as_json:
         show.as_json(answer)

@@ -26,8 +26,10 @@ from mediator.cli.options import (
     User,
     earlier,
     later,
+    one_of,
     seconds,
     span,
+    words_of,
 )
 
 LONGEST_WAIT = 4500
@@ -67,7 +69,9 @@ def send(
     address: Address,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The payload; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Take the payload from this file.")] = None,
-    priority: Annotated[Priority, typer.Option(help="The lane.")] = Priority.NORMAL,
+    priority: Annotated[
+        Priority, typer.Option(metavar=words_of(Priority), parser=one_of(Priority), help="The lane.")
+    ] = Priority.NORMAL,
     key: Annotated[str | None, typer.Option(help="Replace the older message that has this key.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag to find it by; give several.")] = None,
     delay: Annotated[
@@ -152,7 +156,10 @@ def fetch(
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Consumer group whose position is kept; none: nothing is kept.")
     ] = None,
-    deliver: Annotated[Deliver | None, typer.Option(help="Where to begin without a position.")] = None,
+    deliver: Annotated[
+        Deliver | None,
+        typer.Option(metavar=words_of(Deliver), parser=one_of(Deliver), help="Where to begin without a position."),
+    ] = None,
     from_time: Annotated[int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Begin at this time.")] = None,
     from_id: Annotated[int | None, typer.Option(min=0, help="Begin with this msg_id.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Set the group's position anew.")] = False,

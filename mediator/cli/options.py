@@ -3,6 +3,8 @@
 import shlex
 import time
 from collections.abc import Callable
+from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from mediator.settings import Settings
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 
 def _refusing(read: Callable[[str], T]) -> Callable[[str | T], T]:
@@ -30,6 +33,26 @@ def _refusing(read: Callable[[str], T]) -> Callable[[str | T], T]:
             raise typer.BadParameter(str(error)) from None
 
     return parser
+
+
+def one_of(kind: type[E]) -> Callable[[str | E], E]:
+    """Return what reads a word of an enumeration, in any case; another word is refused, with the nearest one."""
+    words = [word.value for word in kind]
+
+    def read(text: str) -> E:
+        word = text.lower().replace("-", "_")
+        if word in words:
+            return kind(word)
+        near = get_close_matches(word, words, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f'expected {", ".join(words[:-1])} or {words[-1]}, got "{text[:40]}"{hint}')
+
+    return _refusing(read)
+
+
+def words_of(kind: type[StrEnum]) -> str:
+    """Return the words of an enumeration as help shows them."""
+    return "|".join(word.value for word in kind)
 
 
 span = _refusing(parse_span)

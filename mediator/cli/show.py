@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mediator.operators.spans import show_moment
+from mediator.operators.spans import show_count, show_moment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,14 +91,14 @@ def payload_text(start: bytes, size: int | None = None) -> str:
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=whole)
     except UnicodeDecodeError:
         more = "…" if size > HEX_BYTES else ""
-        return f"0x{start[:HEX_BYTES].hex()}{more} ({size} bytes)"
-    return harmless(text) if whole else f"{harmless(text)}… ({size} bytes)"
+        return f"0x{start[:HEX_BYTES].hex()}{more} ({show_count(size, 'byte')})"
+    return harmless(text) if whole else f"{harmless(text)}… ({show_count(size, 'byte')})"
 
 
 def message_row(item: Mapping[str, Any], *, headers_only: bool = False) -> tuple[str, ...]:
     """Show a message of FETCH or QUERY as a row of :data:`MESSAGE_COLUMNS`."""
     if headers_only:
-        payload = f"({item.get('size', 0)} bytes)"
+        payload = f"({show_count(item.get('size', 0), 'byte')})"
     elif "payload" in item:
         payload = payload_text(base64.b64decode(item["payload"]))
     else:

@@ -1,6 +1,7 @@
 """The HTTP application: health and metrics, and how every error becomes an answer; other doors add their routes."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -30,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 def build_app(health: Health, registry: CollectorRegistry, request_seconds: float = REQUEST_SECONDS) -> web.Application:
     """Make the application with /livez, /readyz and /metrics; ``health`` joins ``registry``."""
-    app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[_log_requests, _answer_errors], client_max_size=MAX_BODY)
     app[_HEALTH], app[_REGISTRY], app[_SECONDS] = health, registry, request_seconds
     registry.register(health)
     app.router.add_get("/livez", _livez)
@@ -59,6 +60,22 @@ async def _metrics(request: web.Request) -> web.Response:
     await request.app[_HEALTH].report()
     body = generate_latest(request.app[_REGISTRY])
     return web.Response(body=body, headers={**_FRESH, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+@web.middleware
+async def _log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Log each answer by its route, in which no address stands."""
+    started = time.perf_counter()
+    answer = await handler(request)
+    resource = request.match_info.route.resource
+    _log.debug(
+        "request",
+        method=request.method,
+        route=resource and resource.canonical,
+        result=answer.status,
+        ms=round((time.perf_counter() - started) * 1000, 3),
+    )
+    return answer
 
 
 @web.middleware

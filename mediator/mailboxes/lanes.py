@@ -1,8 +1,10 @@
 """The four lanes of a mailbox and the words for them (A2, S1, N9)."""
 
+from difflib import get_close_matches
 from enum import IntEnum
 
 from mediator.errors import BadRequestError
+from mediator.fields import printable
 
 
 class Lane(IntEnum):
@@ -31,5 +33,7 @@ def parse_lane(word: str, field: str) -> Lane:
     """Return the lane a sender's word means, in any case (S1); another word is refused."""
     lane = _WORDS.get(word.strip().lower())
     if lane is None:
-        raise BadRequestError(field, f"expected critical, high, urgent, normal or low, got {word[:40]!r}")
+        near = get_close_matches(word.strip().lower(), filter(None, _WORDS), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadRequestError(field, f'expected critical, high, urgent, normal or low, got "{printable(word)}"{hint}')
     return lane

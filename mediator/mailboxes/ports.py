@@ -86,6 +86,9 @@ class Mailboxes(Protocol):
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
 
+    def tenants(self) -> Sequence[str]:
+        """Return the tenants that have a mailbox, living or expired, in order."""
+
     def usage(self, tenant: str) -> Usage:
         """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them."""
 

@@ -5,6 +5,7 @@ own. Every other verb may wait, so each is a task.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -100,6 +101,8 @@ class Door:
         }
         self._further = verbs or {}
         self._subscribed = subscribed
+        # Asked once: requests are too many to ask for each.
+        self._logs_requests = logging.getLogger("nats").isEnabledFor(logging.DEBUG)
 
     # Opening, watching, closing.
 
@@ -173,7 +176,7 @@ class Door:
     def _received(self, message: Request) -> None:
         started = time.perf_counter()
         subject = message.subject
-        verb = ""
+        verb = tenant = ""
         try:
             if self._accounts:
                 _, account, subject = subject.split(".", 2)
@@ -182,15 +185,15 @@ class Door:
             name = subject[len(PREFIX) :]
             if name.startswith("MSG.SEND."):
                 verb = "SEND"
-                self._send(message, self._tenants.of(account), name[9:], started)
+                self._send(message, tenant := self._tenants.of(account), name[9:], started)
                 return
             if name.startswith("MSG.BATCH."):
                 verb = "BATCH"
-                self._send_batch(message, self._tenants.of(account), name[10:], started)
+                self._send_batch(message, tenant := self._tenants.of(account), name[10:], started)
                 return
             if name.startswith(PUBLISHED):
                 verb = "SEND"
-                self._publish_older(message, self._tenants.of(account), name, started)
+                self._publish_older(message, tenant := self._tenants.of(account), name, started)
                 return
             if name == pushwire.OPEN and self._subscribed is not None:
                 verb = "OPEN"
@@ -214,10 +217,10 @@ class Door:
             self._tasks.add(task)
             task.add_done_callback(partial(self._did, size))
         except MediatorError as error:
-            self._refuse(message.reply, verb, error, started)
+            self._refuse(message.reply, verb, tenant, error, started)
         except Exception:
             log.exception("request", verb=verb)
-            self._refuse(message.reply, verb, MediatorError(), started)
+            self._refuse(message.reply, verb, tenant, MediatorError(), started)
 
     def _did(self, size: int, task: asyncio.Task[None]) -> None:
         self._asked_bytes -= size
@@ -254,17 +257,24 @@ class Door:
         try:
             answer = shape(await work(tenant, message.data))
         except MediatorError as error:
-            self._refuse(message.reply, verb, error, started)
+            self._refuse(message.reply, verb, tenant, error, started)
         except Exception:
             log.exception("request", verb=verb)
-            self._refuse(message.reply, verb, MediatorError(), started)
+            self._refuse(message.reply, verb, tenant, MediatorError(), started)
         else:
-            self._metrics.request(verb, OK, time.perf_counter() - started)
+            self._note(verb, tenant, OK, started)
             self._answers.put(message.reply, answer)
 
-    def _refuse(self, reply: bytes, verb: str, error: MediatorError, started: float) -> None:
-        self._metrics.request(verb or "UNKNOWN", error.code, time.perf_counter() - started)
+    def _refuse(self, reply: bytes, verb: str, tenant: str, error: MediatorError, started: float) -> None:
+        self._note(verb or "UNKNOWN", tenant, error.code, started)
         self._answers.put(reply, replies.failure(verb, error))
+
+    def _note(self, verb: str, tenant: str, result: str, started: float) -> None:
+        """Count an answered request and, if wanted, log it; a mailbox's address is not told, since it is a secret."""
+        seconds = time.perf_counter() - started
+        self._metrics.request(verb, result, seconds)
+        if self._logs_requests:
+            log.debug("request", verb=verb, tenant=tenant, result=result, ms=round(seconds * 1000, 3))
 
     # The verbs.
 
@@ -283,28 +293,32 @@ class Door:
         self._answers.keep_room(size)
         address = writable_address(address)
         drafts = batches.drafts(message.data, self._answers.budget)
-        batch = Batch(drafts, partial(self._sent_batch, message.reply, size, _shape(message), started))
+        batch = Batch(drafts, partial(self._sent_batch, message.reply, tenant, size, _shape(message), started))
         batch.send(lambda draft, done: self._broker.send_soon(Send(tenant, address, draft), done))
         self._answers.hold(size)
 
-    def _sent_batch(self, reply: bytes, size: int, shape: Shape, started: float, outcomes: Sequence[Any]) -> None:
+    def _sent_batch(
+        self, reply: bytes, tenant: str, size: int, shape: Shape, started: float, outcomes: Sequence[Any]
+    ) -> None:
         self._answers.hold(-size)
         kept = any(not isinstance(outcome, MediatorError) for outcome in outcomes)
-        self._metrics.request("BATCH", OK if kept else outcomes[0].code, time.perf_counter() - started)
+        self._note("BATCH", tenant, OK if kept else outcomes[0].code, started)
         self._answers.put(reply, shape(replies.batch(outcomes)))
 
     def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
         shape = _shape(message)
         size = len(message.data)
-        self._broker.send_soon(request, partial(self._sent, message.reply, size, named, shape, started))
+        self._broker.send_soon(request, partial(self._sent, message.reply, request.tenant, size, named, shape, started))
         self._answers.hold(size)
 
-    def _sent(self, reply: bytes, size: int, named: Named, shape: Shape, started: float, outcome: Any) -> None:
+    def _sent(
+        self, reply: bytes, tenant: str, size: int, named: Named, shape: Shape, started: float, outcome: Any
+    ) -> None:
         self._answers.hold(-size)
         if isinstance(outcome, MediatorError):
-            self._refuse(reply, "SEND", named(outcome), started)
+            self._refuse(reply, "SEND", tenant, named(outcome), started)
             return
-        self._metrics.request("SEND", OK, time.perf_counter() - started)
+        self._note("SEND", tenant, OK, started)
         self._answers.put(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
 
     def _broadcasting(self, name: str, message: Request) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]] | None:

@@ -9,7 +9,7 @@ from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Usage
 from mediator.operators.inspecting import GroupView, View
-from mediator.operators.spans import show_bytes, show_moment, show_span
+from mediator.operators.spans import show_bytes, show_count, show_moment, show_span
 
 QUIET = 60_000
 """Milliseconds a message may wait before it is called stuck."""
@@ -205,7 +205,7 @@ def _group(view: View, group: GroupView, now: int) -> Iterator[Finding]:
 
 
 def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
+    return show_count(count, "message")
 
 
 def _when(at: int | None, now: int) -> str:

@@ -25,7 +25,7 @@ from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Examine, Finding, Level, diagnose
 from mediator.operators.inspecting import GroupView, View, inspect
 from mediator.operators.requests import Request, number, text
-from mediator.operators.spans import show_bytes, show_moment
+from mediator.operators.spans import show_bytes, show_count, show_moment
 from mediator.segments import read_gaps
 from mediator.settings import Settings
 from mediator.store.base import Transaction
@@ -86,18 +86,18 @@ class Operating:
     # Mailboxes.
 
     async def _list(self, request: Request) -> Answer:
-        tenant, prefix, after = text(request, "tenant"), text(request, "prefix"), text(request, "after")
+        """List mailboxes in order of tenant and address; of every tenant where none is named."""
+        tenant, after_tenant = text(request, "tenant"), text(request, "after_tenant")
+        prefix, after = text(request, "prefix"), text(request, "after")
         limit = number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
             found: list[Mailbox] = []
-            # The order of addresses is that of their bytes, so those that begin alike stand together.
-            if prefix and not after:
-                exact = tx.mailboxes.find(tenant, prefix)
-                found += [exact] if exact is not None and exact.lives(now) else []
-            found += tx.mailboxes.list(tenant, max(after, prefix), limit + 1, now)
-            fitting = [mailbox for mailbox in found if mailbox.address.startswith(prefix)]
-            return fitting[:limit], len(fitting) > limit
+            for name in [tenant] if tenant else tx.mailboxes.tenants():
+                if name >= after_tenant and len(found) <= limit:
+                    start = after if tenant or name == after_tenant else ""
+                    found += _beginning_with(prefix, tx, name, start, limit + 1 - len(found), now)
+            return found[:limit], len(found) > limit
 
         found, more = await self._broker.read(look)
         return {"mailboxes": [_listed(mailbox) for mailbox in found], "more": more}
@@ -259,8 +259,8 @@ def journal_findings(folder: Path, now: int) -> Iterator[Finding]:
     since, until = min(gap["from"] for gap in gaps), max(gap["to"] for gap in gaps)
     yield Finding(
         Level.PROBLEM if any(now - gap["at"] < DAY for gap in gaps) else Level.NOTE,
-        f"The journal has gaps: {events} events between {show_moment(since / 1000)} and {show_moment(until / 1000)} "
-        "were dropped before they were read.",
+        f"The journal has gaps: {show_count(events, 'event')} between {show_moment(since / 1000)} and "
+        f"{show_moment(until / 1000)} were dropped before they were read.",
         "Read the journal more often, or raise journal.total_mb; the mail itself is untouched.",
     )
 
@@ -288,9 +288,21 @@ def _seconds(at: int | None) -> float | None:
     return None if at is None else at / 1000
 
 
+def _beginning_with(prefix: str, tx: Transaction, tenant: str, after: str, limit: int, now: int) -> Iterator[Mailbox]:
+    # The order of addresses is that of their bytes, so those that begin alike stand together.
+    if prefix and not after:
+        exact = tx.mailboxes.find(tenant, prefix)
+        if exact is not None and exact.lives(now):
+            yield exact
+    for mailbox in tx.mailboxes.list(tenant, max(after, prefix), limit, now):
+        if mailbox.address.startswith(prefix):
+            yield mailbox
+
+
 def _listed(mailbox: Mailbox) -> Answer:
     return {
         "mail_address": mailbox.address,
+        "tenant": mailbox.tenant,
         "messages": mailbox.messages,
         "bytes": mailbox.bytes,
         "newest_at": _seconds(mailbox.last_at or None),
@@ -304,7 +316,6 @@ def _shown(view: View, default_ack_wait: int) -> Answer:
     oldest = view.oldest
     return {
         **_listed(mailbox),
-        "tenant": mailbox.tenant,
         "created_at": _seconds(mailbox.created_at),
         "desc": mailbox.desc,
         "tags": list(mailbox.tags),

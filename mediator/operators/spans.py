@@ -66,6 +66,11 @@ def show_moment(seconds: float) -> str:
         return f"{seconds:.0f}"
 
 
+def show_count(count: int, one: str, many: str | None = None) -> str:
+    """Show a number of things; ``many`` is what several are called, unless that is ``one`` and an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def show_bytes(count: int) -> str:
     """Show a number of bytes."""
     size = float(count)

@@ -68,6 +68,9 @@ class Mailboxes(Table):
         ]
         return sorted(found, key=lambda mailbox: mailbox.address)[:limit]
 
+    def tenants(self) -> Sequence[str]:
+        return sorted({box.mailbox.tenant for box in self._data.boxes.values() if box.mailbox.address})
+
     def usage(self, tenant: str) -> Usage:
         boxes = {no: box.mailbox for no, box in self._data.boxes.items() if box.mailbox.tenant == tenant}
         waiting = [entry[2].message.size for entry in self._data.delayed if entry[2].mailbox_no in boxes]

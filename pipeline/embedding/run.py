@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from mediator.errors import BadRequestError
+from mediator.operators.spans import show_count
 from pipeline.embedding.catalogs import read_catalog
 from pipeline.embedding.handing import Service, agent_with, card_with
 from pipeline.embedding.model import Model
@@ -45,7 +46,7 @@ class Summary:
 
     def lines(self) -> Iterator[str]:
         """Say it to people."""
-        yield f"{self.cards:,} cards read, {self.encoded:,} of them encoded now"
+        yield f"{show_count(self.cards, 'card')} read, {self.encoded:,} of them encoded now"
         if self.repeated:
             yield f"{self.repeated:,} left out, since a later card has their mailbox"
         yield (

@@ -20,6 +20,7 @@ from pyspark.sql.types import BinaryType, DateType, LongType, StringType, Struct
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
+from mediator.operators.spans import show_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import readable, table
 from pipeline.lake.delta import Table
@@ -65,7 +66,7 @@ class Summary:
 
     def lines(self) -> Iterator[str]:
         """Say it to people."""
-        yield f"{self.messages:,} messages archived"
+        yield f"{show_count(self.messages, 'message')} archived"
         if self.found:
             yield f"{self.found:,} more were in the archive already, and left the outbox"
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from mediator.operators.spans import show_count
 from mediator.segments import mark_read, read_up_to
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
@@ -53,11 +54,13 @@ class Summary:
 
     def lines(self) -> Iterator[str]:
         """Say it to people."""
-        yield f"{self.segments:,} files read, {self.events:,} events added, {self.repeated:,} came again"
+        events = show_count(self.events, "event")
+        yield f"{show_count(self.segments, 'file')} read, {events} added, {self.repeated:,} came again"
         if self.quarantined:
-            yield f"{self.quarantined:,} lines could not be read: see the table {QUARANTINE_TABLE}"
+            yield f"{show_count(self.quarantined, 'line')} could not be read: see the table {QUARANTINE_TABLE}"
         if self.gaps:
-            yield f"{self.gaps:,} times the journal dropped events that nobody had read: see the table {GAPS_TABLE}"
+            times = show_count(self.gaps, "time")
+            yield f"{times} the journal dropped events that nobody had read: see the table {GAPS_TABLE}"
 
 
 @dataclass(frozen=True, slots=True)

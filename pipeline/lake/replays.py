@@ -11,6 +11,7 @@ from typing import Any, Self
 import orjson
 
 from mediator.errors import DamagedError
+from mediator.operators.spans import show_count
 from pipeline.lake import REPLAYS
 from pipeline.lake.folder import sync
 
@@ -58,7 +59,7 @@ class Progress:
 
     def lines(self) -> Iterator[str]:
         """Say it to people."""
-        yield f"{self.sent:,} messages sent"
+        yield f"{show_count(self.sent, 'message')} sent"
         if self.replaced:
             yield f"{self.replaced:,} older ones of their keys were not"
         if self.missing:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
+from mediator.operators.spans import show_count
 from pipeline.lake import ARCHIVE, EVENTS, TABLES, table
 from pipeline.lake.events import PARTITION
 from pipeline.lake.folder import held
@@ -36,11 +37,11 @@ class Upkept:
 
     def lines(self) -> Iterator[str]:
         """Say it to people."""
-        yield f"{self.merged:,} files became {self.made:,}, {self.removed:,} old ones removed from the disk"
+        yield f"{show_count(self.merged, 'file')} became {self.made:,}, {self.removed:,} old ones removed from the disk"
         if self.days:
-            yield f"{self.days:,} days of events removed"
+            yield f"{show_count(self.days, 'day')} of events removed"
         if self.archive_days:
-            yield f"{self.archive_days:,} days of the archive removed"
+            yield f"{show_count(self.archive_days, 'day')} of the archive removed"
 
 
 def compact(

@@ -237,3 +237,14 @@ def test_many_mailboxes_are_found_by_number(store):
         numbers = [add(tx, f"m{number}").no for number in range(1200)]
     with store.transaction() as tx:
         assert set(tx.mailboxes.by_no(numbers)) == set(numbers)
+
+
+def test_the_tenants_are_those_that_have_mailboxes(store):
+    with store.transaction() as tx:
+        assert tx.mailboxes.tenants() == []
+        for number, tenant in enumerate(("b", "a", "c-d", "a", "gone")):
+            retired = add(tx, f"m{number}", tenant=tenant)
+        tx.mailboxes.retire(retired)
+        assert tx.mailboxes.tenants() == ["a", "b", "c-d"]
+    with store.reading() as tx:
+        assert tx.mailboxes.tenants() == ["a", "b", "c-d"]

@@ -77,6 +77,11 @@ class Service:
         lines = [json.loads(line) for line in said.splitlines(True) if line.startswith("{") and line.endswith("\n")]
         return next((line for line in lines if line.get("event") == "ready"), None)
 
+    def logged(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The lines of the log, or those of one event."""
+        lines = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if event in (None, line.get("event"))]
+
     def get(self, path: str) -> int:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=5) as answer:
@@ -411,7 +416,7 @@ def test_query_filters(mediator, box):
     assert query("--since", "1h") == [b"a", b"b"]
     assert query("--since", str(int(time.time()) + 1000)) == []
     shown = mediator("query", box, "--headers-only").out
-    assert "(1 bytes)" in shown
+    assert "(1 byte)" in shown
     assert "key k" in shown
 
 

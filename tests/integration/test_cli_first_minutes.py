@@ -1,6 +1,8 @@
 """What a newcomer runs into: which service a command speaks to, and what it says when something is wrong."""
 
 import datetime
+import inspect
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from mediator.cli import app
 from tests.integration.test_cli import Service, alone, external, mediator, run, service
+from tests.unit.test_cli import commands
 
 __all__ = ["alone", "external", "mediator", "service"]
 
@@ -131,3 +135,148 @@ def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monk
             assert result.code == 1
             assert result.err.startswith(f"mediator: cannot connect to {server}: {said}")
             assert "mediator serve" not in result.err
+
+
+ARGUMENTS = {
+    "serve": "--nats 127.0.0.1:0 --http 127.0.0.1:0",
+    "gateway": "--listen 127.0.0.1:0",
+    "send": "a x",
+    "fetch": "a",
+    "ack": "a 1 --group g",
+    "nack": "a 1 --group g",
+    "extend": "a 1 --group g --ack-wait 5s",
+    "query": "a",
+    "delete": "a 1",
+    "mailbox show": "a",
+    "mailbox set": "a --ack-wait 5s",
+    "mailbox delete": "a --yes",
+    "dead list": "a --group g",
+    "dead redrive": "a --group g",
+    "dead drop": "a --group g",
+    "agent register": "-",
+    "agent report": "a",
+    "agent unregister": "a",
+    "agent discover": "words",
+    "agent import": "cards.json",
+    "connections show": "1",
+    "connections remove": "1 --yes",
+    "invitations remove": "x",
+    "keys attach": "k a",
+    "keys detach": "k",
+}
+"""What a command needs beside its data directory."""
+APART = ("agent eval", "pipeline ")
+"""The first makes nothing there, and the others look at their lake before."""
+
+
+def with_data_dir() -> list[str]:
+    """The commands that have a data directory."""
+    paths = [
+        path.removeprefix("mediator ")
+        for path, command in commands(app)
+        if "data_dir" in inspect.signature(command.callback).parameters
+    ]
+    return [path for path in paths if not path.startswith(APART)]
+
+
+@pytest.mark.parametrize("command", with_data_dir())
+def test_a_data_directory_that_cannot_be_is_one_line(alone, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below", "/proc/nothing"):
+        result = alone(*command.split(), *ARGUMENTS.get(command, "").split(), "--data-dir", place)
+        assert result.code != 0
+        assert str(tmp_path / place) in result.out + result.err
+        assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("command", ["serve", "migrate"])
+def test_what_makes_a_data_directory_says_why_it_cannot(alone, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    for place, why in (("file", "there is a file of this name"), ("file/below", "Not a directory")):
+        said = (
+            f"mediator: data_dir: cannot write to {tmp_path / place}: {why}; choose another directory with --data-dir"
+        )
+        result = alone(command, "--data-dir", place)
+        assert (result.code, result.err.startswith(said)) == (2, True)
+    # There, but not to be written to, by the superuser either.
+    assert "cannot write to /proc/self: " in alone(command, "--data-dir", "/proc/self").err
+
+
+def test_a_file_that_cannot_be_written_is_one_line(alone, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = alone("init", "file/m.toml")
+    assert (result.code, result.err) == (1, "mediator: cannot write file/m.toml: Not a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("send", "a", "x", "--priority", "hgih"), 'urgent, normal or low, got "hgih"; did you mean high?'),
+        (("fetch", "a", "--deliver", "earlist"), 'expected latest or earliest, got "earlist"; did you mean earliest?'),
+        (("mailbox", "create", "--retention", "until"), "did you mean until_ack?"),
+        (("agent", "list", "--state", "alve"), 'expected alive, stale or gone, got "alve"; did you mean alive?'),
+        (("agent", "eval", "a", "b", "--mode", "words"), 'expected text, semantic or vectors, got "words"'),
+    ],
+)
+def test_a_misspelt_word_is_told_the_nearest_one(alone, monkeypatch, arguments, said):
+    result = alone(*arguments)
+    assert result.code == 2
+    assert said in " ".join(result.err.replace("│", " ").split())
+
+
+@pytest.mark.rule("S1", "N3")
+def test_a_misspelt_priority_is_told_the_nearest_one_by_the_service(mediator):
+    mediator("mailbox", "create", "spelling")
+    result = mediator("send", "spelling", "x", "--header", "mq9-priority:hgih")
+    assert result.err.endswith('low, got "hgih"; did you mean high?\n')
+
+
+def test_import_gives_advice_only_where_it_helps(mediator, tmp_path):
+    (tmp_path / "card.json").write_text('{"name": "Nobody", "description": "Has no mailbox."}')
+    assert "--mailbox-prefix" in mediator("agent", "import", "card.json").err
+    (tmp_path / "card.json").write_text('{"name": "Nobody", "mailbox": "Not an address"}')
+    result = mediator("agent", "import", "card.json", "--mailbox-prefix", "catalog")
+    assert ": mailbox: " in result.err
+    assert "--mailbox-prefix" not in result.err
+    (tmp_path / "card.json").write_text('{"name": "One", "description": "Is alone.", "mailbox": "shop.one"}')
+    assert mediator("agent", "import", "card.json").out == "registered 1 card\n"
+
+
+# What the operator sees.
+
+
+def test_list_shows_the_mailboxes_of_every_tenant(alone, guarded, monkeypatch):
+    at = ("--data-dir", guarded.data_dir)
+    for user in ("ann", "bob"):
+        for name in ("list.one", "list.two"):
+            alone("mailbox", "create", name, *at, "--user", user, "--password", "right")
+
+    def listed(*arguments: str) -> list[tuple[str, str]]:
+        rows = alone("mailbox", "list", "--prefix", "list.", *at, *arguments, "--json").json["mailboxes"]
+        return [(row["tenant"], row["mail_address"]) for row in rows]
+
+    everything = [(tenant, name) for tenant in ("acme", "beta") for name in ("list.one", "list.two")]
+    assert listed() == everything
+    assert listed("--tenant", "beta") == everything[2:]
+    assert listed("--limit", "3") == everything[:3]
+    monkeypatch.setattr("mediator.cli.mailboxes.PAGE", 1)
+    assert listed() == everything
+    table = alone("mailbox", "list", "--prefix", "list.", *at).out
+    assert [line.split()[:2] for line in table.splitlines() if "list." in line] == [[b, a] for a, b in everything]
+
+
+@pytest.mark.rule("A7")
+def test_debug_logs_each_request_and_no_secret(alone, guarded):
+    login = ("--data-dir", guarded.data_dir, "--user", "ann", "--password", "right")
+    address = alone("mailbox", "create", "--json", *login).json["mail_address"]
+    alone("send", address, "the payload", *login)
+    alone("send", "nobody", "x", *login)
+    guarded.get("/livez")
+    lines = guarded.logged("request")
+    told = {(line.get("verb"), line.get("tenant"), line["result"]) for line in lines}
+    assert {("CREATE", "acme", "ok"), ("SEND", "acme", "ok"), ("SEND", "acme", "mailbox_not_found")} <= told
+    assert ("/livez", 200) in {(line.get("route"), line["result"]) for line in lines}
+    assert all(0 <= line["ms"] < 60_000 for line in lines)
+    everything = json.dumps(guarded.logged())
+    assert address not in everything
+    assert "the payload" not in everything

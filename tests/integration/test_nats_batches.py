@@ -95,7 +95,7 @@ async def test_a_message_that_is_refused_keeps_no_other_out(tmp_path: Path) -> N
         assert reply["errors"] == {
             "1": 'mq9-delay: expected whole seconds, got "soon"',
             "2": "payload: message_too_large, 300001 bytes with headers, the limit is 300000",
-            "3": "mq9-priority: expected critical, high, urgent, normal or low, got 'higher'",
+            "3": 'mq9-priority: expected critical, high, urgent, normal or low, got "higher"; did you mean high?',
         }
         assert payloads(await service.query()) == [b"0", b"1"]
         assert counted(service, "ok") == 1

@@ -49,7 +49,7 @@ def test_a_payload_that_is_no_text_is_shown_as_the_beginning_in_hexadecimal():
 def test_the_beginning_of_a_payload_may_end_inside_a_character():
     whole = "äöü" * 10
     assert show.payload_text(whole.encode()[:7], 60) == "äöü… (60 bytes)"
-    assert show.payload_text(whole.encode()[:1], 1) == "0xc3 (1 bytes)"
+    assert show.payload_text(whole.encode()[:1], 1) == "0xc3 (1 byte)"
 
 
 def test_markup_in_a_message_is_text(capsys):
