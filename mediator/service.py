@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from registry.directory import Directory
 
 CLIENT_NAME = "mediator"
+OWN_CONNECTIONS = 64
+"""Connections to the managed NATS server that are not clients': the service's, gateways' and commands'."""
 WATCH_SECONDS = 5.0
 THREAD_SWITCH_SECONDS = 0.0005
 """The store's thread gives the interpreter away at each statement; by default it gets it back after 5 ms."""
@@ -187,6 +189,7 @@ async def _nats(
             tenants=_accounts(settings),
             max_payload=payload_for(settings.max_message_bytes),
             allow_anonymous=settings.allow_anonymous,
+            limits=_server_limits(settings),
         )
         await server.start()
         stack.push_async_callback(server.stop)
@@ -196,6 +199,15 @@ async def _nats(
     connection.control_refused = metrics.control_refused
     stack.push_async_callback(connection.close)
     return behind, connection
+
+
+def _server_limits(settings: Settings) -> accounts.ServerLimits:
+    """Say what clients may take of the managed server: each client of the gateway has a connection there."""
+    doors = 2 if settings.gateway.direct else 1
+    return accounts.ServerLimits(
+        connections=doors * settings.gateway.max_connections + OWN_CONNECTIONS,
+        subscriptions=settings.nats_max_subscriptions + settings.gateway.max_subscriptions,
+    )
 
 
 async def _open_gateway(

@@ -248,6 +248,14 @@ class Settings(BaseSettings):
         "gateway.enabled is false; port 0 takes a free one. Loopback protects mail from "
         "the network: set 0.0.0.0:4222 together with tenants that have users. Not used with nats_url.",
     )
+    nats_max_subscriptions: Whole = Field(
+        default=1000,
+        ge=10,
+        le=1_000_000,
+        description="Subscriptions that one client's connection to the managed NATS server may have besides those to "
+        "stored mail, for which gateway.max_subscriptions holds. Protects the server's memory, of which each takes up "
+        "to 5 KiB; raise it for clients that subscribe to very many subjects of their own.",
+    )
     nats_url: Annotated[SecretStr, AfterValidator(_nats_url)] | None = Field(
         default=None,
         description="URL of an existing NATS server or cluster (nats://HOST:PORT, several joined by commas) to serve "

@@ -20,6 +20,13 @@ ANONYMOUS_USER: Final = "anon"
 
 _SERVICE_ACCOUNT: Final = "MQ9"
 _SYSTEM_ACCOUNT: Final = "SYS"
+_LIMITS: Final = (
+    "max_control_line: 4096",  # bytes, so of a subject as well
+    "max_pending: 67108864",  # bytes that may wait for one connection
+    'write_deadline: "10s"',  # then a connection that does not read is closed
+    'ping_interval: "60s"',
+    "ping_max: 2",
+)
 _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NKEY: Final = re.compile(r"U[A-Z2-7]{55}")
 _MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
@@ -77,6 +84,16 @@ class Tenant:
             )
         if account_of(self.name) in (_SERVICE_ACCOUNT, _SYSTEM_ACCOUNT):
             raise SetupError(f"tenant {self.name}: this name is taken by the service's own NATS account")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What clients may take of a managed server; the service's own logins are bound only by ``connections``."""
+
+    connections: int = 10_000
+    """Connections in all."""
+    subscriptions: int = 2000
+    """Subscriptions of one client's connection; each takes up to 5 KiB of the server, as long as its subject is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +171,15 @@ def quote(text: str, what: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def render_config(tenants: Sequence[Tenant], *, host: str, port: int, max_payload: int, passwords: Passwords) -> str:
+def render_config(
+    tenants: Sequence[Tenant],
+    *,
+    host: str,
+    port: int,
+    max_payload: int,
+    passwords: Passwords,
+    limits: ServerLimits,
+) -> str:
     """Write the whole configuration of a managed server.
 
     ``port`` -1 lets the server choose one; ``max_payload`` is in bytes. Raises SetupError for tenants that collide.
@@ -165,6 +190,8 @@ def render_config(tenants: Sequence[Tenant], *, host: str, port: int, max_payloa
         f"host: {quote(host, 'the NATS host')}",
         f"port: {port}",
         f"max_payload: {max_payload}",
+        f"max_connections: {limits.connections}",
+        *_LIMITS,
         # A stream over the request subjects would store every body and answer in the service's place.
         "jetstream: false",
         "logtime: false",
@@ -177,7 +204,16 @@ def render_config(tenants: Sequence[Tenant], *, host: str, port: int, max_payloa
         users = [_user(user) for user in tenant.users]
         if anonymous and tenant.name == DEFAULT_TENANT:
             users = [_login(ANONYMOUS_USER, passwords.anonymous)]
-        lines += _tenant_account(tenant.name, ["    users: [", *(f"      {user}" for user in users), "    ]"])
+        lines += _tenant_account(
+            tenant.name,
+            [
+                # For each connection of the account, not for all together.
+                f"    limits: {{ max_subscriptions: {limits.subscriptions} }}",
+                "    users: [",
+                *(f"      {user}" for user in users),
+                "    ]",
+            ],
+        )
     lines += ["}", f'system_account: "{_SYSTEM_ACCOUNT}"']
     return "\n".join(lines) + "\n"
 

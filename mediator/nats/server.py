@@ -26,6 +26,7 @@ from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.accounts import (
     SERVICE_USER,
     Passwords,
+    ServerLimits,
     Tenant,
     check_exposure,
     check_tenants,
@@ -33,6 +34,7 @@ from mediator.nats.accounts import (
 )
 
 DEFAULT_TENANTS: Final = (Tenant(DEFAULT_TENANT),)
+DEFAULT_LIMITS: Final = ServerLimits()
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024  # bytes; nats-server's own
 
 _LEASH: Final = Path(mediator.leash.__file__)
@@ -82,6 +84,7 @@ class NatsServer:
         tenants: Sequence[Tenant] = DEFAULT_TENANTS,
         max_payload: int = DEFAULT_MAX_PAYLOAD,
         allow_anonymous: bool = False,
+        limits: ServerLimits = DEFAULT_LIMITS,
     ) -> None:
         """Take the configuration; ``port`` 0 is any free one, ``max_payload`` is in bytes.
 
@@ -95,6 +98,7 @@ class NatsServer:
         self._port = port
         self._tenants = tuple(tenants)
         self._max_payload = max_payload
+        self._limits = limits
         self._passwords = Passwords()
         self._running = False
         self._process: Process | None = None
@@ -170,6 +174,7 @@ class NatsServer:
             port=self._port or -1,
             max_payload=self._max_payload,
             passwords=self._passwords,
+            limits=self._limits,
         )
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -329,7 +334,8 @@ def _pass_on(line: bytes, tail: deque[tuple[str, str]]) -> None:
     if not text:
         return
     tail.append((tag, text))
-    # The plain passwords are in a file of ours that only we can read: nothing an operator could mend.
-    loud = tag not in ("INF", "DBG", "TRC") and not text.startswith("Plaintext passwords detected")
+    # These two are of our own making, and nothing an operator could mend: the passwords are in a file that only we can
+    # read, and the payload follows from the largest message.
+    loud = tag not in ("INF", "DBG", "TRC") and not text.startswith(("Plaintext passwords", "Maximum payloads over"))
     with contextlib.suppress(Exception):
         (log.warning if loud else log.debug)("nats-server says", tag=tag, text=text)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats
 import pytest
@@ -166,3 +167,34 @@ async def test_the_gateway_lets_no_client_speak_or_hear_as_the_service(external:
         await client.subscribe(pattern)
         assert "permissions violation for subscription" in str(await asyncio.wait_for(problems.get(), PATIENCE))
     assert not [message for message in external.heard if message.data == b"forged"]
+
+
+# Subscriptions by the ten thousand.
+
+
+async def test_one_connection_has_as_many_subscriptions_as_it_may_and_the_server_stays_small(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        nats="127.0.0.1:0",
+        http="127.0.0.1:0",
+        nats_max_subscriptions=100,
+        gateway={"max_subscriptions": 10},
+        registry={"enabled": False},
+        didcomm={"enabled": False},
+    )
+    async with running(settings) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(service.nats_url).port)
+        try:
+            writer.write(b'CONNECT {"verbose":false}\r\n')
+            for sid in range(5000):
+                writer.write(b"SUB %b.%d %d\r\n" % (b"x" * 2000, sid, sid))
+            writer.write(b"PING\r\n")
+            async with asyncio.timeout(PATIENCE):
+                lines = []
+                while not lines or lines[-1] != b"PONG\r\n":
+                    lines.append(await reader.readline())
+                    assert lines[-1], "the connection is over"
+        finally:
+            writer.close()
+        assert lines.count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 5000 - 110
+        assert len(lines) == 5000 - 110 + 2

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mediator.errors import SetupError, TenantRefusedError
 from mediator.nats.accounts import (
     Passwords,
+    ServerLimits,
     Tenant,
     User,
     account_of,
@@ -25,7 +26,9 @@ NKEY = "U" + "A" * 55
 
 
 def render(*tenants, **options):
-    return render_config(tenants, **{"host": "127.0.0.1", "port": 4222, "max_payload": 1024, **options})
+    return render_config(
+        tenants, **{"host": "127.0.0.1", "port": 4222, "max_payload": 1024, "limits": ServerLimits(), **options}
+    )
 
 
 def rendered(*tenants):

@@ -154,6 +154,7 @@ WRONG = [
     ("didcomm.policy", '"closed"', "expected open, invitation or allow"),
     ("didcomm.allow", '["nobody"]', ".0: expected a DID, a did:key or a base58 key"),
     ("didcomm.allow", '["did:web:example.org"]', "expected only with didcomm.policy allow"),
+    ("nats_max_subscriptions", "9", "expected at least 10"),
     ("control_key", '"hidden"', "expected 32 bytes in base64"),
     ("didcomm.key", '"hidden"', "expected 32 bytes in base64"),
     ("didcomm.max_connections", "-1", "expected at least 0, got '-1'"),
