@@ -10,6 +10,7 @@ from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.group import LOOSE, MAX_GROUPS, MAX_LEASED, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.leasing import room
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
@@ -136,8 +137,11 @@ def serve(
         # Those of other lanes must not stand in the way.
         due, ended = _due(tx, mailbox, group, MAX_FETCH if len(lanes) == len(LANES) else MAX_LEASED, now)
         open_leases -= ended
-    # What is due again already counts as leased; only new messages need room.
-    fresh_room = max(0, MAX_LEASED - open_leases) if ack_wait else request.num_msgs
+    fresh_room = request.num_msgs
+    if ack_wait:
+        # What is due again already counts as leased; only new messages need room.
+        wanted = request.num_msgs - sum(lease.lane in lanes for lease in due)
+        fresh_room = room(tx, mailbox, group, open_leases, wanted, now)
     taken = _Basket(request.num_msgs, request.budget)
     fresh: list[Message] = []
     for lane in lanes:
@@ -262,7 +266,7 @@ def _lease(
         message.deliveries = counts.get(message.msg_id, 0) + 1
     tx.leases.put(group, [Lease(m.msg_id, m.lane, until, m.deliveries) for m in messages])
     for message in fresh:
-        group.lease_out(message.lane, message.msg_id)
+        group.lease_out(message.lane, message.msg_id, message.expire_at)
 
 
 class _Basket:

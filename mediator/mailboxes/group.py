@@ -6,7 +6,7 @@ and moves ``delivered``; an ACK moves ``settled``, never past ``delivered``.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mediator.mailboxes.lanes import LANES, Lane
 
@@ -36,6 +36,16 @@ class Reply:
         return Reply(rest | {lane: (max(first, msg_id + 1), last)} if last > msg_id else rest)
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was so when all leases of a group were last found to be of messages that are there (F6)."""
+
+    removed: int
+    """How many messages had left the mailbox."""
+    first_expiry: int | None
+    """When the first of the leased messages expires, those that were leased since included; None: none does."""
+
+
 @dataclass(slots=True)
 class Group:
     """A consumer group (A4). ``no`` is given by the store."""
@@ -51,6 +61,8 @@ class Group:
     """Whether it is a NATS queue group that mail is pushed to (E7); these have a name space of their own (A4)."""
     seen_at: int = 0
     """When such a group last was known to have members; milliseconds since the epoch."""
+    checked: Checked | None = None
+    """None: not yet, or leases came back since."""
 
     def start_at(self, msg_id: int) -> None:
         """Stand before ``msg_id`` in every lane, with nothing delivered (F1, F4)."""
@@ -77,8 +89,14 @@ class Group:
             changed = True
         return changed
 
-    def lease_out(self, lane: Lane, last: int) -> None:
-        """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6)."""
+    def lease_out(self, lane: Lane, last: int, expire_at: int | None) -> None:
+        """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6).
+
+        ``expire_at`` is when that one expires.
+        """
+        if self.checked is not None and expire_at is not None:
+            first = self.checked.first_expiry
+            self.checked = replace(self.checked, first_expiry=expire_at if first is None else min(first, expire_at))
         self.settled[lane] = max(self.settled[lane], last)
         self.delivered[lane] = max(self.delivered[lane], last)
         # No reply may cover them any more, nor be covered through them (K3).

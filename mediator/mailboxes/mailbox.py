@@ -86,6 +86,11 @@ class Mailbox:
         )
 
     @property
+    def removed(self) -> int:
+        """How many messages have left it so far, for whatever reason."""
+        return self.next_id - self.messages
+
+    @property
     def place(self) -> tuple[str, str]:
         """Where it is found: tenant and address."""
         return self.tenant, self.address

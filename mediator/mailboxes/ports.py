@@ -45,6 +45,14 @@ class Expired:
     handle: Handle
 
 
+class LivingLeases(NamedTuple):
+    """Those of a group's leases that are not dead and whose messages are there."""
+
+    number: int
+    first_expiry: int | None
+    """When the first of the messages expires; None: none does."""
+
+
 class LeasePlace(NamedTuple):
     """Where a lease stands in the order in which all leases end."""
 
@@ -253,7 +261,13 @@ class Leases(Protocol):
         """Return dead messages behind msg_id ``after``."""
 
     def count(self, group: Group) -> int:
-        """Return how many leases the group has that are not dead."""
+        """Return how many leases the group has that are not dead, those of messages that are gone included."""
+
+    def living(self, mailbox: Mailbox, group: Group, now: int) -> LivingLeases:
+        """Look at the message of each lease that is not dead, and return how many are there."""
+
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
+        """End the leases that :meth:`living` does not count and :meth:`count` does."""
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
         """Return where leases of all groups, dead ones too, ended behind ``after`` and up to ``now``, in that order."""

@@ -8,8 +8,9 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import living
 from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.fetching import Fetch, Fetched, serve
-from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, Group, Lease
+from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.leasing import full, room
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
@@ -174,10 +175,10 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
 
 def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[Item], now: int) -> None:
-    full = tx.leases.count(group) >= MAX_LEASED
+    was_full = full(tx, group)
     ids = [msg_id for _, msg_id in items]
     tx.leases.remove(group, ids)
-    if full:
+    if was_full:
         tx.woken.add(mailbox.place)
     tx.pushed.raise_to(mailbox, highest(items))
     tx.events.extend(
@@ -211,7 +212,10 @@ def _return(
     due = [replace(lease, until=now) for lease in leases if lease.msg_id in back]
     # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
     gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
-    due += gone[: max(0, MAX_LEASED - tx.leases.count(group))]
+    if gone:
+        due += gone[: room(tx, mailbox, group, tx.leases.count(group), len(gone), now)]
+        group.checked = None
+        tx.groups.remember(group)
     tx.leases.put(group, due)
     tx.woken.add(mailbox.place)
 

@@ -9,6 +9,7 @@ from mediator.mailboxes.events import Event, What
 from mediator.mailboxes.fetching import bury, spent
 from mediator.mailboxes.group import LOOSE, MAX_LEASED, Group, Lease
 from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.leasing import full
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Transaction
@@ -46,7 +47,7 @@ def ack(tx: Transaction, request: Ack, now: int) -> int:
             marks = [max(pair) for pair in zip(marks, covered, strict=True)]
     done += _cover(tx, mailbox, group, marks, ended, now)
     if ended:
-        if tx.leases.count(group) >= MAX_LEASED:
+        if full(tx, group):
             tx.woken.add(mailbox.place)
         tx.leases.remove(group, ended)
     _tell(tx, What.ACKNOWLEDGED, mailbox, done, now, group.no)
@@ -143,13 +144,14 @@ def extend(tx: Transaction, request: Extend, now: int) -> int:
 def _held(
     tx: Transaction, tenant: str, address: str, name: str, ids: Sequence[int], now: int
 ) -> tuple[Mailbox, Group | None, list[Lease]]:
-    """Return those of the messages whose lease runs."""
+    """Return the running leases of those of the messages that are there."""
     mailbox = living(tx, tenant, address, now)
     group = tx.groups.find(mailbox, name)
     if group is None:
         return mailbox, None, []
     leases = tx.leases.get(group, list(dict.fromkeys(ids)))
-    return mailbox, group, [lease for lease in leases if not lease.dead and lease.until > now]
+    there = tx.messages.handles(mailbox, [lease.msg_id for lease in leases], now)
+    return mailbox, group, [x for x in leases if x.msg_id in there and not x.dead and x.until > now]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def redrive(tx: Transaction, request: Dead, now: int) -> int:
         for lease in leases:
             lease.dead, lease.deliveries, lease.until = False, 0, now
         tx.leases.put(group, leases)
+        group.checked = None
+        tx.groups.remember(group)
         tx.woken.add(mailbox.place)
     return len(leases)
 

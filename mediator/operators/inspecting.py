@@ -148,8 +148,10 @@ def _next_due(tx: Transaction, mailbox: Mailbox, delayed: Usage) -> int | None:
 
 
 def _group(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window, now: int) -> GroupView:
-    count = tx.leases.count(group)
-    ended = tx.leases.due(group, now, MAX_LEASED) if count else []
+    count = tx.leases.living(mailbox, group, now).number
+    due = tx.leases.due(group, now, MAX_LEASED) if count else []
+    there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
+    ended = [lease for lease in due if lease.msg_id in there]
     last = [lease.msg_id for lease in ended if spent(group, lease)]
     loose = sum(lease.until == LOOSE for lease in ended)
     buried = [lease.msg_id for lease in tx.leases.dead(group, -1, DEAD + 1)]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import LeasePlace
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.ports import LeasePlace, LivingLeases
 from mediator.store.memory_data import Table, lives
 
 
@@ -104,6 +105,19 @@ class Leases(Table):
 
     def count(self, group: Group) -> int:
         return sum(1 for lease in self._of(group).values() if not lease.dead)
+
+    def living(self, mailbox: Mailbox, group: Group, now: int) -> LivingLeases:
+        there = [message for message in self._leased(mailbox, group).values() if message and lives(message, now)]
+        ends = [message.expire_at for message in there if message.expire_at is not None]
+        return LivingLeases(len(there), min(ends, default=None))
+
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
+        leased = self._leased(mailbox, group)
+        self.remove(group, [msg_id for msg_id, message in leased.items() if not (message and lives(message, now))])
+
+    def _leased(self, mailbox: Mailbox, group: Group) -> dict[int, Message | None]:
+        messages = self._box(mailbox).messages
+        return {lease.msg_id: messages.get(lease.msg_id) for lease in self._of(group).values() if not lease.dead}
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
         ended = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from mediator.mailboxes.group import Group, Reply
+from mediator.mailboxes.group import Checked, Group, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Handle, Message
@@ -133,18 +133,20 @@ def split_tags(text: str | None) -> tuple[str, ...]:
 def group_state(group: Group) -> bytes:
     """Write a group's position."""
     replies = [[list(reply.spans.get(lane, (0, -1))) for lane in LANES] for reply in group.replies]
-    return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver])
+    checked = [] if group.checked is None else [group.checked.removed, group.checked.first_expiry]
+    return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver, *checked])
 
 
 def group(row: Row, state: bytes) -> Group:
     """Read a row of ``GROUP`` columns, with the state in place of the row's."""
     no, mailbox_no, name, _, push, seen_at = row
-    settled, delivered, replies, max_deliver = orjson.loads(state)
+    settled, delivered, replies, max_deliver, *checked = orjson.loads(state)
     remembered = [
         Reply({lane: (first, last) for lane, (first, last) in zip(LANES, spans, strict=True) if first <= last})
         for spans in replies
     ]
-    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver, bool(push), seen_at)
+    last_check = Checked(*checked) if checked else None
+    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver, bool(push), seen_at, last_check)
 
 
 _LANES: tuple[Lane, ...] = LANES

@@ -21,7 +21,7 @@ from mediator.mailboxes.events import What
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from tests.unit.broker import DAY, SECOND, Broker
+from tests.unit.broker import DAY, HOUR, SECOND, Broker
 
 
 class Restarting(Broker):
@@ -289,6 +289,39 @@ def test_a_lease_keeps_a_message_for_one_worker(broker):
     broker.advance(50 * SECOND)
     assert broker.take() == [3]
     assert broker.shown() == [0, 1, 2, 3]
+
+
+@pytest.mark.rule("F6", "F7", "K4")
+@pytest.mark.parametrize("how", ["deleted", "expired", "replaced", "acknowledged by another", "collected"])
+def test_leases_of_messages_that_are_gone_take_no_room(broker, monkeypatch, how):
+    monkeypatch.setattr("mediator.mailboxes.leasing.MAX_LEASED", 4)
+    broker.create(retention=Retention.UNTIL_ACK if how == "acknowledged by another" else Retention.KEEP)
+    for number in range(4):
+        broker.send(key=f"k{number}", ttl=5 * SECOND if how in ("expired", "collected") and number < 3 else None)
+    assert broker.take(ack_wait=HOUR) == [0, 1, 2, 3]
+    broker.send()
+    assert broker.take(ack_wait=HOUR) == [], "the group is full"
+    for msg_id in range(3):
+        match how:
+            case "deleted":
+                broker.delete(msg_id)
+            case "replaced":
+                broker.send(key=f"k{msg_id}")
+            case "acknowledged by another":
+                assert broker.take("others", num_msgs=1) == [msg_id]
+                broker.ack(msg_id, group="others")
+    if how in ("expired", "collected"):
+        broker.advance(5 * SECOND)
+    if how == "collected":
+        broker.clean_up()
+    assert broker.nack(0, 1) == broker.extend(1, 2, ack_wait=HOUR) == 0, "none of them is leased any more"
+    assert broker.extend(0, 3, ack_wait=HOUR) == 1
+    broker.restart()
+    broker.send()
+    got = broker.take(ack_wait=HOUR)
+    assert len(got) == (3 if how == "replaced" else 2)
+    assert got[0] == 4
+    assert broker.take(ack_wait=HOUR) == []
 
 
 @pytest.mark.rule("F7")

@@ -7,6 +7,7 @@ leases with none) it knows what must come and what may come, and holds the broke
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +30,8 @@ DEDUP_IDS = (None, None, None, "d", "e")
 SPANS = (1, 400, SECOND, 3 * SECOND, 10 * SECOND)
 RECIPIENTS = (None, None, "did:key:x")
 AMPLE = 1 << 30
+ROOM = 4
+"""How many messages a group may lease here, so that groups do get full (F6)."""
 
 
 @dataclass(eq=False)
@@ -98,6 +101,17 @@ class Members:
         given = self.given.get(msg_id)
         return given is not None and given.leased and given.until > now and msg_id not in self.settled
 
+    def leased(self, box: "Box", now: int, surely: bool) -> int:
+        """Count the leases that take room: certainly those of messages that nobody may have settled (F6)."""
+        done = self.settled | self.perhaps if surely else self.settled
+        return sum(
+            (given.leased or (not surely and given.count > 0))
+            and msg_id not in done
+            and box.mail[msg_id].lives(now)
+            and not (surely and self.dead(msg_id, now))
+            for msg_id, given in self.given.items()
+        )
+
 
 @dataclass
 class Box:
@@ -144,6 +158,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
     class Mediator(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
+            self.patch = patch("mediator.mailboxes.leasing.MAX_LEASED", ROOM)
+            self.patch.start()
             self.store = store_factory()
             self.broker = Broker(self.store)
             self.boxes: dict[str, Box] = {}
@@ -399,6 +415,13 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             owed = self.owed(box, members)
             full = len(got) == request.num_msgs or request.budget != AMPLE
             missing = [mail.id for mail in owed if mail.id not in got]
+            if lease:
+                # New messages wait for room.
+                fresh = [msg_id for msg_id in got if msg_id not in members.given]
+                possible = members.leased(box, now, surely=False) + len(fresh)
+                if possible >= ROOM:
+                    missing = [msg_id for msg_id in missing if msg_id in members.given]
+                assert members.leased(box, now, surely=True) + len(fresh) <= ROOM, "more than may be leased (F6)"
             if full and got:
                 assert all(box.mail[msg_id].rank > ranks[-1] for msg_id in missing), "passed over (A8)"
             else:
@@ -608,6 +631,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         def teardown(self) -> None:
             """Everything that is owed comes in the end: delayed mail, ended leases, mail never fetched (A8)."""
+            self.patch.stop()
             last = [self.now, *(one.due_at for one in self.waiting)]
             for box in self.boxes.values():
                 for members in box.groups.values():

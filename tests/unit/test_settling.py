@@ -637,8 +637,7 @@ def test_dead_messages_take_no_room_among_the_leased(broker: Broker) -> None:
 def test_an_ack_that_makes_room_among_the_leased_wakes_those_that_wait_for_it(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("fetching", "settling"):
-        monkeypatch.setattr(f"mediator.mailboxes.{module}.MAX_LEASED", 2)
+    monkeypatch.setattr("mediator.mailboxes.leasing.MAX_LEASED", 2)
     for _ in range(4):
         broker.send(b"x")
     assert broker.take(deliver=Deliver.EARLIEST, ack_wait=SECOND) == [0, 1]

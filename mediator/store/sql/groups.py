@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from mediator.mailboxes.group import LOOSE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import LeasePlace
+from mediator.mailboxes.ports import LeasePlace, LivingLeases
 from mediator.store import rows
 from mediator.store.rows import Row
 from mediator.store.sql.dialect import chunks
@@ -154,6 +154,23 @@ class Leases(Table):
 
     def count(self, group: Group) -> int:
         return int(self._session.one("SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0", (group.no,))[0])
+
+    def living(self, mailbox: Mailbox, group: Group, now: int) -> LivingLeases:
+        self._session.flush()
+        # In this order of tables: SQLite would not know that the mailbox may hold far more than the group has leased.
+        sql = (
+            "SELECT count(*), min(expire_at) FROM lease CROSS JOIN message WHERE group_no = ? AND dead = 0"
+            " AND mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?)"
+        )
+        return LivingLeases(*self._session.one(sql, (group.no, mailbox.no, now)))
+
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
+        self._session.flush()
+        self._session.dialect.execute(
+            "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND NOT EXISTS (SELECT 1 FROM message"
+            " WHERE mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))",
+            (group.no, mailbox.no, now),
+        )
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
         sql = (
