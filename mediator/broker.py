@@ -78,6 +78,10 @@ class Broker:
         self._room.set()
         self._stopping = False
 
+    def trust(self, trusts: Callable[[int], bool]) -> None:
+        """Have ``trusts`` say, on the store's thread, whether a time is right: only then what expired is removed."""
+        self._quotas.trusts = trusts
+
     def listen(self, told: Callable[[Committed], None]) -> None:
         """Be told of every commit, on the event loop, before its requests are answered."""
         self._told.append(told)

@@ -55,6 +55,7 @@ class Scheduler:
         self._broker = broker
         self._cleanup = cleanup
         self._collector = Collector(broker.clock(), forget_after, liveness, metrics, keep_groups=keep_groups)
+        broker.trust(self._collector.trusts)
         self._releaser = Releaser(broker, metrics, self._collector.trusts)
         self._collecting = Errand("cleanup", self._collect)
         self._keeping = Errand("upkeep", broker.upkeep)

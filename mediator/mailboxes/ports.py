@@ -45,6 +45,10 @@ class Expired:
     handle: Handle
 
 
+MAX_EXPIRED = 10_000
+"""Expired messages of all mailboxes that are looked through for those of one; the clean-up is seldom so far behind."""
+
+
 class LivingLeases(NamedTuple):
     """Those of a group's leases that are not dead and whose messages are there."""
 
@@ -97,8 +101,11 @@ class Mailboxes(Protocol):
     def tenants(self) -> Sequence[str]:
         """Return the tenants that have a mailbox, living or expired, in order."""
 
-    def usage(self, tenant: str) -> Usage:
-        """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them."""
+    def usage(self, tenant: str, now: int = 0) -> Usage:
+        """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them.
+
+        What has expired by ``now`` is left out, as far as it is among the first :data:`MAX_EXPIRED` messages that did.
+        """
 
 
 class Messages(Protocol):
@@ -140,6 +147,9 @@ class Messages(Protocol):
     def expired(self, now: int, limit: int) -> list[Expired]:
         """Return messages whose TTL is over, oldest expiry first."""
 
+    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+        """Return messages of one mailbox whose TTL is over, of the first :data:`MAX_EXPIRED` messages that expired."""
+
     def volatile(self, instance: str, limit: int) -> list[Expired]:
         """Return messages that the next start of a service removes (E5)."""
 
@@ -164,8 +174,8 @@ class Delays(Protocol):
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         """Return what waits for one mailbox."""
 
-    def usage(self, mailbox: Mailbox) -> Usage:
-        """Return how much waits for one mailbox."""
+    def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
+        """Return how much waits for one mailbox and has not expired by ``now``."""
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
         """Forget delayed messages that were released."""

@@ -1,18 +1,28 @@
-"""Bounds per mailbox and tenant on messages, bytes and rate (S7); off unless configured."""
+"""Bounds per mailbox and tenant on messages, bytes and rate (S7); off unless configured.
+
+What has expired takes no room, whether the clean-up came already or not.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mediator.errors import QuotaExceededError
 from mediator.mailboxes.bounds import Quota
+from mediator.mailboxes.events import What
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.ports import Transaction, Usage
+from mediator.mailboxes.showing import remove
 
 REFRESH = 10_000
 """Milliseconds for which the summed use of a tenant is believed; only what is sent here is added meanwhile."""
 RECHECK = 1_000
 """Milliseconds after which a tenant that stands at its bound is summed again."""
 MAX_BUCKETS = 100_000
+EXPIRED_SLICE = 100
+"""Expired messages that are removed together where a mailbox has no room, so that the next SENDs find some."""
+EXPIRED_SLICES = 10
+"""How often that is done for one SEND at most."""
 
 
 @dataclass(slots=True)
@@ -38,12 +48,15 @@ class Quotas:
         self._tenant = tenant
         self._buckets: OrderedDict[int | str, _Bucket] = OrderedDict()
         self._tenants: dict[str, _TenantUse] = {}
+        self.trusts: Callable[[int], bool] = lambda now: True
+        """Whether the clock may end anything at this time."""
 
     def admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
         """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use."""
         quota = self._mailbox
         if quota.messages or quota.bytes:
-            waiting = tx.delays.usage(mailbox)
+            waiting = tx.delays.usage(mailbox, now)
+            self.make_room(tx, mailbox, quota.messages, quota.bytes, waiting, size, now)
             _hold("messages in the mailbox", quota.messages, mailbox.messages + waiting.messages, 1)
             _hold("bytes in the mailbox", quota.bytes, mailbox.bytes + waiting.bytes, size)
         use = self._use(tx, mailbox.tenant, size, now)
@@ -58,6 +71,24 @@ class Quotas:
             use.messages += 1
             use.bytes += size
 
+    def make_room(
+        self, tx: Transaction, mailbox: Mailbox, messages: int, total: int, waiting: Usage, size: int, now: int
+    ) -> bool:
+        """Remove what has expired in a mailbox while it has no room for ``size`` bytes more; return whether it has.
+
+        ``messages`` and ``total`` bytes are what it may hold together with what is ``waiting``; 0 is off.
+        """
+        for _ in range(EXPIRED_SLICES):
+            if _fits(messages, mailbox.messages + waiting.messages, 1) and _fits(
+                total, mailbox.bytes + waiting.bytes, size
+            ):
+                return True
+            expired = tx.messages.expired_in(mailbox, now, EXPIRED_SLICE) if self.trusts(now) else []
+            if not expired:
+                break
+            remove(tx, mailbox, expired, now, What.EXPIRED)
+        return False
+
     def _use(self, tx: Transaction, tenant: str, size: int, now: int) -> _TenantUse | None:
         quota = self._tenant
         if not (quota.messages or quota.bytes):
@@ -70,7 +101,7 @@ class Quotas:
             if now - use.at > (RECHECK if full else REFRESH) or now < use.at:
                 use = None
         if use is None:
-            summed = tx.mailboxes.usage(tenant)
+            summed = tx.mailboxes.usage(tenant, now)
             use = self._tenants[tenant] = _TenantUse(summed.messages, summed.bytes, now)
         _hold("messages in the tenant", quota.messages, use.messages, 1)
         _hold("bytes in the tenant", quota.bytes, use.bytes, size)
@@ -92,6 +123,10 @@ class Quotas:
         return bucket
 
 
+def _fits(limit: int, use: int, more: int) -> bool:
+    return not limit or use + more <= limit
+
+
 def _hold(what: str, limit: int, use: int, more: int) -> None:
-    if limit and use + more > limit:
+    if not _fits(limit, use, more):
         raise QuotaExceededError(what, limit, use)

@@ -8,6 +8,7 @@ from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import DAY, Bounds
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Draft
+from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from mediator.mediation.names import canonical
@@ -95,7 +96,7 @@ def _keep(
     now: int,
 ) -> bool:
     """Keep one message for one recipient, if there is room."""
-    if route.connection_no is not None and not _room(tx, rules, mailbox, len(payload), request.delay):
+    if route.connection_no is not None and not _room(tx, quotas, rules, mailbox, len(payload), request.delay, now):
         return False
     draft = Draft(payload, ttl=rules.keep, expire_at=request.expire_at, delay=request.delay, recipient=route.key)
     try:
@@ -105,18 +106,14 @@ def _keep(
     return True
 
 
-def _room(tx: Transaction, rules: Rules, mailbox: Mailbox, size: int, delay: int | None) -> bool:
+def _room(
+    tx: Transaction, quotas: Quotas, rules: Rules, mailbox: Mailbox, size: int, delay: int | None, now: int
+) -> bool:
     """Whether a holder's mailbox takes one message more; what was delayed is not refused when it falls due."""
-    messages, total = mailbox.messages, mailbox.bytes
-    if delay:
-        waiting = tx.delays.usage(mailbox)
-        if waiting.messages >= MAX_DELAYED:
-            return False
-        messages += waiting.messages
-        total += waiting.bytes
-    return (not rules.max_messages or messages < rules.max_messages) and (
-        not rules.max_bytes or total + size <= rules.max_bytes
-    )
+    waiting = tx.delays.usage(mailbox, now) if delay else Usage(0, 0)
+    if waiting.messages >= MAX_DELAYED:
+        return False
+    return quotas.make_room(tx, mailbox, rules.max_messages, rules.max_bytes, waiting, size, now)
 
 
 def addressee(tx: Transaction, mailbox: Mailbox, recipients: Sequence[str]) -> str | None:

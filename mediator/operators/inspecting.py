@@ -98,7 +98,7 @@ def inspect(tx: Transaction, tenant: str, address: str, tenant_quota: Quota, now
         alive = [h for lane in LANES for h in tx.messages.between(mailbox, lane, start - 1, last, now)]
         window = _Window(alive, start)
     ends = _ends(tx, mailbox, oldest, now)
-    delayed = tx.delays.usage(mailbox)
+    delayed = tx.delays.usage(mailbox, now)
     groups = tx.groups.of(mailbox, GROUPS)
     return View(
         mailbox=mailbox,
@@ -112,7 +112,7 @@ def inspect(tx: Transaction, tenant: str, address: str, tenant_quota: Quota, now
         next_due=_next_due(tx, mailbox, delayed),
         group_count=tx.groups.count(mailbox),
         groups=tuple(_group(tx, mailbox, group, window, now) for group in groups),
-        tenant=tx.mailboxes.usage(tenant) if tenant_quota.messages or tenant_quota.bytes else None,
+        tenant=tx.mailboxes.usage(tenant, now) if tenant_quota.messages or tenant_quota.bytes else None,
         connection_no=_granted_to(tx, mailbox),
     )
 

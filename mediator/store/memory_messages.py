@@ -71,13 +71,16 @@ class Mailboxes(Table):
     def tenants(self) -> Sequence[str]:
         return sorted({box.mailbox.tenant for box in self._data.boxes.values() if box.mailbox.address})
 
-    def usage(self, tenant: str) -> Usage:
-        boxes = {no: box.mailbox for no, box in self._data.boxes.items() if box.mailbox.tenant == tenant}
-        waiting = [entry[2].message.size for entry in self._data.delayed if entry[2].mailbox_no in boxes]
-        return Usage(
-            sum(box.messages for box in boxes.values()) + len(waiting),
-            sum(box.bytes for box in boxes.values()) + sum(waiting),
-        )
+    def usage(self, tenant: str, now: int = 0) -> Usage:
+        boxes = {
+            no: box
+            for no, box in self._data.boxes.items()
+            if box.mailbox.tenant == tenant and (box.mailbox.expire_at is None or box.mailbox.expire_at > now)
+        }
+        messages = [message for box in boxes.values() for message in box.messages.values()]
+        messages += [entry[2].message for entry in self._data.delayed if entry[2].mailbox_no in boxes]
+        sizes = [message.size for message in messages if lives(message, now)]
+        return Usage(len(sizes), sum(sizes))
 
 
 class Messages(Table):
@@ -157,6 +160,10 @@ class Messages(Table):
         ]
         gone.sort(key=lambda item: (item[0], item[1], item[2].msg_id))
         return [Expired(no, handle) for _, no, handle in gone[:limit]]
+
+    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+        gone = [message for message in self._box(mailbox).messages.values() if not lives(message, now)]
+        return [message.handle for message in sorted(gone, key=lambda message: message.expire_at or 0)[:limit]]
 
     def volatile(self, instance: str, limit: int) -> list[Expired]:
         found = (

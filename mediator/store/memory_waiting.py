@@ -10,7 +10,7 @@ from mediator.mailboxes.events import Event
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Delayed, Message
 from mediator.mailboxes.ports import Copy, Expired, TailRow, Usage
-from mediator.store.memory_data import Table
+from mediator.store.memory_data import Table, lives
 
 
 class Delays(Table):
@@ -36,8 +36,9 @@ class Delays(Table):
         found = (entry[2] for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no)
         return [_copy(delayed) for delayed in itertools.islice(found, limit)]
 
-    def usage(self, mailbox: Mailbox) -> Usage:
-        found = [entry[2].message.size for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no]
+    def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
+        waiting = [entry[2].message for entry in self._data.delayed if entry[2].mailbox_no == mailbox.no]
+        found = [message.size for message in waiting if lives(message, now)]
         return Usage(len(found), sum(found))
 
     def remove(self, delayed: Sequence[Delayed]) -> None:

@@ -292,11 +292,12 @@ class PostgresDialect:
         for mailbox in changed:
             mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
 
-    def usage(self, tenant: str) -> Row:
+    def usage(self, tenant: str, now: int) -> Row:
         """Add the rows up."""
         return self.execute(
-            "SELECT coalesce(sum(messages), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM mailbox WHERE tenant = ?",
-            (tenant,),
+            "SELECT coalesce(sum(messages), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM mailbox WHERE tenant = ?"
+            " AND (expire_at IS NULL OR expire_at > ?)",
+            (tenant, now),
         )[0]
 
 

@@ -269,13 +269,14 @@ class SqliteDialect:
         for mailbox in due:
             mailbox.stored_id = mailbox.next_id
 
-    def usage(self, tenant: str) -> Row:
+    def usage(self, tenant: str, now: int) -> Row:
         """Add to the rows what came after each of them was last written."""
+        theirs = "tenant = ? AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)"
         return self.execute(
             "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM ("
-            "SELECT messages, bytes FROM mailbox WHERE tenant = ? UNION ALL"
-            " SELECT 1, size FROM mailbox JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE tenant = ?)",
-            (tenant, tenant),
+            f"SELECT messages, bytes FROM mailbox WHERE {theirs} UNION ALL"
+            f" SELECT 1, size FROM mailbox JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE {theirs})",
+            (tenant, now, tenant, now),
         )[0]
 
 

@@ -265,6 +265,38 @@ def test_quotas_count_what_is_there(opened):
         broker.send(b"x" * 16, to="other")
 
 
+@pytest.mark.rule("S5", "S7")
+@pytest.mark.parametrize("bound", [{"messages": 3}, {"bytes": 300}])
+@pytest.mark.parametrize("of", ["mailbox", "tenant"])
+def test_what_has_expired_takes_no_room_before_the_clean_up_comes(opened, bound, of):
+    broker = Restarting(opened, bounds=Bounds(**{of: Quota(**bound)}))
+    broker.create()
+    broker.create("ends", ttl=SECOND)
+    broker.send(b"x" * 100, ttl=SECOND)
+    broker.send(b"x" * 100, ttl=SECOND, delay=HOUR)
+    broker.send(b"x" * 100, to="ends" if of == "tenant" else "task", ttl=SECOND)
+    with pytest.raises(QuotaExceededError):
+        broker.send(b"x" * 100)
+    broker.advance(2 * SECOND)
+    sent = [broker.send(b"x" * 100) for _ in range(3)]
+    assert broker.shown() == sent
+    with pytest.raises(QuotaExceededError):
+        broker.send(b"x" * 100)
+
+
+@pytest.mark.rule("M1", "S5", "S7")
+def test_expired_messages_come_back_with_the_clock_where_it_is_not_to_be_trusted(opened):
+    broker = Restarting(opened, bounds=Bounds(mailbox=Quota(messages=1)))
+    broker.create()
+    broker.send(ttl=DAY)
+    broker.quotas.trusts = lambda now: False
+    broker.advance(DAY)
+    with pytest.raises(QuotaExceededError):
+        broker.send()
+    broker.advance(-DAY)
+    assert broker.shown() == [0]
+
+
 @pytest.mark.rule("F6", "F8", "K3")
 def test_a_lease_keeps_a_message_for_one_worker(broker):
     broker.create(ack_wait=10 * SECOND)

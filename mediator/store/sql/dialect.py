@@ -50,8 +50,8 @@ class Dialect(Protocol):
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write counters of changed mailboxes, those that must be written."""
 
-    def usage(self, tenant: str) -> Row:
-        """Return how many messages and bytes all mailboxes of a tenant hold."""
+    def usage(self, tenant: str, now: int) -> Row:
+        """Return how many messages and bytes all mailboxes of a tenant hold that have not expired by ``now``."""
 
 
 def chunks(values: Sequence[int], size: int = 500) -> Iterator[Sequence[int]]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.ports import MAX_EXPIRED, Usage
 from mediator.store import rows
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.sql.dialect import chunks
+from mediator.store.sql.messages import EXPIRED
 from mediator.store.sql.session import Table
 
 
@@ -139,11 +140,18 @@ class Mailboxes(Table):
             found.append(row[0])
         return sorted(found)
 
-    def usage(self, tenant: str) -> Usage:
+    def usage(self, tenant: str, now: int = 0) -> Usage:
         self._session.finish()
-        messages, size = self._session.dialect.usage(tenant)
+        messages, size = self._session.dialect.usage(tenant, now)
         delayed = self._session.one(
-            "SELECT count(*), coalesce(sum(size), 0) FROM delayed JOIN mailbox ON mailbox_no = no WHERE tenant = ?",
-            (tenant,),
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed JOIN mailbox ON mailbox_no = no WHERE tenant = ?"
+            " AND (delayed.expire_at IS NULL OR delayed.expire_at > ?)"
+            " AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)",
+            (tenant, now, now),
         )
-        return Usage(int(messages) + int(delayed[0]), int(size) + int(delayed[1]))
+        expired = self._session.one(
+            f"SELECT count(*), coalesce(sum(size), 0) FROM ({EXPIRED}) AS gone JOIN mailbox ON mailbox_no = no"
+            " WHERE tenant = ? AND (expire_at IS NULL OR expire_at > ?)",
+            (now, MAX_EXPIRED, tenant, now),
+        )
+        return Usage(int(messages + delayed[0] - expired[0]), int(size + delayed[1] - expired[1]))

@@ -6,10 +6,13 @@ from typing import Any
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Handle, Message
-from mediator.mailboxes.ports import Expired, Filter, Usage
+from mediator.mailboxes.ports import MAX_EXPIRED, Expired, Filter, Usage
 from mediator.store import rows
 from mediator.store.sql.dialect import chunks
 from mediator.store.sql.session import Table
+
+EXPIRED = "SELECT mailbox_no, msg_id, size FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
+"""Which messages expired first, of all mailboxes; the index alone answers it."""
 
 
 class Messages(Table):
@@ -167,6 +170,13 @@ class Messages(Table):
         self._session.flush()
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (now, limit))]
+
+    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+        self._session.flush()
+        sql = f"SELECT msg_id FROM ({EXPIRED}) AS gone WHERE mailbox_no = ? LIMIT ?"
+        found = self._session.dialect.execute(sql, (now, MAX_EXPIRED, mailbox.no, limit))
+        # At the beginning of time nothing has expired.
+        return list(self.handles(mailbox, [row[0] for row in found], 0).values())
 
     def volatile(self, instance: str, limit: int) -> list[Expired]:
         self._session.flush()

@@ -63,9 +63,11 @@ class Delays(Table):
         sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
         return [rows.delayed(row) for row in self._session.dialect.execute(sql, (mailbox.no, limit))]
 
-    def usage(self, mailbox: Mailbox) -> Usage:
+    def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
         row = self._session.one(
-            "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?", (mailbox.no,)
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?"
+            " AND (expire_at IS NULL OR expire_at > ?)",
+            (mailbox.no, now),
         )
         return Usage(int(row[0]), int(row[1]))
 
