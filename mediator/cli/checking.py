@@ -13,6 +13,10 @@ from mediator.settings import Settings
 from mediator.store.opening import database_path
 
 ARRIVE_SECONDS = 3.0
+ANSWER_SECONDS = 1.0
+"""For nats-server to answer what it should not."""
+CONNECTIONS = ("$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.SERVER.PING.CONNZ")
+"""Where nats-server tells a client who else is connected to its account, and what each subscribes to."""
 SELF_TEST = "$mq9.AI._SELFTEST"
 """A subject that a running service takes for the test of another instance."""
 
@@ -128,19 +132,62 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
             raise CommandError(_lost(settings, user)) from None
     finally:
         await ours.close()
-    return [*lines, _found(settings, came, user)]
+    return [*lines, _found(settings, came, user), *await _privacy(settings, urls, user, password)]
+
+
+async def _privacy(settings: Settings, urls: list[str], user: str | None, password: str | None) -> list[str]:
+    """Say whether clients can list each other's subscriptions; :class:`CommandError` where accounts should keep them."""
+    if user is None and (settings.nats_accounts or any("@" in url for url in urls)):
+        return ["not proved clients cannot list what others subscribe to: give --user and --password of one"]
+    who = user or "anybody"
+    if not await _lists_connections(urls, user, password):
+        return [f"verified   {who} cannot list what others subscribe to"]
+    if settings.nats_accounts:
+        raise CommandError(
+            f"{who} can list what others subscribe to, their addresses and inboxes among it: deny publishing to $SYS.> "
+            "in the permissions of the account and of each user that has its own, see `mediator check --snippet`"
+        )
+    return [
+        f"open       {who} can list what others subscribe to, through {CONNECTIONS[0]}: let clients connect to "
+        "gateway.listen only, or deny them publishing to $SYS.>"
+    ]
+
+
+async def _lists_connections(urls: list[str], user: str | None, password: str | None) -> bool:
+    from nats.errors import Error as NatsError
+
+    from mediator.nats.encrypting import EncryptingClient
+
+    async def ignore(_error: Exception) -> None:
+        """Take the refusal that is hoped for; the request then gets no answer."""
+
+    client = EncryptingClient()
+
+    async def answers(subject: str) -> bool:
+        try:
+            await client.request(subject, b"", timeout=ANSWER_SECONDS)
+        except (NatsError, TimeoutError):
+            return False
+        return True
+
+    try:
+        await client.connect(_without_login(urls), user=user, password=password, error_cb=ignore, allow_reconnect=False)
+        return any(await asyncio.gather(*map(answers, CONNECTIONS)))
+    except (NatsError, OSError, TimeoutError) as error:
+        raise CommandError(f"cannot connect to NATS: {str(error) or type(error).__name__}") from None
+    finally:
+        await client.close()
+
+
+def _without_login(urls: list[str]) -> list[str]:
+    bare = (urlsplit(url.strip()) for url in urls)
+    return [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in bare]
 
 
 async def _publish_as(urls: list[str], user: str | None, password: str | None, nonce: bytes) -> None:
     from mediator.nats.connection import connect
 
-    bare = [urlsplit(url.strip()) for url in urls]
-    theirs = await connect(
-        [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in bare],
-        "mediator check",
-        user=user,
-        password=password,
-    )
+    theirs = await connect(_without_login(urls), "mediator check", user=user, password=password)
     try:
         await theirs.publish([(SELF_TEST.encode(), nonce)])
         await theirs.settle(ARRIVE_SECONDS)

@@ -20,7 +20,7 @@ AHEAD: Final = 80
 """Bytes of a push's headers in which its msg_id and its lane stand, if it has them."""
 
 # What publishes without being looked at. A size has at most nine digits, as nats-server counts them.
-_OTHERS: Final = rb"(?!\$(?:JS\.|mq9\.(?:AI\.)?PUSH\.)|mq9ctl\.)[^ \t\r\n]+ "
+_OTHERS: Final = rb"(?!\$(?:JS\.|SYS\.|mq9\.(?:AI\.)?PUSH\.)|mq9ctl\.)[^ \t\r\n]+ "
 _PUBLISH: Final = re.compile(
     rb"(?:PUB %b(?:%b)?|HPUB %b(?:%b)?\d{1,9} )(\d{1,9})\r\n" % (_OTHERS, _OTHERS, _OTHERS, _OTHERS)
 )

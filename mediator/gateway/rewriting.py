@@ -28,6 +28,8 @@ _OPEN_SUBJECT: Final = f"$mq9.AI.{pushwire.OPEN}"
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
 _NOT_FOR_CLIENTS: Final = (
     b"$mq9.AI.PUSH.",
+    # nats-server answers some of these for the account of whoever asks, with all that its clients subscribe to.
+    b"$SYS.",
     *(each.encode() for each in (pushwire.PRIVATE, control.ROOT)),
 )
 _TOO_MANY: Final = "maximum subscriptions exceeded"

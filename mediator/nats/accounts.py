@@ -31,9 +31,10 @@ _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NKEY: Final = re.compile(r"U[A-Z2-7]{55}")
 _MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
 
-# Without these two, clients of one account could read each other's requests and forge each other's pushes.
-_DENY_SUBSCRIBE: Final = "$mq9.AI.>"
-_DENY_PUBLISH: Final = "$mq9.PUSH.>"
+# Without these, clients of one account could read each other's requests, forge each other's pushes, and ask nats-server
+# what the others subscribe to ($SYS.REQ.ACCOUNT.PING.CONNZ and others), where addresses and inboxes are to be read.
+_DENY_SUBSCRIBE: Final = ("$mq9.AI.>",)
+_DENY_PUBLISH: Final = ("$mq9.PUSH.>", "$SYS.>")
 
 _PUSHED: Final = "$mq9.PUSH.*."
 """What the gateway puts before the subject of a subscription to stored mail, whose token is a secret."""
@@ -236,7 +237,7 @@ def snippet(tenants: Sequence[Tenant]) -> str:
     for tenant in tenants:
         lines += _tenant_account(
             tenant.name,
-            ["    # Your users go here. One with permissions of its own needs these two denies among them as well."],
+            ["    # Your users go here. One with permissions of its own needs these denies among them as well."],
         )
     return "\n".join([*lines, "}"]) + "\n"
 
@@ -260,8 +261,8 @@ def _tenant_account(tenant: str, users: list[str]) -> list[str]:
     return [
         f'  "{account}": {{',
         *users,
-        f'    default_permissions: {{ subscribe: {{ deny: ["{_DENY_SUBSCRIBE}"] }}, '
-        f'publish: {{ deny: ["{_DENY_PUBLISH}"] }} }}',
+        f"    default_permissions: {{ subscribe: {_permission(None, _DENY_SUBSCRIBE)}, "
+        f"publish: {_permission(None, _DENY_PUBLISH)} }}",
         "    imports: [",
         f'      {{ service: {requests}, to: "$mq9.AI.>", share: true }}',
         f'      {{ stream: {pushes}, to: "$mq9.PUSH.>" }}',
@@ -290,10 +291,11 @@ def _user(user: User) -> str:
     return "{" + ", ".join(parts) + "}"
 
 
-def _permission(allow: tuple[str, ...] | None, deny: str) -> str:
+def _permission(allow: tuple[str, ...] | None, deny: tuple[str, ...]) -> str:
+    denied = ", ".join(f'"{subject}"' for subject in deny)
     if allow is None:
-        return f'{{ deny: ["{deny}"] }}'
+        return f"{{ deny: [{denied}] }}"
     if not allow:
         # The server reads an empty list of allowed subjects as no restriction.
         return '{ deny: [">"] }'
-    return f'{{ allow: [{", ".join(quote(subject, "a permission") for subject in allow)}], deny: ["{deny}"] }}'
+    return f"{{ allow: [{', '.join(quote(subject, 'a permission') for subject in allow)}], deny: [{denied}] }}"

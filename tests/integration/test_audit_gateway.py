@@ -84,3 +84,27 @@ async def test_who_has_its_pong_knows_that_the_mailbox_does_not_exist(tried: Edg
         told = await client.settled(b"SUB %b %d\r\n" % (BOX % b"missing", number + 1))
         told += await client.until(b"PONG")
         assert b"-ERR 'mailbox missing does not exist'" in told, number
+
+
+# What nats-server tells (B1).
+
+
+@pytest.mark.rule("N10", "A7")
+@pytest.mark.parametrize("asked", [b"ACCOUNT.PING.CONNZ", b"SERVER.PING.CONNZ", b"ACCOUNT.PING.STATZ", b"USER.INFO"])
+async def test_nobody_is_told_what_others_subscribe_to(tried: Edge, asked: bytes) -> None:
+    client = await tried.peer()
+    body = b'{"subscriptions":true}'
+    for frame in (
+        b"PUB $SYS.REQ.%b _INBOX.me 22\r\n%b\r\n" % (asked, body),
+        b"HPUB $SYS.REQ.%b _INBOX.me 12 34\r\nNATS/1.0\r\n\r\n%b\r\n" % (asked, body),
+        b"PUB anything $SYS.REQ.%b 22\r\n%b\r\n" % (asked, body),
+    ):
+        assert b"-ERR 'Permissions Violation for Publish to \"$SYS.REQ.%b\"'" % asked in await client.settled(frame)
+
+
+@pytest.mark.rule("N10", "A7")
+@pytest.mark.parametrize("tried", ["managed"], indirect=True)
+async def test_nor_on_the_managed_server_itself(tried: Edge) -> None:
+    client = await tried.peer(tried.behind)
+    told = await client.settled(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ _INBOX.me 0\r\n\r\n")
+    assert b"-ERR 'Permissions Violation for Publish to \"$SYS.REQ.ACCOUNT.PING.CONNZ\"'" in told

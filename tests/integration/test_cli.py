@@ -796,6 +796,7 @@ def test_check_verifies_that_requests_arrive_at_an_external_server(alone, extern
     assert result.code == 0, result.err
     assert f"NATS       external, 127.0.0.1:{port}; every caller is tenant default" in result.out
     assert "verified   requests on $mq9.AI.> arrive" in result.out
+    assert "open       anybody can list what others subscribe to" in result.out
 
 
 def test_check_says_when_they_do_not(alone, external, monkeypatch, caplog):
@@ -826,9 +827,17 @@ def test_the_snippet_makes_a_server_that_check_is_content_with(alone, external, 
     served = alone("check")
     assert served.code == 0, served.err
     assert "not proved this login may listen on mq9.*.$mq9.AI.>" in served.out
+    assert "not proved clients cannot list what others subscribe to" in served.out
     followed = alone("check", "--user", "a", "--password", "pa")
     assert followed.code == 0, followed.err
     assert "requests of a arrive from account ACME, tenant acme" in followed.out
+    assert "verified   a cannot list what others subscribe to" in followed.out
+    permissions = 'permissions: {publish: {deny: ["$mq9.PUSH.>"]}}'
+    loose = external("\n".join(lines).replace('password: "pa"', f'password: "pa", {permissions}'), MQ9_PASSWORD="pw")
+    with monkeypatch.context() as patched:
+        patched.setenv("MEDIATOR_NATS_URL", f"nats://mediator:pw@127.0.0.1:{loose}")
+        listed = alone("check", "--user", "a", "--password", "pa")
+    assert (listed.code, "a can list what others subscribe to" in listed.err) == (1, True)
     unmapped = alone("check", "--user", "o", "--password", "po")
     assert (unmapped.code, "account OTHER, which is no tenant's" in unmapped.err) == (1, True)
     wrong = alone("check", "--user", "a", "--password", "no")

@@ -67,7 +67,10 @@ def test_jetstream_is_off_and_the_listener_is_as_asked():
 
 def test_a_login_without_permissions_gets_the_denies_from_its_account():
     lines = account(rendered(Tenant("acme", (User("a", "pw"), User("b", nkey=NKEY)))), "ACME")
-    assert 'default_permissions: { subscribe: { deny: ["$mq9.AI.>"] }, publish: { deny: ["$mq9.PUSH.>"] } }' in lines
+    assert (
+        'default_permissions: { subscribe: { deny: ["$mq9.AI.>"] }, publish: { deny: ["$mq9.PUSH.>", "$SYS.>"] } }'
+        in lines
+    )
     assert '{user: "a", password: "pw"}' in lines
     assert f'{{nkey: "{NKEY}"}}' in lines
 
@@ -77,8 +80,9 @@ def test_permissions_of_a_login_keep_the_denies():
     lines = account(rendered(Tenant("acme", users)), "ACME").splitlines()
     first, second = (line for line in lines if "permissions: { publish" in line)
     allowed = '"$mq9.AI.>", "$mq9.AI.PUSH.OPEN"'
-    assert f'publish: {{ allow: [{allowed}], deny: ["$mq9.PUSH.>"] }}, subscribe: {{ deny: ["$mq9.AI.>"] }}' in first
-    assert 'publish: { deny: ["$mq9.PUSH.>"] }, subscribe: { allow: ["_INBOX.>", "x"], deny: ["$mq9.AI.>"] }' in second
+    denied = 'deny: ["$mq9.PUSH.>", "$SYS.>"]'
+    assert f'publish: {{ allow: [{allowed}], {denied} }}, subscribe: {{ deny: ["$mq9.AI.>"] }}' in first
+    assert f'publish: {{ {denied} }}, subscribe: {{ allow: ["_INBOX.>", "x"], deny: ["$mq9.AI.>"] }}' in second
 
 
 def test_an_empty_list_of_subjects_allows_nothing():
