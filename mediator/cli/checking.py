@@ -136,7 +136,7 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
 
 
 async def _privacy(settings: Settings, urls: list[str], user: str | None, password: str | None) -> list[str]:
-    """Say whether clients can list each other's subscriptions; :class:`CommandError` where accounts should keep them."""
+    """Say whether clients can list each other's subscriptions; raises :class:`CommandError` if accounts let them."""
     if user is None and (settings.nats_accounts or any("@" in url for url in urls)):
         return ["not proved clients cannot list what others subscribe to: give --user and --password of one"]
     who = user or "anybody"
