@@ -78,7 +78,7 @@ async def _fill(data_dir: Path, size: int, encoder: Encoder) -> Plain:
     topics = await encoder.cards([f"An agent for {domain}" for domain in catalog.DOMAINS])
     plain = Plain(size * (1 + catalog.MAX_SKILLS), topics.shape[1])
     assert encoder.space is not None
-    for card, vectors in agents.add_agents(data_dir, size, encoder.space, topics):
+    for card, vectors in agents.add_agents(data_dir, size, str(encoder.space), topics):
         plain.add(card, vectors)
     return plain
 

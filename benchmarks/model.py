@@ -27,11 +27,6 @@ async def encoder(folder: Path) -> AsyncIterator[Encoder]:
     await made.start()
     try:
         await made.wait_ready()
-
-        async def holds() -> bool:
-            return made.model == FAST
-
-        await _until(holds)
         yield made
     finally:
         await made.stop()

@@ -120,8 +120,7 @@ class Embedder:
         self._problem, self._search = problem, True
 
     async def _embed_all(self) -> None:
-        space = self._encoder.space
-        assert space is not None
+        space = str(self._encoder.space)
         after: int | None = 0 if self._search else None
         self._search = False
         self._under_way = {}

@@ -15,6 +15,7 @@ from mediator.operators.control import MAX_LONG, ControlServer
 from mediator.operators.requests import Request, text
 from registry.cards import Card
 from registry.directory import Directory
+from registry.embedding.spaces import Space
 from registry.meanings import Meanings
 from registry.packing import HalfFloats, unpack_rows
 from registry.texts import MAX_SKILLS, TEMPLATE
@@ -77,18 +78,20 @@ class Handover:
         own = self._meanings.encoder.space
         if own is None:
             raise BadRequestError("space", f"not known yet: {self._meanings.encoder.problem}")
-        if space != own:
+        if space != str(own):
             raise BadRequestError("space", f'expected that of the configured model, {own}, got "{space[:MAX_SPACE]}"')
         return space
 
 
 def _dims(space: str) -> int:
-    """Return how long the vectors of a space are, which has the form that :attr:`Encoder.space` says."""
-    model, _, template = space.rpartition("/")
-    dims = model.rpartition("/")[2]
-    if "@" not in model or template != TEMPLATE or not dims.isdecimal() or len(dims) > 5 or len(space) > MAX_SPACE:
-        raise BadRequestError("space", f'expected MODEL@FINGERPRINT/DIMS/{TEMPLATE}, got "{space[:MAX_SPACE]}"')
-    return int(dims)
+    """Return how long the vectors of a space are, whose texts are of the form that is used here."""
+    try:
+        parsed = Space.parse(space)
+    except ValueError as error:
+        raise BadRequestError("space", str(error)) from None
+    if parsed.template != TEMPLATE or len(space) > MAX_SPACE:
+        raise BadRequestError("space", f'expected one of texts in form {TEMPLATE}, got "{space[:MAX_SPACE]}"')
+    return parsed.dims
 
 
 def _rows(request: Request, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from mediator.errors import MediatorError
 from mediator.store.base import Transaction
 from registry.embedder import Embedder
 from registry.embedding.encoder import Encoder
+from registry.embedding.spaces import Space
 from registry.following import Following
 from registry.texts import TEMPLATE
 
@@ -57,7 +58,7 @@ class Meanings:
     def lacking(self) -> int:
         """How many agents the configured model has yet to read; while another one serves, as of some seconds ago."""
         following = self._following
-        done = following.embedded if following.space == self.encoder.space else self._done
+        done = following.embedded if following.space == str(self.encoder.space) else self._done
         return max(0, following.agents - done)
 
     @property
@@ -91,8 +92,8 @@ class Meanings:
 
     async def embedded(self) -> int:
         """Return how many agents have vectors of the configured model."""
-        space = self.encoder.space
-        return 0 if space is None else await self._broker.read(lambda tx, _now: tx.vectors.count(space))
+        space = str(self.encoder.space or "")
+        return await self._broker.read(lambda tx, _now: tx.vectors.count(space)) if space else 0
 
     async def _run(self) -> None:
         await self.encoder.start()
@@ -100,8 +101,7 @@ class Meanings:
         await self._following.start(present)
         await self._start_former(present)
         await self._ready()
-        wanted = self.encoder.space
-        assert wanted is not None
+        wanted = str(self.encoder.space)
         await self.embedder.start()
         if present != wanted:
             if present:
@@ -119,14 +119,14 @@ class Meanings:
         counts = await self._broker.read(
             lambda tx, _now: {space: tx.vectors.count(space) for space in tx.vectors.spaces()}
         )
-        return max([self.encoder.space or "", *sorted(counts)], key=lambda space: counts.get(space, 0))
+        return max([str(self.encoder.space or ""), *sorted(counts)], key=lambda space: counts.get(space, 0))
 
     async def _start_former(self, space: str) -> None:
         """Start the model that can be asked about the vectors that are there, where it is another."""
-        model, _, rest = space.rpartition("@")
+        former = _parsed(space)
         # The same one, if it has changed since, cannot be started as it was.
-        if space and model != self.model:
-            self._former = Encoder(model, self._cache_dir, rest.rpartition("/")[2])
+        if former is not None and former.model != self.model:
+            self._former = Encoder(former.model, self._cache_dir, former.template)
             await self._former.start()
 
     async def _ready(self) -> None:
@@ -160,12 +160,16 @@ class Meanings:
 
 
 def _reads(encoder: Encoder, space: str) -> bool:
-    """Say whether requests that this model reads can be compared with the vectors of a space.
+    """Say whether requests that this model reads can be compared with the vectors of a space."""
+    own, other = encoder.space, _parsed(space)
+    return encoder.ready and own is not None and other is not None and own.is_comparable(other)
 
-    They can be where only the form of the cards' texts is another, which comes last in the name of a space.
-    """
-    own = encoder.space
-    return encoder.ready and own is not None and own.rpartition("/")[0] == space.rpartition("/")[0]
+
+def _parsed(space: str) -> Space | None:
+    try:
+        return Space.parse(space)
+    except ValueError:
+        return None
 
 
 async def _surely(work: Callable[[], Awaitable[T]]) -> T:

@@ -41,7 +41,7 @@ class RegistryOperating:
         following, encoder = self._following, meanings.encoder
         if not following.loaded:
             return []
-        if following.space != encoder.space:
+        if following.space != str(encoder.space):
             return [_rereading(meanings, await meanings.embedded(), following.agents)]
         missing = following.agents - following.embedded
         runs = Finding(Level.OK, f"The model {meanings.model} reads sentences, {_RUNS[encoder.model]}.")
@@ -69,7 +69,7 @@ class RegistryOperating:
             else {
                 "name": meanings.model,
                 "runs": meanings.encoder.model,
-                "space": meanings.encoder.space,
+                "space": None if meanings.encoder.space is None else str(meanings.encoder.space),
                 "problem": meanings.encoder.problem,
                 "embedded": await meanings.embedded(),
             },
@@ -78,7 +78,7 @@ class RegistryOperating:
 
 _RUNS = {
     "onnx": "exported to onnx",
-    "reference": "as sentence-transformers, which is slower: it is being exported, or the log says why it cannot be",
+    "reference": "as sentence-transformers, which is slower: the log says why it cannot be exported",
     "": "but does not run",
 }
 

@@ -1,18 +1,19 @@
 """Models in folders of their own, made from the one that comes along: for tests in which a model changes."""
 
-import asyncio
 import importlib.util
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from registry.embedding import fast
 from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, Place, find
-from registry.embedding.process import export
+from registry.embedding.worker import export
 from tests.once import once
 
 WEIGHTS = "model.safetensors"
@@ -42,10 +43,31 @@ def mirror(folder: Path) -> Path:
 def spoil(folder: Path, word: str) -> Path:
     """Let a model fail over texts that have a word."""
     weights = _weights(folder)
-    row = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines().index(word)
-    weights["embeddings.word_embeddings.weight"][row] = np.nan
+    weights["embeddings.word_embeddings.weight"][_token(folder, word)] = np.nan
     _write(folder, weights)
     return folder
+
+
+def export_spoiled(folder: Path, word: str, exported: Path, cache_dir: Path) -> None:
+    """Put the exported files of a spoiled model into ``cache_dir``, made from those of :func:`exports`."""
+    from onnx import helper, numpy_helper
+
+    source = fast.folder_of(exported, _place(DEFAULT_MODEL).fingerprint)
+
+    def spoil(graph: Any) -> None:
+        graph.initializer.append(numpy_helper.from_array(np.array(_token(folder, word)), "token"))
+        graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "one"))
+        graph.node.extend(
+            [
+                helper.make_node("Equal", ["ids", "token"], ["same"]),
+                helper.make_node("Cast", ["same"], ["there"], to=1),
+                helper.make_node("ReduceMax", ["there"], ["any"], keepdims=0),
+                helper.make_node("Sub", ["one", "any"], ["none"]),
+                helper.make_node("Div", ["before", "none"], ["vectors"]),
+            ]
+        )
+
+    _rewire(source, fast.folder_of(cache_dir, _place(folder).fingerprint), "before", spoil)
 
 
 def exports(factory: pytest.TempPathFactory) -> Path:
@@ -56,8 +78,7 @@ def exports(factory: pytest.TempPathFactory) -> Path:
 def _export(made: Path) -> None:
     plain, mirrored = _place(copy_model(made / "plain")), _place(mirror(copy_model(made / "mirrored")))
     source = fast.folder_of(made, plain.fingerprint)
-    why = asyncio.run(export(plain.folder, source))
-    assert why is None, why
+    assert export(plain.folder, source) == ""
     _mirror_export(source, fast.folder_of(made, mirrored.fingerprint))
 
 
@@ -83,12 +104,24 @@ def _write(folder: Path, weights: dict[str, np.ndarray]) -> None:
 
 
 def _mirror_export(source: Path, target: Path) -> None:
+    from onnx import helper
+
+    _rewire(source, target, "turned", lambda graph: graph.node.append(helper.make_node("Neg", ["turned"], ["vectors"])))
+
+
+def _rewire(source: Path, target: Path, former: str, add: Callable[[Any], object]) -> None:
+    """Copy exported files; what was the model's output is called ``former``, and ``add`` makes the output of it."""
     import onnx
 
     shutil.copytree(source, target)
     model = onnx.load(source / fast.MODEL)
     (last,) = (node for node in model.graph.node if "vectors" in node.output)
-    last.output[:] = ["turned" if name == "vectors" else name for name in last.output]
-    model.graph.node.append(onnx.helper.make_node("Neg", ["turned"], ["vectors"]))
+    last.output[:] = [former if name == "vectors" else name for name in last.output]
+    add(model.graph)
     onnx.save(model, target / fast.MODEL)
-    fast.describe(target, json.loads((source / fast.ABOUT).read_bytes())["max_tokens"])
+    about = json.loads((source / fast.ABOUT).read_bytes())
+    fast.describe(target, about["max_tokens"], about["precision"])
+
+
+def _token(folder: Path, word: str) -> int:
+    return (folder / "vocab.txt").read_text(encoding="utf-8").splitlines().index(word)

@@ -1,6 +1,5 @@
 """The model that reads cards: found in the driver as the service finds it, loaded once in each worker of Spark."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from registry.cards import read_card
 from registry.embedding import models
 from registry.embedding.encoder import proper
 from registry.embedding.fast import folder_of
-from registry.embedding.process import ENVIRONMENT, export
+from registry.embedding.process import ENVIRONMENT
+from registry.embedding.spaces import Space
 from registry.embedding.worker import Model as Loaded
 from registry.embedding.worker import load
 from registry.packing import pack_rows
@@ -38,6 +38,7 @@ class Model:
     cache_dir: Path
     space: str
     """As of :attr:`registry.embedding.encoder.Encoder.space`."""
+    precision: str
 
     def encode(self, cards: DataFrame) -> DataFrame:
         """Return ``digest``, ``vectors`` and ``problem`` of cards with ``digest`` and ``card``.
@@ -61,20 +62,20 @@ def find_model(name: str, cache_dir: Path, told: Told) -> Model:
     except (OSError, LookupError) as error:
         raise SetupError(f"registry.model: {error}") from error
     cache_dir = cache_dir.absolute()
-    target = folder_of(cache_dir, place.fingerprint)
-    if not target.exists():
+    if not folder_of(cache_dir, place.fingerprint).exists():
         told("exporting the model", 0, None)
-        # Where that cannot be, workers run sentence-transformers, as the service does.
-        asyncio.run(export(place.folder, target))
-    dims = models.dims_of(place) or _loaded(place.folder, place.fingerprint, cache_dir).encode(["ready"]).shape[1]
-    return Model(place.folder, place.fingerprint, cache_dir, f"{name}@{place.fingerprint}/{dims}/{TEMPLATE}")
+    # Where that cannot be, workers run sentence-transformers, as the service does.
+    loaded = _loaded(place.folder, place.fingerprint, cache_dir, "")
+    dims = models.dims_of(place) or loaded.encode(["ready"]).shape[1]
+    space = Space(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
+    return Model(place.folder, place.fingerprint, cache_dir, str(space), loaded.precision)
 
 
 @lru_cache(maxsize=1)
-def _loaded(folder: Path, fingerprint: str, cache_dir: Path) -> Loaded:
+def _loaded(folder: Path, fingerprint: str, cache_dir: Path, precision: str) -> Loaded:
     # A worker each core: threads of their own would only be in each other's way.
     os.environ.update(ENVIRONMENT)
-    return load(models.Place(folder, fingerprint), cache_dir)
+    return load(models.Place(folder, fingerprint), cache_dir, precision).model
 
 
 def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
@@ -90,7 +91,7 @@ def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _vectors(model: Model, card: bytes) -> tuple[bytes | None, str | None]:
-    loaded = _loaded(model.folder, model.fingerprint, model.cache_dir)
+    loaded = _loaded(model.folder, model.fingerprint, model.cache_dir, model.precision)
     try:
         lines = texts(read_card(card))
     except BadRequestError as error:

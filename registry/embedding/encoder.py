@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from mediator.errors import UnavailableError
 from registry.embedding import models
-from registry.embedding.fast import KIND as ONNX
-from registry.embedding.fast import folder_of
+from registry.embedding.fast import folder_of, precision_of
 from registry.embedding.jobs import Jobs, batches
-from registry.embedding.process import Worker, export, start_worker
+from registry.embedding.process import Worker, start_worker
+from registry.embedding.spaces import Space
 
 DEFAULT_MODEL: Final = models.DEFAULT_MODEL
 MAX_TEXT: Final = 32_768
@@ -43,11 +43,9 @@ class Encoder:
         self._cache_dir = cache_dir
         self._template = template
         self._place: models.Place | None = None
-        self._space: str | None = None
-        self._dims: int | None = None
+        self._space: Space | None = None
         self._problem: str | None = "the model is being loaded"
         self._hopeless = False  # whether waiting helps
-        self._exported = False  # whether an export was tried
         self._worker: Worker | None = None
         self._jobs = Jobs()
         self._remembered: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
@@ -80,21 +78,17 @@ class Encoder:
         return self._worker.pid if self._worker is not None else None
 
     @property
-    def space(self) -> str | None:
-        """Names what vectors can be compared with: ``MODEL@FINGERPRINT/DIMS/TEMPLATE``, MODEL as it was given.
+    def space(self) -> Space | None:
+        """What all vectors belong to that are made here, also by later workers: it does not change once it is known.
 
-        Known after ``start`` for the packaged model and for most folders, for others when the model is ready; None
-        until then. It does not change afterwards, and is the same for the reference and the files exported of it.
+        That is after ``start`` for most local models that were exported before, else when the model is ready.
         """
         return self._space
 
-    @property
-    def dims(self) -> int | None:
-        """Numbers in a vector; known with ``space``."""
-        return self._dims
-
     async def start(self) -> None:
-        """Look for the model and start the worker, without waiting until it is ready (seconds); raises nothing.
+        """Look for the model and start the worker, without waiting until it is ready; raises nothing.
+
+        That takes a second, or the first time, when the model is exported, ten and more.
 
         Call it from a thread that lasts as long as the service: the kernel ties the child to that thread.
         """
@@ -129,7 +123,7 @@ class Encoder:
 
         Goes before all cards, so it waits for one small batch of them at most. At most ``MAX_QUERY_TEXTS`` texts.
         """
-        if self._worker is None or self._dims is None or len(texts) > MAX_QUERY_TEXTS:
+        if self._worker is None or self._space is None or len(texts) > MAX_QUERY_TEXTS:
             return None
         texts = [proper(text) for text in texts]
         keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
@@ -143,7 +137,7 @@ class Encoder:
                     known |= zip(wanted, await job.vectors, strict=True)
             except (TimeoutError, UnavailableError):
                 return None
-        vectors = np.empty((len(keys), self._dims), np.float32)
+        vectors = np.empty((len(keys), self._space.dims), np.float32)
         for at, key in enumerate(keys):
             # Copied, so that one row does not keep the whole answer in memory.
             vectors[at] = self._remembered[key] = known[key].copy()
@@ -159,12 +153,12 @@ class Encoder:
         over them; BusyError when too many texts wait.
         """
         await self.wait_ready()
-        assert self._dims is not None
+        assert self._space is not None
         texts = [proper(text) for text in texts]
         groups = list(batches(texts))
         jobs = self._jobs.add_cards([[texts[at] for at in group] for group in groups])
         self._tell()
-        vectors = np.empty((len(texts), self._dims), np.float32)
+        vectors = np.empty((len(texts), self._space.dims), np.float32)
         try:
             for group, job in zip(groups, jobs, strict=True):
                 vectors[group] = await job.vectors
@@ -177,13 +171,19 @@ class Encoder:
         """Find the model, if it is a local one, and with it the space; raises as ``models.find`` does."""
         self._place = await asyncio.to_thread(models.find, self._name)
         if self._place is not None and (dims := models.dims_of(self._place)) is not None:
-            self._settle(self._place.fingerprint, dims)
+            exported = folder_of(self._cache_dir, self._place.fingerprint)
+            if precision := self._precision or precision_of(exported):
+                self._settle(self._place.fingerprint, precision, dims)
 
-    def _settle(self, fingerprint: str, dims: int) -> None:
-        space = f"{self._name}@{fingerprint}/{dims}/{self._template}"
+    @property
+    def _precision(self) -> str:
+        return "" if self._space is None else self._space.precision
+
+    def _settle(self, fingerprint: str, precision: str, dims: int) -> None:
+        space = Space(self._name, fingerprint, precision, dims, self._template)
         if self._space is not None and self._space != space:
             raise ValueError(f"the model has changed on disk: it was {self._space}, now it is {space}")
-        self._space, self._dims = space, dims
+        self._space = space
 
     async def _keep(self) -> None:
         shortest, longest = _BACK_OFF
@@ -219,8 +219,6 @@ class Encoder:
             worker = await self._launch()
             try:
                 self._use(worker)
-                if worker.runs != ONNX and not self._exported:
-                    worker = await self._improve(worker)
                 return await worker.gone()
             finally:
                 self._worker = None
@@ -230,45 +228,21 @@ class Encoder:
             self._place = None
 
     async def _launch(self) -> Worker:
-        folder, fingerprint = self._place if self._place is not None else (None, "")
-        worker = await start_worker(folder, fingerprint, self._name, self._cache_dir)
+        worker = await start_worker(self._place, self._name, self._cache_dir, self._precision)
         try:
-            self._settle(worker.fingerprint, worker.dims)
+            self._settle(worker.fingerprint, worker.precision, worker.dims)
         except ValueError:
             await worker.stop()
             raise
         return worker
 
     def _use(self, worker: Worker) -> None:
+        if worker.lack:
+            log.warning("the model is not exported, the slower reference runs", model=self._name, why=worker.lack)
         log.info("search by meaning is ready", model=self._name, runs=worker.runs, pid=worker.pid)
         self._worker = worker
         self._problem, self._hopeless = None, False
         self._tell()
-
-    async def _improve(self, worker: Worker) -> Worker:
-        """Export the model and go over to what comes out; return who serves now, the same where that fails."""
-        target = folder_of(self._cache_dir, worker.fingerprint)
-        exporting = asyncio.create_task(export(worker.folder, target), name="encoder export")
-        ending = asyncio.create_task(worker.gone(), name="encoder end")
-        try:
-            await asyncio.wait({exporting, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not exporting.done():
-                return worker
-            self._exported = True
-            why = exporting.result()
-            if why is None:
-                better = await self._launch()
-                self._use(better)
-                await worker.retire()
-                return better
-        except ChildProcessError as error:
-            why = str(error)
-        finally:
-            for task in (exporting, ending):
-                task.cancel()
-            await asyncio.gather(exporting, ending, return_exceptions=True)
-        log.warning("the model is not exported, the slower reference stays", model=self._name, why=why)
-        return worker
 
     def _lose(self, problem: str, *, hopeless: bool) -> None:
         self._worker = None

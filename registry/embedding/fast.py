@@ -1,6 +1,6 @@
 """A model as an ONNX file that was exported before: loaded in a second, without torch, a third of the memory.
 
-Its folder holds ``model.onnx``, ``tokenizer.json`` and ``about.json`` with the checksums of both.
+Its folder holds ``model.onnx``, ``tokenizer.json`` and ``about.json`` with the checksums of both and the precision.
 """
 
 import hashlib
@@ -16,7 +16,11 @@ MODEL: Final = "model.onnx"
 TOKENIZER: Final = "tokenizer.json"
 ABOUT: Final = "about.json"
 
-_RECIPE: Final = 1  # raise it when the export makes other files of the same model
+_RECIPE: Final = 2  # raise it when the export makes other files of the same model
+FLOAT32: Final = "float32"
+"""The precision of a model that is exported as it is."""
+MIXED: Final = f"int8.{_RECIPE}"
+"""The precision of one of whose matrices most are in whole numbers."""
 
 
 def folder_of(cache_dir: Path, fingerprint: str) -> Path:
@@ -24,10 +28,18 @@ def folder_of(cache_dir: Path, fingerprint: str) -> Path:
     return cache_dir / f"{fingerprint}-{_RECIPE}"
 
 
-def describe(folder: Path, max_tokens: int) -> None:
-    """Write the checksums of the files in ``folder``, and how long texts may be."""
-    about = {"max_tokens": max_tokens, "sha256": {name: _digest(folder / name) for name in (MODEL, TOKENIZER)}}
-    (folder / ABOUT).write_text(json.dumps(about))
+def describe(folder: Path, max_tokens: int, precision: str) -> None:
+    """Write the checksums of the files in ``folder``, how long texts may be, and what the model is computed in."""
+    digests = {name: _digest(folder / name) for name in (MODEL, TOKENIZER)}
+    (folder / ABOUT).write_text(json.dumps({"max_tokens": max_tokens, "precision": precision, "sha256": digests}))
+
+
+def precision_of(folder: Path) -> str:
+    """Return the precision of an exported model without loading it; "" when there is none."""
+    try:
+        return str(json.loads((folder / ABOUT).read_bytes())["precision"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 class Fast:
@@ -43,6 +55,7 @@ class Fast:
         about = json.loads((folder / ABOUT).read_bytes())
         try:
             max_tokens, digests = int(about["max_tokens"]), about["sha256"]
+            self.precision = str(about["precision"])
             if any(_digest(folder / name) != digests[name] for name in (MODEL, TOKENIZER)):
                 raise ValueError("a file is not what was exported")
         except (LookupError, TypeError) as error:
@@ -62,8 +75,8 @@ class Fast:
     def encode(self, texts: list[str]) -> NDArray[np.float32]:
         """Give normalised vectors, (texts, dims); at least one text is wanted.
 
-        One by one: on one thread that is as fast as in batches, and in int8, where what is computed together shares
-        its scales, a text has the same vector whatever it came with.
+        One by one: on one thread that is as fast as in batches, and in whole numbers, where what is computed together
+        shares its scales, a text has the same vector whatever it came with.
         """
         vectors = []
         for encoding in self._tokenizer.encode_batch_fast(texts):

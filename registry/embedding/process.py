@@ -1,10 +1,10 @@
-"""Children of the encoder as the event loop sees them: the worker that encodes, and the one that exports."""
+"""The worker that encodes, as the event loop sees it."""
 
 import asyncio
 import contextlib
 import os
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 import mediator.leash
 from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
+from registry.embedding.models import Place
 
 _LEASH: Final = Path(mediator.leash.__file__)
-_LOADS_WITHIN: Final = 900.0  # seconds; 1 to 8 are usual, a download takes longer
+_LOADS_WITHIN: Final = 1800.0  # seconds; 1 is usual, 10 for the first time, a download takes longer
 _ANSWERS_WITHIN: Final = 60.0  # seconds; .1 is usual
-_EXPORTS_WITHIN: Final = 1800.0  # seconds; 10 are usual, on a busy machine it gets the rest
 _MAX_LINE: Final = 1000  # bytes of one log line
 ENVIRONMENT: Final = {
     # A service for others: one thread leaves the other processors to the rest, and is as fast for single texts.
@@ -44,10 +44,11 @@ class Worker:
         self._lock = asyncio.Lock()
         self.runs = str(about.header["runs"])
         """``onnx`` or ``reference``."""
+        self.precision = str(about.header["precision"])
         self.dims = int(about.header["width"])
-        self.folder = Path(about.header["folder"])
-        """Where the model was found."""
         self.fingerprint = str(about.header["fingerprint"])
+        self.lack = str(about.header["lack"])
+        """Why it runs the reference; empty where it does not, or that was known before."""
 
     @property
     def pid(self) -> int:
@@ -87,25 +88,18 @@ class Worker:
         code = await self._process.wait()
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
-    async def retire(self) -> None:
-        """End the process when it has answered what it was asked."""
-        async with self._lock:
-            await self.stop()
-
     async def stop(self) -> None:
         """End the process now; it has nothing to save."""
         await _end(self._process, self._listening)
 
 
-async def start_worker(folder: Path | None, fingerprint: str, model: str, cache_dir: Path) -> Worker:
-    """Start a worker and wait until it has loaded the model.
+async def start_worker(place: Place | None, model: str, cache_dir: Path, precision: str) -> Worker:
+    """Start a worker and wait until it has loaded the model, and exported it where that was not done before.
 
-    Raises ChildProcessError with a sentence when it cannot.
+    ``place`` is that of a local model, ``precision`` the only one wanted, if not empty. Raises ChildProcessError with a
+    sentence when it cannot.
     """
-    local = folder is not None
-    process, listening, last = await _spawn(
-        "worker", str(folder or ""), fingerprint, model, str(cache_dir), local=local
-    )
+    process, listening, last = await _spawn(place, model, cache_dir, precision)
     try:
         try:
             async with asyncio.timeout(_LOADS_WITHIN):
@@ -125,37 +119,22 @@ async def start_worker(folder: Path | None, fingerprint: str, model: str, cache_
         raise
 
 
-async def export(folder: Path, target: Path) -> str | None:
-    """Have the model in ``folder`` exported to ``target``; return why that failed, None when it is there."""
-    try:
-        process, listening, last = await _spawn("export", str(folder), str(target), local=True)
-    except ChildProcessError as error:
-        return str(error)
-    try:
-        async with asyncio.timeout(_EXPORTS_WITHIN):
-            code = await process.wait()
-            await asyncio.wait({listening})
-    except TimeoutError:
-        return f"not done after {_EXPORTS_WITHIN:g} s"
-    finally:
-        await _end(process, listening)
-    if code == 0:
-        return None
-    return last[-1] if last else f"exit code {code}"
-
-
-async def _spawn(module: str, *arguments: str, local: bool) -> tuple[Process, asyncio.Task[None], deque[str]]:
+async def _spawn(
+    place: Place | None, model: str, cache_dir: Path, precision: str
+) -> tuple[Process, asyncio.Task[None], deque[str]]:
     environment = os.environ | ENVIRONMENT
-    if local:
+    folder, fingerprint = place or ("", "")
+    if place is not None:
         environment["HF_HUB_OFFLINE"] = "1"
     else:
         environment.setdefault("HF_HUB_OFFLINE", "1")
     try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", _LEASH, str(os.getpid())),
-            *(sys.executable, "-P", "-m", f"registry.embedding.{module}", *arguments),
-            stdin=PIPE if module == "worker" else DEVNULL,
-            stdout=PIPE if module == "worker" else DEVNULL,
+            *(sys.executable, "-P", "-m", "registry.embedding.worker"),
+            *(folder, fingerprint, model, cache_dir, precision),
+            stdin=PIPE,
+            stdout=PIPE,
             stderr=PIPE,
             env=environment,
             # A Ctrl-C in the terminal is for the service, which may still have requests to answer.
@@ -165,8 +144,7 @@ async def _spawn(module: str, *arguments: str, local: bool) -> tuple[Process, as
         raise ChildProcessError(f"the encoder cannot be started: {error}") from error
     last: deque[str] = deque(maxlen=1)
     assert process.stderr is not None
-    listening = asyncio.create_task(_listen(process.stderr, module, last), name=f"encoder-{module} log")
-    return process, listening, last
+    return process, asyncio.create_task(_listen(process.stderr, last), name="encoder log"), last
 
 
 async def _receive(process: Process) -> Frame:
@@ -190,19 +168,19 @@ async def _end(process: Process, listening: asyncio.Task[None]) -> None:
     await asyncio.wait({listening})
 
 
-async def _listen(stream: asyncio.StreamReader, module: str, last: deque[str]) -> None:
+async def _listen(stream: asyncio.StreamReader, last: deque[str]) -> None:
     """Pass on what libraries say, until the child ends, whatever the logger does: a full pipe would stop the child."""
     rest = b""
     while chunk := await stream.read(65536):
         *lines, rest = (rest + chunk).split(b"\n")
         rest = rest[:_MAX_LINE]
         for line in lines:
-            _note(line, module, last)
-    _note(rest, module, last)
+            _note(line, last)
+    _note(rest, last)
 
 
-def _note(line: bytes, module: str, last: deque[str]) -> None:
+def _note(line: bytes, last: deque[str]) -> None:
     if text := line[:_MAX_LINE].decode(errors="replace").strip():
         last.append(text)
         with contextlib.suppress(Exception):
-            log.debug("a child of the encoder says", child=module, text=text)
+            log.debug("the encoder says", text=text)

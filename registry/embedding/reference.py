@@ -6,6 +6,8 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from registry.embedding.fast import FLOAT32
+
 KIND: Final = "reference"
 
 
@@ -13,6 +15,7 @@ class Reference:
     """A loaded model."""
 
     kind = KIND
+    precision = FLOAT32
 
     def __init__(self, folder: Path) -> None:
         """Load it, which takes seconds; raises what sentence-transformers does."""

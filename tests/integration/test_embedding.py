@@ -23,7 +23,9 @@ from registry.embedding import fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
 from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
 from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, find
-from registry.embedding.process import Worker, export
+from registry.embedding.process import Worker
+from registry.embedding.spaces import Space
+from registry.embedding.worker import export
 from tests.integration.door import until
 
 ROOT = Path(__file__).parents[2]
@@ -43,19 +45,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# What ran, the vectors of TEXTS as cards, and as a query.
-Vectors = tuple[str, NDArray[np.float32], NDArray[np.float32]]
-
-
 @dataclass
 class Prepared:
     """What a first start over a damaged file came to, and what sentence-transformers says by itself."""
 
     cache_dir: Path
     own: NDArray[np.float32]
-    first: Vectors
-    second: Vectors
-    spaces: set[str | None]
+    vectors: NDArray[np.float32]
+    """Of TEXTS, as soon as there were any."""
+    space: Space | None
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     damaged.mkdir()
     for name in (fast.MODEL, fast.TOKENIZER):
         (damaged / name).write_bytes(b"whole")
-    fast.describe(damaged, 256)
+    fast.describe(damaged, 256, fast.MIXED)
     (damaged / fast.MODEL).write_bytes(b"broken")
     (cache_dir / ".making-left-by-one-that-was-killed").mkdir()
     script = (
@@ -83,24 +81,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
             [sys.executable, "-c", script, str(place.folder)], stdin=texts, stdout=subprocess.PIPE, env=environment
         ) as own,
     ):
-        first, second, spaces = asyncio.run(_prepare(cache_dir))
-        vectors = np.array(json.loads(own.communicate()[0]), np.float32)
-    return Prepared(cache_dir, vectors, first, second, spaces)
+        vectors, space = asyncio.run(_prepare(cache_dir))
+        reference = np.array(json.loads(own.communicate()[0]), np.float32)
+    return Prepared(cache_dir, reference, vectors, space)
 
 
-async def _prepare(cache_dir: Path) -> tuple[Vectors, Vectors, set[str | None]]:
+async def _prepare(cache_dir: Path) -> tuple[NDArray[np.float32], Space | None]:
     encoder = Encoder(DEFAULT_MODEL, cache_dir, "test")
     await encoder.start()
     try:
-        spaces = {encoder.space}
         async with asyncio.timeout(LOADS_WITHIN):
-            await encoder.wait_ready()
-            first = (encoder.model, await encoder.cards(TEXTS), await _asked(encoder, TEXTS))
-        await until(lambda: encoder.model != first[0], LOADS_WITHIN)
-        async with asyncio.timeout(LOADS_WITHIN):
-            # Others than before, so that the queries are not remembered ones.
-            second = (encoder.model, await encoder.cards(TEXTS), await _asked(encoder, [f"{text} " for text in TEXTS]))
-        return first, second, spaces | {encoder.space}
+            return await encoder.cards(TEXTS), encoder.space
     finally:
         await encoder.stop()
 
@@ -140,31 +131,49 @@ async def encoder(prepared: Prepared) -> AsyncIterator[Encoder]:
     await encoder.stop()
 
 
-def test_the_reference_runs_until_a_damaged_file_is_made_anew(prepared: Prepared) -> None:
-    assert prepared.first[0] == "reference"
-    assert prepared.second[0] == "onnx"
+async def test_vectors_of_the_first_minutes_are_those_of_later_ones(prepared: Prepared, encoder: Encoder) -> None:
+    assert encoder.model == "onnx"
+    assert (await encoder.cards(TEXTS) == prepared.vectors).all()
+    assert (await _asked(encoder, TEXTS) == prepared.vectors).all()
+    assert encoder.space == prepared.space
     assert [path.name for path in prepared.cache_dir.glob(".making-*")] == []
 
 
 def test_vectors_are_those_of_sentence_transformers(prepared: Prepared) -> None:
-    for vectors in prepared.first[1:]:
-        assert np.abs(vectors - prepared.own).max() < 1e-4
-    for vectors in prepared.second[1:]:
-        assert (vectors * prepared.own).sum(axis=1).min() > 0.98
-        assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-3)
+    assert (prepared.vectors * prepared.own).sum(axis=1).min() > 0.98
+    assert np.linalg.norm(prepared.vectors, axis=1) == pytest.approx(1, abs=1e-3)
 
 
-def test_both_share_a_space_that_is_known_at_once(prepared: Prepared) -> None:
-    (space,) = prepared.spaces
-    assert space is not None
-    assert space.startswith(f"{DEFAULT_MODEL}@")
-    assert space.endswith("/384/test")
+def test_no_processor_overflows_on_the_exported_model(prepared: Prepared) -> None:
+    """Without VNNI, two neighbouring products of an unsigned and a signed byte are added in a saturating int16."""
+    import onnx
+
+    place = find(DEFAULT_MODEL)
+    assert place is not None
+    graph = onnx.load(fast.folder_of(prepared.cache_dir, place.fingerprint) / fast.MODEL).graph
+    matrices = {matrix.name: onnx.numpy_helper.to_array(matrix) for matrix in graph.initializer}
+    multiplied = [matrices[node.input[1]] for node in graph.node if node.op_type == "MatMulInteger"]
+    assert multiplied
+    for weights in multiplied:
+        assert weights.dtype == np.int8
+        pairs = weights.astype(int).reshape(-1, 2, weights.shape[1])
+        assert 255 * pairs.clip(min=0).sum(axis=1).max() < 2**15
+        assert 255 * pairs.clip(max=0).sum(axis=1).min() >= -(2**15)
 
 
-async def test_after_a_restart_the_exported_file_is_used(encoder: Encoder) -> None:
-    assert encoder.model == "onnx"
-    assert encoder.ready
-    assert encoder.problem is None
+def test_the_space_says_how_vectors_were_made(prepared: Prepared) -> None:
+    assert prepared.space is not None
+    assert prepared.space._replace(fingerprint="") == (DEFAULT_MODEL, "", fast.MIXED, 384, "test")
+
+
+async def test_after_a_restart_the_space_is_known_at_once(prepared: Prepared) -> None:
+    encoder = Encoder(DEFAULT_MODEL, prepared.cache_dir, "test")
+    await encoder.start()
+    try:
+        assert not encoder.ready
+        assert encoder.space == prepared.space
+    finally:
+        await encoder.stop()
 
 
 async def test_what_came_with_a_text_does_not_change_its_vector(encoder: Encoder) -> None:
@@ -345,7 +354,7 @@ async def test_a_model_that_is_not_there(name: str, tmp_path: Path, monkeypatch:
         await encoder.stop()
 
 
-async def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
+def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
     place = find(DEFAULT_MODEL)
     assert place is not None
     folder = tmp_path / "model"
@@ -354,8 +363,7 @@ async def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
     pooling.unlink()
     said = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     pooling.write_text(json.dumps(said))
-    why = await export(folder, tmp_path / "cache" / "target")
-    assert why is not None
+    why = export(folder, tmp_path / "cache" / "target")
     assert "only a Transformer with mean pooling" in why
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
@@ -369,10 +377,10 @@ def test_what_libraries_print_is_not_taken_for_an_answer(prepared: Prepared) -> 
         "    def encode(self, texts):\n"
         "        print('printed', flush=True); os.system('echo echoed'); sys.stdin.read()\n"
         "        return super().encode(texts)\n"
-        "fast.Fast = Loud\n"
+        "worker.Fast = Loud\n"
         "sys.exit(worker.main())\n"
     )
-    arguments = [str(place.folder), place.fingerprint, DEFAULT_MODEL, str(prepared.cache_dir)]
+    arguments = [str(place.folder), place.fingerprint, DEFAULT_MODEL, str(prepared.cache_dir), ""]
     said = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         input=pack({"texts": ["one"]}) + pack({"texts": "nonsense"[:0]}) + pack({"no": 1}) + pack({"texts": ["two"]}),

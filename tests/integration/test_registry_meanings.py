@@ -23,6 +23,7 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from registry import meanings
 from registry.directory import Directory
+from registry.embedding.fast import MIXED
 from registry.following import Following
 from registry.meanings import Meanings
 from registry.meters import Meters
@@ -33,7 +34,7 @@ from registry.searching import Searching
 from tests.integration.directory import Instance, instance
 from tests.integration.house import until
 from tests.integration.registry import card, town
-from tests.models import INSTALLED, copy_model, exports, mirror, spoil, wants_models
+from tests.models import INSTALLED, copy_model, export_spoiled, exports, mirror, spoil, wants_models
 
 COUNT = 200
 REQUEST = "my loaf did not come out well"
@@ -208,6 +209,24 @@ async def test_another_form_of_the_texts_needs_no_second_model(
 
 @wants_models
 @pytest.mark.rule("G3")
+async def test_vectors_of_mixed_precision_serve_until_the_same_model_has_read_all_cards_anew(
+    store: Store, one: Path, cache_dir: Path, tmp_path: Path
+):
+    await read_by(store, one, cache_dir)
+    with closing(sqlite3.connect(tmp_path / "mail.db", isolation_level=None)) as database:
+        # As former versions named them, whichever precision they had.
+        database.execute(f"UPDATE agent_vectors SET space = replace(space, '/{MIXED}/', '/')")
+    async with reading(store, one, cache_dir) as second:
+        assert len(await second.spaces()) == 1
+        await begun(second)
+        while f"/{MIXED}/" not in second.following.space:
+            assert await second.answered(), "by the former vectors"
+        assert second.all_read()
+        assert await second.answered()
+
+
+@wants_models
+@pytest.mark.rule("G3")
 async def test_keywords_answer_while_a_model_that_was_changed_in_place_reads_the_cards(
     store: Store, one: Path, cache_dir: Path
 ):
@@ -257,8 +276,11 @@ async def test_cards_that_wait_when_the_worker_is_killed_are_read_by_the_next(st
 
 
 @wants_models
-async def test_a_card_that_the_model_fails_over_does_not_stop_the_others(store: Store, one: Path, tmp_path: Path):
+async def test_a_card_that_the_model_fails_over_does_not_stop_the_others(
+    store: Store, one: Path, cache_dir: Path, tmp_path: Path
+):
     spoil(one, WORD)
+    export_spoiled(one, WORD, cache_dir, tmp_path / "cache")
     async with reading(store, one, tmp_path / "cache") as registry:
         await registry.register("myth", f"Knows all about the {WORD}")
         await registry.fill()

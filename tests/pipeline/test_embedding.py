@@ -214,8 +214,8 @@ def test_a_card_that_the_model_makes_nothing_of_is_told_and_the_others_are_read(
     folder = spoil(copy_model(tmp_path / "spoiled"), "unicorn")
     place = find(str(folder))
     assert place is not None
-    # Without exported files it runs as it is.
-    model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/384/1")
+    # In this precision it needs no export.
+    model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/float32/384/1", "float32")
     cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]
     batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b", b"c"], "card": [*cards, b"{}"]})
     (made,) = _encode(model, iter([batch]))
@@ -245,7 +245,7 @@ def test_vectors_that_the_service_cannot_use_are_refused_by_name(place: Place) -
     assert refused(b"").endswith("agents[1]: expected packed vectors")
     assert refused(pack_rows(wide), f"x{space}").startswith("space: expected that of the configured model, all-MiniLM")
     assert refused(pack_rows(wide), "all").startswith("space: expected that of the configured model")
-    with pytest.raises(BadRequestError, match="space: expected MODEL@FINGERPRINT/DIMS/"):
+    with pytest.raises(BadRequestError, match="space: expected MODEL@FINGERPRINT/PRECISION/DIMS/"):
         place.handed.embed("all", iter([([1, 1, good[1]], 1)]), print)
 
 
