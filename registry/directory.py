@@ -66,7 +66,7 @@ class Directory:
         )
         # The same card once more, as a sign of life, has its vectors or is waited for already.
         if self._meanings is not None and agent.card_revision == agent.revision:
-            self._meanings.embedder.call(agent.no)
+            self._meanings.embedder.call(tenant, agent.no)
         await self._following.reach(agent.revision)
         return Registered(agent, card, created)
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import structlog
 
@@ -16,10 +15,11 @@ from mediator.store.base import Transaction
 from registry.cards import read_card
 from registry.embedding.encoder import Encoder
 from registry.packing import pack_rows
+from registry.queues import TenantQueues
 from registry.texts import texts
 
-BATCH = 32
-"""Cards encoded and written together."""
+BATCH = 16
+"""Cards encoded and written together; whoever registers one card waits for so many of another's."""
 MAX_FRESH = 100_000
 """Registrations remembered; beyond it the store is asked what is missing."""
 MAX_REFUSED = 1000
@@ -58,11 +58,11 @@ class Embedder:
         self._encoder = encoder
         self._lacking = lacking
         self._others = OTHERS_MS if shared else -1
-        self._fresh: dict[int, None] = {}
+        self._fresh = TenantQueues(MAX_FRESH)
         self._refused: dict[int, int] = {}
         """Cards that the model cannot read, as they were: the agent's number and the revision."""
-        self._under_way: dict[int, int] = {}
-        """Cards of the batch read last, as they were; the store has no vectors of them yet."""
+        self._embedded: dict[int, int] = {}
+        """Cards of the batch before, as they were: found in the store, they may be told of only then."""
         self._search = True
         """Whether the store is to be asked what is missing."""
         self._problem: str | None = None
@@ -80,11 +80,9 @@ class Embedder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def call(self, no: int) -> None:
+    def call(self, tenant: str, no: int) -> None:
         """Tell that an agent was registered here."""
-        if len(self._fresh) < MAX_FRESH:
-            self._fresh[no] = None
-        else:
+        if not self._fresh.add(tenant, no):
             self._search = True
         self._idle.clear()
         self._bell.set()
@@ -123,28 +121,29 @@ class Embedder:
         space = str(self._encoder.space)
         after: int | None = 0 if self._search else None
         self._search = False
-        self._under_way = {}
-        # The next batch is read while one is encoded.
-        batch, after = await self._next(space, after)
-        while batch is not None:
-            (following, after), _ = await asyncio.gather(self._next(space, after), self._embed(space, batch))
-            batch = following
+        self._embedded = {}
+        while True:
+            # Chosen when the encoder is free, so that nobody who came meanwhile waits for two batches.
+            batch, after = await self._next(space, after)
+            if batch is None:
+                return
+            await self._embed(space, batch)
 
     async def _next(self, space: str, after: int | None) -> tuple[_Batch | None, int | None]:
-        """Return what to embed next: what was registered here, then what is missing behind ``after``, if not None."""
+        """Return what to embed next: what was registered here, by tenants in turn, then what is missing in the store.
+
+        That is behind the agent ``after``, if not None.
+        """
         while self._fresh or after is not None:
-            fresh = list(islice(self._fresh, BATCH))
-            if fresh:
-                for no in fresh:
-                    del self._fresh[no]
+            if fresh := self._fresh.take(BATCH):
                 cards = await self._broker.read(partial(_picked, fresh))
             else:
                 assert after is not None
                 cards, after = await self._broker.read(partial(_missing, space, after, self._others))
                 cards = [card for card in cards if self._refused.get(card.no) != card.card_revision]
-            cards = [card for card in cards if self._under_way.get(card.no) != card.card_revision]
+            cards = [card for card in cards if self._embedded.get(card.no) != card.card_revision]
             if cards:
-                self._under_way = {card.no: card.card_revision for card in cards}
+                self._embedded = {card.no: card.card_revision for card in cards}
                 return await asyncio.to_thread(_written_out, cards), after
         return None, None
 

@@ -38,6 +38,9 @@ class Counting:
         self.failures: list[Exception] = []
         self.ready = asyncio.Event()
         self.ready.set()
+        self.batches: asyncio.Queue[list[str]] = asyncio.Queue()
+        self.free = asyncio.Event()
+        self.free.set()
 
     async def wait_ready(self) -> None:
         await self.ready.wait()
@@ -45,6 +48,8 @@ class Counting:
     async def cards(self, texts: list[str]) -> NDArray[np.float32]:
         if self.failures:
             raise self.failures.pop()
+        self.batches.put_nowait(texts)
+        await self.free.wait()
         self.texts += texts
         return np.tile(np.array([[1, 0]], np.float32), (len(texts), 1))
 
@@ -53,9 +58,9 @@ class House:
     def __init__(self, broker: Broker, encoder: Counting, embedder: Embedder, directory: Directory) -> None:
         self.broker, self.encoder, self.embedder, self.directory = broker, encoder, embedder, directory
 
-    async def register(self, name: str, description: str) -> None:
+    async def register(self, name: str, description: str, tenant: str = "default") -> None:
         data = orjson.dumps({"mailbox": name, "name": name, "description": description})
-        await self.directory.register("default", data)
+        await self.directory.register(tenant, data)
 
     async def idle(self) -> int:
         """Wait until nothing is to be done, and return how many have vectors."""
@@ -123,3 +128,26 @@ async def test_an_error_that_nobody_expected_is_told_and_does_not_end_it(house: 
         ("failed: MemoryError", "warning"),
         ("failed: ZeroDivisionError", "warning"),
     ]
+
+
+@pytest.mark.rule("G1")
+async def test_a_bulk_import_of_one_tenant_delays_a_card_of_another_by_one_batch(house: House):
+    house.encoder.free.clear()
+    await asyncio.gather(*(house.register(f"ledger{number}", "Books invoices", "acme") for number in range(300)))
+    await house.encoder.batches.get()
+    await house.register("tides", "Tells high and low water", "globex")
+    house.encoder.free.set()
+    assert "tides\nTells high and low water" in await house.encoder.batches.get()
+    assert await house.idle() == 301
+
+
+async def test_cards_above_what_is_remembered_are_looked_for_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(embedder_module, "MAX_FRESH", 2)
+    async with _house(tmp_path) as house:
+        house.encoder.ready.clear()
+        for number in range(9):
+            await house.register(f"ledger{number}", "Books invoices")
+        house.encoder.ready.set()
+        assert await house.idle() == 9
