@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import io
+import itertools
 import os
+import random
+import socket
+import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -16,16 +20,21 @@ import pytest
 from aiohttp import ClientWebSocketResponse, web
 
 from mediator.broker import Broker
-from mediator.mediation.records import Generation
+from mediator.errors import UnresolvedDidError
+from mediator.mediation.records import Generation, Rules
 from mediator.store.base import Store, Transaction
-from pickup.client import Holder
+from pickup import outbound, relay
+from pickup.client import Holder, Wallet
+from pickup.dids import web as dids_web
 from tests.integration.house import until
+from tests.integration.registry import town
 from tests.integration.test_didcomm_bad_input import BOTH, JSON, Mediator, mail, mediating, sealed, update
 from tests.integration.test_postgres_store import url
 from tests.postgres import postgres
-from tests.unit.didcomm import jwe
+from tests.unit.didcomm import Person, jwe
+from tests.unit.test_dids_web import Host, certificate, host
 
-__all__ = ["postgres", "url"]
+__all__ = ["certificate", "host", "postgres", "url"]
 
 V1, V2 = Generation.V1, Generation.V2
 PATIENCE = 10.0
@@ -287,3 +296,191 @@ async def results(door: Mediator, holder: Holder, envelope: bytes) -> list[str]:
         opened = await holder._tools.envelopes.open(await answered.read())
     body = opened.plaintext if holder.generation is V1 else opened.plaintext["body"]
     return [one["result"] for one in body["updated"]]
+
+
+# What a forward tells its sender.
+
+
+@pytest.mark.rule("D9")
+@BOTH
+async def test_nobody_learns_from_its_answer_whom_a_forward_reached(tmp_path: Path, generation: Generation) -> None:
+    """Answers to who is known, unknown, or has no room are compared by their order only, which no load changes."""
+    async with mediating(tmp_path, Rules(max_messages=1)) as door:
+        (holder, known), (other, full) = await door.holder(generation), await door.holder(generation)
+        stranger = Wallet()
+        unknown = stranger.new_key() if generation is V1 else stranger.new_did()
+        await door.post(await mail(door, other, full))
+
+        async def forwards(count: int) -> list[tuple[str, bytes]]:
+            to = {"known": known, "unknown": unknown, "full": full}
+            return [(kind, await mail(door, holder, to[kind])) for kind in to for _ in range(count)]
+
+        async def answered(kind: str, envelope: bytes, order: list[str]) -> None:
+            assert (await door.post(envelope))[0] == 202
+            order.append(kind)
+
+        rounds = []
+        for _ in range(ROUNDS):
+            await emptied(holder)
+            sent, order = await forwards(ABREAST), list[str]()
+            random.shuffle(sent)
+            await asyncio.gather(*(answered(kind, envelope, order) for kind, envelope in sent))
+            rounds.append(order)
+        for one, two in itertools.combinations(("known", "unknown", "full"), 2):
+            # All leave together: who is answered first is chance, which strays by 0.06. Allowed is 5 times that.
+            assert abs(statistics.fmean(sooner(order, one, two) for order in rounds) - 0.5) < 0.31, (one, two)
+
+
+ROUNDS, ABREAST = 12, 4
+
+
+def sooner(order: list[str], one: str, two: str) -> float:
+    """Return how often ``one`` stands before ``two``, of all pairs of them."""
+    before = sum(order[:at].count(one) for at, kind in enumerate(order) if kind == two)
+    return before / (order.count(one) * order.count(two))
+
+
+async def emptied(holder: Holder) -> None:
+    """Take the mail of a holder, so that there is room."""
+    if mails := await holder.fetch():
+        await holder.received([one.id for one in mails])
+
+
+# Names that lead elsewhere the second time.
+
+
+PUBLIC = "203.0.114.1"
+"""An address that nobody has here, and that the guard would call."""
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
+    """Names and what the system's resolver answers for them, one answer after the other, the last one for ever."""
+    answers: dict[str, list[list[str]]] = {}
+    system = socket.getaddrinfo
+
+    def look_up(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+        if host not in answers:
+            return system(host, port, *args, **more)
+        found = answers[host].pop(0) if len(answers[host]) > 1 else answers[host][0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return answers
+
+
+@asynccontextmanager
+async def inside() -> AsyncIterator[tuple[int, list[None]]]:
+    """Run what must not be reached; gives its port, and a list with an entry for each who reached it."""
+    reached: list[None] = []
+
+    async def reach(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(None)
+        writer.close()
+
+    server = await asyncio.start_server(reach, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], reached
+
+
+REBINDING = "rebinding.example"
+
+
+@pytest.mark.rule("D10")
+async def test_an_endpoint_whose_name_moves_inside_is_not_called(
+    tmp_path: Path, named: dict[str, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbound, "POST_SECONDS", 0.3)
+    monkeypatch.setattr(relay, "PAUSES", (0.01,) * 5)
+    named[REBINDING] = [[PUBLIC], [PUBLIC, "127.0.0.1"], ["127.0.0.1"]]
+    async with inside() as (port, reached), mediating(tmp_path) as door:
+        holder, key = await door.holder(V1, endpoint=f"http://{REBINDING}:{port}/")
+        await door.post(await mail(door, holder, key))
+        labels = {"outcome": "barred"}
+        registry = door.metrics.registry
+        await until(lambda: registry.get_sample_value("mediator_didcomm_relays_total", labels))
+        assert len(named[REBINDING]) == 1, "each attempt asks once, and connects to what it was answered"
+        assert reached == []
+        assert (await holder.status()).count == 1
+
+
+@pytest.mark.rule("D10", "D12")
+async def test_a_did_whose_name_moves_inside_is_not_resolved(
+    tmp_path: Path, named: dict[str, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dids_web, "SECONDS", 0.3)
+    async with inside() as (port, reached), mediating(tmp_path) as door:
+        holder, _ = await door.holder(V2)
+        mediator = await holder._tools.resolver.resolve(holder.link.theirs)
+        keys = [one for one in mediator.key_agreement if one.curve == "X25519"]
+        named[REBINDING] = [[PUBLIC], [PUBLIC, "127.0.0.1"], ["127.0.0.1"]]
+        for path in "abc":
+            stranger = Person.make(f"did:web:{REBINDING}%3A{port}:{path}", "X25519")
+            said = jwe({"id": "1", "type": "x", "from": stranger.did}, keys, stranger.agreement[0])
+            status, code = await door.post(orjson.dumps(said))
+            assert (status >= 400, code) == (True, "did_unresolved")
+        assert len(named[REBINDING]) == 1
+        assert reached == []
+
+
+@pytest.mark.rule("A6")
+async def test_a_page_whose_name_moves_to_this_machine_gets_nothing(
+    tmp_path: Path, named: dict[str, list[list[str]]]
+) -> None:
+    """Without tokens HTTP answers on loopback; a browser on this machine is no caller for the pages it shows."""
+    named[REBINDING] = [["127.0.0.1"]]
+    async with town(tmp_path) as service, aiohttp.ClientSession() as browser:
+        assert (await service.call("GET", "/agents")).status == 200
+        for method, path in (("GET", "/agents"), ("POST", "/agents"), ("DELETE", "/agents/a.b")):
+            url = f"http://{REBINDING}:{service.service.http_port}{path}"
+            async with browser.request(method, url, json={"mailbox": "a.b"}) as answer:
+                assert answer.status == 401
+        assert (await service.call("GET", "/agents")).json["agents"] == []
+
+
+HEADS = [
+    "GET /agents HTTP/1.1\r\nHost: evil.example",
+    "GET /agents HTTP/1.0",
+    "GET http://127.0.0.1/agents HTTP/1.1\r\nHost: evil.example",
+    "GET /agents HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: 127.0.0.1",
+    "GET /agents HTTP/1.1\r\nHost: evil.example\r\nHost: 127.0.0.1",
+    "GET /agents HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example",
+    "GET /agents HTTP/1.1\r\nHost: 127.0.0.1.evil.example",
+    "GET /agents HTTP/1.1\r\nHost: 127.0.0.1@evil.example",
+    "GET /agents HTTP/1.1\r\nHost: evil.localhost.",
+]
+
+
+@pytest.mark.rule("A6")
+async def test_however_a_request_names_another_host_it_gets_nothing(tmp_path: Path) -> None:
+    async with town(tmp_path) as service:
+        for head in HEADS:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.service.http_port)
+            writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode())
+            async with asyncio.timeout(PATIENCE):
+                answer = await reader.read()
+            writer.close()
+            assert answer.split()[1] in (b"400", b"401"), head
+
+
+# Documents that are elsewhere.
+
+
+@pytest.mark.rule("D10", "D12")
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize(
+    "location", ["/elsewhere/did.json", "https://127.0.0.1:{port}/did.json", "http://localhost:{port}/", "/loop"]
+)
+async def test_a_did_web_is_what_its_own_host_says_and_no_redirect(host: Host, status: int, location: str) -> None:
+    """Whoever may redirect on a host, or take a redirect's target over, is not who controls the DID."""
+
+    async def redirect() -> None:
+        if location == "/loop" or len(host.asked) == 1:
+            port = host.did.rpartition("A")[2]
+            raise type("Redirect", (web.HTTPMove,), {"status_code": status})(location.format(port=port))
+
+    host.before = redirect
+    host.documents["/elsewhere/did.json"] = host.documents["/did.json"] = {"id": host.did}
+    with pytest.raises(UnresolvedDidError):
+        await host.dids.resolve(host.did)
+    assert host.asked == ["/.well-known/did.json"]
