@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.bounds import DAY, SECOND
 from mediator.mediation.names import canonical
 from mediator.mediation.records import Policy, Rules
 from mediator.settings_types import ANY_CASE, CLOSED, Key, Whole, network
@@ -116,6 +116,15 @@ class Didcomm(BaseModel):
         le=100_000,
         description="Messages a second that one WebSocket may send. Protects the others from a wallet that floods.",
     )
+    live_lease_seconds: Whole = Field(
+        default=Rules().live_lease // SECOND,
+        ge=0,
+        le=3600,
+        description="Seconds for which what went out on a live session and is not acknowledged is neither counted in a "
+        "`status` for its wallet nor handed out to it again; it counts again at once when the socket closes. Protects "
+        "wallets that ask as long as a status counts something from getting the same mail many times. 0 is off; set "
+        "it higher where wallets take longer to acknowledge.",
+    )
     outbound_networks: list[Annotated[str, AfterValidator(network)]] = Field(
         default_factory=list,
         description="Private networks (10.1.0.0/16) that mail may be relayed to, DIDs be resolved in and the webhook "
@@ -146,4 +155,5 @@ class Didcomm(BaseModel):
             max_bytes=self.max_mb * _MIB,
             keep=self.keep_days * DAY,
             idle=self.idle_days * DAY,
+            live_lease=self.live_lease_seconds * SECOND,
         )

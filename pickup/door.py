@@ -112,7 +112,14 @@ async def didcomm_door(
         answers = Answers(courier, meters)
         stack.push_async_callback(answers.close)
         post = Post(envelopes, resolver, identities, answers)
-        sessions = Sessions(broker, post, meters, instance=options.instance, announcer=announcer)
+        sessions = Sessions(
+            broker,
+            post,
+            meters,
+            live_lease=options.rules.live_lease,
+            instance=options.instance,
+            announcer=announcer,
+        )
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:
             protocol.register(dispatcher)

@@ -224,9 +224,10 @@ class Relay:
 
     async def _next(self, connection: Connection) -> list[Message]:
         cursor = self._passed.get(connection.mailbox_no or 0, 0)
-        return await self._broker.write(
+        messages, _ = await self._broker.write(
             lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), connection.place
         )
+        return messages
 
     async def _confirm(self, connection: Connection, message: Message) -> None:
         """Remove exactly what the endpoint took (D7): its holder is there, although it asks for nothing."""

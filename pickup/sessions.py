@@ -2,7 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from mediator.mediation.records import Connection
 from mediator.mediation.taking import Status
 from mediator.store.base import Transaction
 from pickup.dispatch import Call, Channel
+from pickup.live_leases import LiveLeases
 from pickup.message import MessageType, Reply
 from pickup.meters import Meters
 from pickup.protocols.messagepickup import delivery
@@ -66,6 +68,7 @@ class _Session:
     cursor: int
     key: bytes
     stamp: int
+    leases: LiveLeases
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -79,13 +82,22 @@ class Sessions:
     """At most one session a holder; the newest wins, on this instance and on others."""
 
     def __init__(
-        self, broker: Broker, sealer: Sealer, meters: Meters, *, instance: str, announcer: Announcer | None = None
+        self,
+        broker: Broker,
+        sealer: Sealer,
+        meters: Meters,
+        *,
+        live_lease: int,
+        instance: str,
+        announcer: Announcer | None = None,
     ) -> None:
+        """``live_lease`` is how long what went out on a live session does not come again, in milliseconds (D6)."""
         self._broker = broker
         self._sealer = sealer
         self._meters = meters
         self._instance = instance.encode()[:_MAX_INSTANCE]
         self._announcer = announcer
+        self._live_lease = live_lease
         self._of: dict[int, _Session] = {}
         self._keyed: dict[bytes, _Session] = {}
         self._on: dict[Channel, set[_Session]] = {}
@@ -137,10 +149,26 @@ class Sessions:
 
         call.after.append(begin)
 
-    def pushes_to(self, connection: Connection, channel: Channel) -> bool:
-        """Whether live mode is on for the holder on this channel: ``live_delivery`` of a ``status``."""
+    def pushes_to(self, connection: Connection, channel: Channel) -> bool | None:
+        """Whether live mode is on for the holder, on a socket for that very one: ``live_delivery`` of a ``status``.
+
+        None: not on this instance, and a request over HTTP does not say whether on another.
+        """
         session = self._of.get(connection.no)
-        return session is not None and session.channel is channel and session.type is not None
+        if session is not None and session.type is not None:
+            return session.channel is channel or not channel.persistent
+        return None if self._announcer is not None and not channel.persistent else False
+
+    @asynccontextmanager
+    async def leases(self, connection: Connection) -> AsyncIterator[LiveLeases]:
+        """Give the leases of the holder's live session, which change for nobody else within the block (D6).
+
+        Without a session on this instance there are none, and what is taken is not kept.
+        """
+        session = self._of.get(connection.no)
+        leases = LiveLeases(0) if session is None or session.type is None else session.leases
+        async with leases.lock:
+            yield leases
 
     def has(self, connection_no: int) -> bool:
         """Whether the holder has a session on this instance, on whatever channel."""
@@ -170,7 +198,8 @@ class Sessions:
             self._end(before)
         self._latest = max(self._latest + 1, self._broker.clock())
         key = self._broker.wake_key(("session", str(connection.no)))
-        session = _Session(connection, channel, type, cursor, key, self._latest)
+        leases = LiveLeases(self._live_lease, start=cursor)
+        session = _Session(connection, channel, type, cursor, key, self._latest, leases)
         self._of[connection.no] = self._keyed[key] = session
         self._on.setdefault(channel, set()).add(session)
         session.task = asyncio.create_task(self._run(session), name="didcomm-session")
@@ -246,19 +275,31 @@ class Sessions:
                     return
 
     async def _push_delivery(self, session: _Session) -> bool:
-        """Push one ``delivery`` of what arrived; its messages stay queued until they are acknowledged (D6)."""
+        """Push one ``delivery`` of what arrived; its messages stay queued until they are acknowledged (D6).
+
+        They are leased to the session meanwhile. When a lease ends nothing is pushed again: who has not acknowledged
+        sees it in the next ``status``, and asks.
+        """
         connection, cursor = session.connection, session.cursor
-        messages = await self._broker.write(
-            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), session.place
-        )
+        async with session.leases.lock:
+            leased = session.leases.leased(self._broker.clock())
+            messages, behind = await self._broker.write(
+                lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now, leased), session.place
+            )
+            session.leases.take(messages, self._broker.clock())
         if not messages:
+            session.cursor = behind
             return False
         assert session.type is not None
         assert connection.mailbox_no is not None
-        sealed = await self._sealer.seal(connection, delivery(session.type, connection.mailbox_no, messages))
-        if not await session.channel.send(sealed, connection.generation):
-            raise _GoneError
-        session.cursor = messages[-1].msg_id + 1
+        try:
+            sealed = await self._sealer.seal(connection, delivery(session.type, connection.mailbox_no, messages))
+            if not await session.channel.send(sealed, connection.generation):
+                raise _GoneError
+        except BaseException:
+            session.leases.release([message.msg_id for message in messages])
+            raise
+        session.cursor = behind
         self._meters.delivered("live", len(messages))
         return True
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-DAY = 24 * 3600 * 1000
+SECOND = 1000
+DAY = 24 * 3600 * SECOND
 
 MAX_DESC = 4096
 MAX_TAGS = 64

@@ -5,7 +5,7 @@ nothing, and a store may commit many verbs together. All reads see the transacti
 milliseconds since the epoch. What a table raises is a fault of the store, never the caller's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -120,8 +120,20 @@ class Messages(Protocol):
     def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
         """Return the message that has the key, expired or not (S2)."""
 
-    def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
-        """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size."""
+    def lane(
+        self,
+        mailbox: Mailbox,
+        lane: Lane,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
+    ) -> list[Message]:
+        """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size.
+
+        Those whose msg_id is in ``without`` are passed over unread.
+        """
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
         """Return these messages in order of msg_id, those that are there; stops behind ``budget`` bytes of size."""
@@ -154,7 +166,14 @@ class Messages(Protocol):
         """Return messages that the next start of a service removes (E5)."""
 
     def addressed(
-        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+        self,
+        mailbox: Mailbox,
+        recipient: str,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
     ) -> list[Message]:
         """Return messages for one recipient key behind msg_id ``after``, as :meth:`lane` does (D3)."""
 

@@ -7,7 +7,7 @@ milliseconds since the epoch.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.bounds import DAY, SECOND
 
 
 class Generation(StrEnum):
@@ -43,6 +43,8 @@ class Rules:
     """How long a forwarded message waits for its holder."""
     idle: int = 180 * DAY
     """After this time without use a key is free for others, a connection without mail is forgotten (D8); 0: never."""
+    live_lease: int = 30 * SECOND
+    """How long what went out on a live session and is not acknowledged neither counts nor comes again (D6)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,57 +49,74 @@ def parse_attachment_id(text: str) -> tuple[int, int] | None:
     return no, msg_id
 
 
-def status(tx: Transaction, connection: Connection, recipient: str | None, now: int) -> Status:
-    """Say what waits for a holder, or for one canonical key of it, in constant time (D1, D3).
+def status(
+    tx: Transaction, connection: Connection, recipient: str | None, now: int, leased: Collection[int] = ()
+) -> Status:
+    """Say what waits for a holder, or for one canonical key of it, without a scan (D1, D3).
 
-    Mail whose time is over counts until it is collected, but for a queue that holds nothing else.
-    :class:`NotEnrolledError` without mediation; so for all that follow.
+    ``leased`` are msg_ids that a live session has handed out: they do not count (D6). Mail whose time is over counts
+    until it is collected, but for a queue that holds nothing else. :class:`NotEnrolledError` without mediation; so for
+    all that follow.
     """
-    return _status(tx, mailbox_of(tx, connection, now), recipient, now)
+    return _status(tx, mailbox_of(tx, connection, now), recipient, now, leased)
 
 
-def _status(tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int) -> Status:
+def _status(tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int, leased: Collection[int]) -> Status:
     all_mail = Usage(mailbox.messages, mailbox.bytes)
     held = all_mail if recipient is None else tx.messages.held_for(mailbox, recipient)
-    span = _span(tx, mailbox, recipient, now) if held.messages else None
+    if held.messages and leased:
+        there = tx.messages.handles(mailbox, list(leased), EVER).values()
+        away = [handle.size for handle in there if recipient in (None, handle.recipient)]
+        held = Usage(held.messages - len(away), held.bytes - sum(away))
+    span = _span(tx, mailbox, recipient, now, leased) if held.messages else None
     return Status() if span is None else Status(held.messages, held.bytes, *span)
 
 
-def _span(tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int) -> tuple[int, int] | None:
-    """Return when the oldest and the newest living message were queued."""
+def _span(
+    tx: Transaction, mailbox: Mailbox, recipient: str | None, now: int, leased: Collection[int]
+) -> tuple[int, int] | None:
+    """Return when the oldest and the newest living message were queued, of those that are not leased."""
     if recipient is None:
         # Most often both ends live: then no payload is read.
         ends = [*(handle.msg_id for handle in tx.messages.first(mailbox, 1)), mailbox.next_id - 1]
         there = tx.messages.handles(mailbox, ends, now)
-        if all(end in there for end in ends):
+        if all(end in there and end not in leased for end in ends):
             return there[ends[0]].created_at, there[ends[-1]].created_at
-        oldest = [message for lane in LANES for message in tx.messages.lane(mailbox, lane, -1, 1, 1, now)]
+        oldest = [message for lane in LANES for message in tx.messages.lane(mailbox, lane, -1, 1, 1, now, leased)]
     else:
-        oldest = tx.messages.addressed(mailbox, recipient, -1, 1, 1, now)
-    newest = tx.messages.newest(mailbox, Filter(recipient=recipient), 1, 1, now)
+        oldest = tx.messages.addressed(mailbox, recipient, -1, 1, 1, now, leased)
+    # One more than are leased, so that one that is not is among them.
+    heads = tx.messages.heads(mailbox, Filter(recipient=recipient), len(leased) + 1, now)
+    newest = [message.created_at for message in heads if message.msg_id not in leased]
     if not oldest or not newest:
         return None
-    return min(message.created_at for message in oldest), newest[-1].created_at
+    return min(message.created_at for message in oldest), newest[-1]
 
 
 def deliver(
-    tx: Transaction, connection: Connection, limit: int, recipient: str | None, budget: int, now: int
+    tx: Transaction,
+    connection: Connection,
+    limit: int,
+    recipient: str | None,
+    budget: int,
+    now: int,
+    leased: Collection[int] = (),
 ) -> list[Message]:
     """Hand out the oldest messages, highest lane first, at most ``limit`` and ``budget`` bytes but at least one (D1).
 
-    All that is not acknowledged comes again (D2). Changes nothing but what is told to observers. Those of one
-    ``recipient`` come in order of msg_id.
+    All that is not acknowledged comes again (D2), once its lease is over where it has one (D6). Changes nothing but
+    what is told to observers. Those of one ``recipient`` come in order of msg_id.
     """
     mailbox = mailbox_of(tx, connection, now)
     found: list[Message] = []
     if recipient is not None:
-        found = tx.messages.addressed(mailbox, recipient, -1, limit, budget, now)
+        found = tx.messages.addressed(mailbox, recipient, -1, limit, budget, now, leased)
     else:
         left = budget
         for lane in LANES:
             if len(found) >= limit or left <= 0:
                 break
-            more = tx.messages.lane(mailbox, lane, -1, limit - len(found), left, now)
+            more = tx.messages.lane(mailbox, lane, -1, limit - len(found), left, now, leased)
             found += more
             left -= sum(message.size for message in more)
     return _hand_out(tx, mailbox, _fit(found, limit, budget), now)
@@ -174,20 +191,29 @@ def pick(tx: Transaction, connection: Connection, ids: Sequence[int], budget: in
 def open_live(tx: Transaction, connection: Connection, now: int) -> tuple[Status, int]:
     """Say what waits already, and the cursor from which on :func:`arrived` pushes: nothing falls between (D6)."""
     mailbox = mailbox_of(tx, connection, now)
-    return _status(tx, mailbox, None, now), mailbox.next_id
+    return _status(tx, mailbox, None, now, ()), mailbox.next_id
 
 
-def arrived(tx: Transaction, connection: Connection, cursor: int, limit: int, budget: int, now: int) -> list[Message]:
+def arrived(
+    tx: Transaction,
+    connection: Connection,
+    cursor: int,
+    limit: int,
+    budget: int,
+    now: int,
+    leased: Collection[int] = (),
+) -> tuple[list[Message], int]:
     """Hand out messages from ``cursor`` on in order of msg_id, whatever their lane; they stay queued (D6).
 
-    The next cursor is behind the last of them.
+    ``leased`` went out already, since their holder asked for them. Returns the next cursor too.
     """
     mailbox = mailbox_of(tx, connection, now)
     if cursor >= mailbox.next_id:
-        return []
-    found = [m for lane in LANES for m in tx.messages.lane(mailbox, lane, cursor - 1, limit, budget, now)]
+        return [], cursor
+    found = [m for lane in LANES for m in tx.messages.lane(mailbox, lane, cursor - 1, limit, budget, now, leased)]
     found.sort(key=lambda message: message.msg_id)
-    return _hand_out(tx, mailbox, _fit(found, limit, budget), now)
+    messages = _hand_out(tx, mailbox, _fit(found, limit, budget), now)
+    return messages, messages[-1].msg_id + 1 if messages else mailbox.next_id
 
 
 def _fit(messages: Sequence[Message], limit: int, budget: int) -> list[Message]:

@@ -1,7 +1,7 @@
 """Mailboxes and messages in memory."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mediator.mailboxes.lanes import Lane
@@ -106,10 +106,23 @@ class Messages(Table):
         found = [message for message in self._box(mailbox).messages.values() if message.key == key]
         return found[-1].handle if found else None
 
-    def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
+    def lane(
+        self,
+        mailbox: Mailbox,
+        lane: Lane,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
+    ) -> list[Message]:
+        found = self._behind(mailbox, after, now, without)
+        return _within((message for message in found if message.lane == lane), limit, budget)
+
+    def _behind(self, mailbox: Mailbox, after: int, now: int, without: Collection[int]) -> Iterator[Message]:
+        skipped = set(without)
         messages = self._box(mailbox).messages
-        wanted = (m for i, m in messages.items() if i > after and m.lane == lane and lives(m, now))
-        return _within(wanted, limit, budget)
+        return (m for i, m in messages.items() if i > after and i not in skipped and lives(m, now))
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
         messages = self._box(mailbox).messages
@@ -175,11 +188,17 @@ class Messages(Table):
         return list(itertools.islice(found, limit))
 
     def addressed(
-        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+        self,
+        mailbox: Mailbox,
+        recipient: str,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
     ) -> list[Message]:
-        messages = self._box(mailbox).messages
-        wanted = (m for i, m in messages.items() if i > after and m.recipient == recipient and lives(m, now))
-        return _within(wanted, limit, budget)
+        found = self._behind(mailbox, after, now, without)
+        return _within((message for message in found if message.recipient == recipient), limit, budget)
 
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
         return self._box(mailbox).held.get(recipient, Usage(0, 0))

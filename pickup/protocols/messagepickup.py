@@ -1,6 +1,6 @@
 """Message pickup 2.0 (RFC 0685), 3.0 and 4.0: what waits, handed out and acknowledged (D1–D3, D6)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ async def status_request(call: Call) -> Sequence[Reply]:
     """Say what waits, for all recipients or for one; alone among pickup requests it confirms no batch (D7, D13)."""
     connection, asked = holder(call), _asked(call.message)
     recipient = _recipient(asked)
-    waiting = await _status(call, connection, recipient)
+    waiting = await status(call, connection, recipient)
     return [_status_reply(call, waiting, asked)]
 
 
@@ -86,13 +86,13 @@ async def delivery_request(call: Call) -> Sequence[Reply]:
     connection, asked, form = holder(call), _asked(call.message), _form(call.message.type)
     limit, recipient = count(call.message.body, form.limit), _recipient(asked)
 
-    def deliver(tx: Transaction, now: int) -> list[Mail]:
+    def deliver(tx: Transaction, now: int, leased: Collection[int]) -> list[Mail]:
         settled = taking.settle_handed(tx, connection, now)
-        return taking.deliver(tx, settled, limit, recipient, BUDGET, now)
+        return taking.deliver(tx, settled, limit, recipient, BUDGET, now, leased)
 
-    mails = await call.write(deliver)
+    mails = await hand_out(call, connection, deliver)
     if not mails and not form.empty:
-        return [_status_reply(call, await _status(call, connection, recipient), asked)]
+        return [_status_reply(call, await status(call, connection, recipient), asked)]
     call.office.meters.delivered("request", len(mails))
     return [delivery(call.message.type, _mailbox_no(connection), mails, thid=call.message.thread, asked=asked)]
 
@@ -103,12 +103,16 @@ async def messages_received(call: Call) -> Sequence[Reply]:
     listed = texts(call.message.body, "message_id_list")
     ids = msg_ids(connection, listed)
 
-    def acknowledge(tx: Transaction, now: int) -> Status:
-        settled = taking.settle_handed(tx, connection, now)
-        taking.acknowledge(tx, settled, ids, now)
-        return taking.status(tx, settled, None, now)
+    async with call.office.sessions.leases(connection) as leases:
+        leased = leases.leased(call.office.broker.clock())
 
-    waiting = await call.write(acknowledge)
+        def acknowledge(tx: Transaction, now: int) -> Status:
+            settled = taking.settle_handed(tx, connection, now)
+            taking.acknowledge(tx, settled, ids, now)
+            return taking.status(tx, settled, None, now, leased)
+
+        waiting = await call.write(acknowledge)
+        leases.release(ids)
     return [_status_reply(call, waiting, None)]
 
 
@@ -117,7 +121,7 @@ async def live_delivery_change(call: Call) -> Sequence[Reply]:
     connection = holder(call)
     on = flag(call.message.body, "live_delivery")
     if call.repeated:
-        return [_status_reply(call, await _status(call, connection, None), None)]
+        return [_status_reply(call, await status(call, connection), None)]
     # Also one that is refused here, on HTTP, would be taken where a recorder sends it.
     await settle(call, connection)
     try:
@@ -156,8 +160,34 @@ def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
     return [one[1] for one in parsed if one is not None and one[0] == connection.mailbox_no]
 
 
-async def _status(call: Call, connection: Connection, recipient: str | None) -> Status:
-    return await call.office.broker.read(lambda tx, now: taking.status(tx, connection, recipient, now))
+async def status(call: Call, connection: Connection, recipient: str | None = None) -> Status:
+    """Return what waits, without what is on its way to the holder's live session (D6)."""
+    broker = call.office.broker
+    async with call.office.sessions.leases(connection) as leases:
+        leased = leases.leased(broker.clock())
+        return await broker.read(lambda tx, now: taking.status(tx, connection, recipient, now, leased))
+
+
+async def hand_out(
+    call: Call, connection: Connection, work: Callable[[Transaction, int, Collection[int]], list[Mail]]
+) -> list[Mail]:
+    """Hand out mail; what came since live mode is on is leased to the session, and not pushed besides (D6).
+
+    ``work`` gets the msg_ids that are leased already. An envelope that came before leases nothing.
+    """
+    clock = call.office.broker.clock
+    async with call.office.sessions.leases(connection) as leases:
+        leased = leases.leased(clock())
+        mails = await call.write(lambda tx, now: work(tx, now, leased))
+        if not call.repeated:
+            leases.take(mails, clock())
+
+    async def sent(answered: bool) -> None:
+        if not answered:
+            leases.release([mail.msg_id for mail in mails])
+
+    call.after.append(sent)
+    return mails
 
 
 def _status_reply(call: Call, waiting: Status, asked: str | None, live: bool | None = None) -> Reply:
@@ -171,7 +201,9 @@ def _status_reply(call: Call, waiting: Status, asked: str | None, live: bool | N
     if form.waited:
         since = waiting.oldest_at
         body["longest_waited_seconds"] = 0 if since is None else max(0, office.broker.clock() - since) // 1000
-    body["live_delivery"] = office.sessions.pushes_to(call.enrolled(), call.channel) if live is None else live
+    live = office.sessions.pushes_to(call.enrolled(), call.channel) if live is None else live
+    if live is not None:
+        body["live_delivery"] = live
     return Reply(call.message.type.named("status"), body, thid=call.message.thread)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,7 +19,7 @@ from pickup.envelope.reading import read_object
 from pickup.fields import count, texts
 from pickup.message import Json, Reply
 from pickup.protocols import report_problem
-from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, holder, msg_ids, settle
+from pickup.protocols.messagepickup import BUDGET, FAMILY, FORMS, hand_out, holder, msg_ids, settle, status
 
 if TYPE_CHECKING:
     from pickup.dispatch import Dispatcher
@@ -54,7 +54,7 @@ async def status_request(call: Call) -> Sequence[Reply]:
     """Say what waits."""
     connection = holder(call)
     await settle(call, connection)
-    waiting = await call.office.broker.read(lambda tx, now: taking.status(tx, connection, None, now))
+    waiting = await status(call, connection)
     return [Reply(call.message.type.named("status"), _written(waiting, call), thid=call.message.thread)]
 
 
@@ -76,24 +76,24 @@ class Batches:
         size = count(call.message.body, "batch_size")
         last = call.enrolled()
 
-        def take(tx: Transaction, now: int) -> list[Mail]:
+        def take(tx: Transaction, now: int, leased: Collection[int]) -> list[Mail]:
             if call.message.id in last.handed_in:
                 return taking.pick(tx, last, last.handed, BUDGET, now)
             settled = taking.settle_handed(tx, connection, now)
-            return taking.deliver(tx, settled, size, None, BUDGET, now)
+            return taking.deliver(tx, settled, size, None, BUDGET, now, leased)
 
-        return [self._handed(call, connection, await call.write(take), "batch")]
+        return [self._handed(call, connection, await hand_out(call, connection, take), "batch")]
 
     async def list_pickup(self, call: Call) -> Sequence[Reply]:
         """Hand out exactly the messages that are named, those that are there."""
         connection = holder(call)
         ids = msg_ids(connection, texts(call.message.body, "message_ids"))
 
-        def pick(tx: Transaction, now: int) -> list[Mail]:
+        def pick(tx: Transaction, now: int, _leased: Collection[int]) -> list[Mail]:
             settled = taking.settle_handed(tx, connection, now)
             return taking.pick(tx, settled, ids, BUDGET, now)
 
-        return [self._handed(call, connection, await call.write(pick), "list-response")]
+        return [self._handed(call, connection, await hand_out(call, connection, pick), "list-response")]
 
     def _handed(self, call: Call, connection: Connection, mails: Sequence[Mail], name: str) -> Reply:
         mailbox_no = connection.mailbox_no

@@ -555,13 +555,15 @@ def test_mail_for_one_recipient_comes_alone_and_in_order(store):
         put(tx, mailbox, b"long", recipient=LONGEST)
         put(tx, other, b"other", recipient="a")
 
-        def got(recipient, after=-1, limit=ALL, budget=ALL, now=T0):
-            return ids(tx.messages.addressed(mailbox, recipient, after, limit, budget, now))
+        def got(recipient, after=-1, limit=ALL, budget=ALL, now=T0, without=()):
+            return ids(tx.messages.addressed(mailbox, recipient, after, limit, budget, now, without))
 
         assert got("a") == [0, 2, 4, 7]
         assert got("b") == [1, 3, 5]
         assert got("a", after=0) == got("a", after=1) == [2, 4, 7]
         assert got("a", limit=2) == [0, 2]
+        assert got("a", limit=2, without=[0, 1, 4]) == [2, 7]
+        assert got("a", without={0, 2, 4, 7}) == []
         assert got("a", now=T0 + 10) == [0, 2, 4]
         assert got("A") == got("") == []
         [message] = tx.messages.addressed(mailbox, LONGEST, -1, ALL, ALL, T0)

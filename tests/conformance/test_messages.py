@@ -144,6 +144,9 @@ def test_a_lane_gives_its_own_messages_in_order(store):
             assert all(message.lane is lane for message in found)
             assert ids(tx.messages.lane(mailbox, lane, lane, ALL, ALL, T0)) == [lane + 4, lane + 8]
             assert ids(tx.messages.lane(mailbox, lane, lane - 1, 2, ALL, T0)) == [lane, lane + 4]
+            assert ids(tx.messages.lane(mailbox, lane, -1, 1, 1, T0, without=range(8))) == [lane + 8]
+            assert ids(tx.messages.lane(mailbox, lane, -1, 2, ALL, T0, [99, lane + 4, lane - 1])) == [lane, lane + 8]
+            assert tx.messages.lane(mailbox, lane, -1, ALL, ALL, T0, without=range(1000)) == []
             assert tx.messages.lane(mailbox, lane, lane + 8, ALL, ALL, T0) == []
             assert tx.messages.lane(mailbox, lane, 2**40, ALL, ALL, T0) == []
 

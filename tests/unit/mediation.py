@@ -1,6 +1,6 @@
 """Mediation for tests: its verbs over any store, beside those of the mailboxes, each one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mediator.mailboxes.bounds import Bounds
@@ -148,14 +148,19 @@ class Mediation(Broker):
             )
         )
 
-    def status(self, connection: Connection, recipient: str | None = None) -> Status:
+    def status(self, connection: Connection, recipient: str | None = None, leased: Collection[int] = ()) -> Status:
         with self.store.reading() as tx:
-            return taking.status(tx, connection, recipient, self.now)
+            return taking.status(tx, connection, recipient, self.now, leased)
 
     def deliver(
-        self, connection: Connection, limit: int = 1000, recipient: str | None = None, budget: int = AMPLE
+        self,
+        connection: Connection,
+        limit: int = 1000,
+        recipient: str | None = None,
+        budget: int = AMPLE,
+        leased: Collection[int] = (),
     ) -> list[Message]:
-        return self.run(lambda tx: taking.deliver(tx, connection, limit, recipient, budget, self.now))
+        return self.run(lambda tx: taking.deliver(tx, connection, limit, recipient, budget, self.now, leased))
 
     def acknowledge(self, connection: Connection, *ids: int) -> int:
         return self.run(lambda tx: taking.acknowledge(tx, connection, ids, self.now))
@@ -182,8 +187,15 @@ class Mediation(Broker):
     def open_live(self, connection: Connection) -> tuple[Status, int]:
         return self.run(lambda tx: taking.open_live(tx, connection, self.now))
 
-    def arrived(self, connection: Connection, cursor: int, limit: int = 1000, budget: int = AMPLE) -> list[Message]:
-        return self.run(lambda tx: taking.arrived(tx, connection, cursor, limit, budget, self.now))
+    def arrived(
+        self,
+        connection: Connection,
+        cursor: int,
+        limit: int = 1000,
+        budget: int = AMPLE,
+        leased: Collection[int] = (),
+    ) -> list[Message]:
+        return self.run(lambda tx: taking.arrived(tx, connection, cursor, limit, budget, self.now, leased)[0])
 
 
 def payloads(messages: Sequence[Message]) -> list[bytes]:

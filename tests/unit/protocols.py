@@ -43,6 +43,7 @@ V1_DID = "did:peer:4zQmOurs"
 V2_DID = "did:peer:2.Ours"
 RECIPIENTS = {V1: OURS, V2: f"{V2_DID}#key-1"}
 SECONDS = 5.0
+LIVE_LEASE = Rules().live_lease
 MAX_ENVELOPE = 123_456
 
 Json = dict[str, Any]
@@ -230,7 +231,7 @@ class Door:
         identities = cast(Identities, OneIdentity())
         resolver: Resolver = self.phonebook
         post = Post(Glass(), resolver, identities, self.outbox)
-        self.sessions = Sessions(self.broker, post, meters, instance="one")
+        self.sessions = Sessions(self.broker, post, meters, live_lease=LIVE_LEASE, instance="one")
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:
             protocol.register(dispatcher)

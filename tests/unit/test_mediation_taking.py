@@ -330,3 +330,30 @@ def test_what_was_taken_meanwhile_is_not_pushed(house: Mediation) -> None:
     assert ids(house.arrived(holder, cursor)) == [9]
     house.advance(7 * DAY)
     assert house.arrived(holder, cursor) == []
+
+
+@pytest.mark.rule("D1", "D6")
+@pytest.mark.parametrize("recipient", [None, key(10)])
+def test_what_is_leased_neither_counts_nor_is_handed_out(house: Mediation, recipient: str | None) -> None:
+    holder = house.holder(1, key(10), key(11))
+    for number in range(5):
+        house.forward(key(10), b"x" * number)
+        house.advance(SECOND)
+    if recipient is not None:
+        house.forward(key(11))
+    # At both ends, in the middle, what is gone, and what is for somebody else.
+    left = house.status(holder, recipient, leased=[0, 2, 4, 5, 99])
+    assert left == Status(2, 1 + 3, START + SECOND, START + 3 * SECOND)
+    assert ids(house.deliver(holder, recipient=recipient, leased=[0, 2, 4, 5])) == [1, 3]
+    assert ids(house.deliver(holder, 1, recipient, leased=[0, 1])) == [2]
+    assert house.status(holder, recipient, leased=range(6)) == Status()
+    assert house.deliver(holder, recipient=recipient, leased=range(6)) == []
+
+
+@pytest.mark.rule("D6")
+def test_live_mail_that_was_handed_out_on_request_is_passed_over(house: Mediation) -> None:
+    holder = house.holder(1, key(10))
+    _, cursor = house.open_live(holder)
+    house.forward(key(10), *TEN)
+    assert ids(house.arrived(holder, cursor, limit=3, leased=[0, 1, 3])) == [2, 4, 5]
+    assert house.arrived(holder, 6, leased=range(10)) == []

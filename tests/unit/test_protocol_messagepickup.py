@@ -1,5 +1,6 @@
 """Message pickup 2.0, 3.0 and 4.0: one test for each MUST of their texts, and what this service adds (D1–D3, D6)."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -9,7 +10,20 @@ import pytest
 from mediator.mediation.records import Generation
 from pickup.message import OLD
 from tests.unit.mediation import key
-from tests.unit.protocols import V1, V2, Answer, Door, Json, Peer, Wire, base58, envelope, open_door
+from tests.unit.protocols import (
+    LIVE_LEASE,
+    SECONDS,
+    V1,
+    V2,
+    Answer,
+    Door,
+    Json,
+    Peer,
+    Wire,
+    base58,
+    envelope,
+    open_door,
+)
 
 HELD, OTHER = key(500), key(501)
 SECOND = 1000
@@ -28,14 +42,16 @@ class Version:
         body = {} if recipient is None else {self.recipient: recipient}
         return await peer.ask(f"{self.protocol}/status-request", body, wire=wire)
 
-    async def fetch(self, peer: Peer, limit: object = 10, recipient: str | None = None) -> Answer:
+    async def fetch(
+        self, peer: Peer, limit: object = 10, recipient: str | None = None, wire: Wire | None = None
+    ) -> Answer:
         body: Json = {self.limit: limit}
         if recipient is not None:
             body[self.recipient] = recipient
-        return await peer.ask(f"{self.protocol}/delivery-request", body)
+        return await peer.ask(f"{self.protocol}/delivery-request", body, wire=wire)
 
-    async def received(self, peer: Peer, *ids: str) -> Answer:
-        return await peer.ask(f"{self.protocol}/messages-received", {"message_id_list": list(ids)})
+    async def received(self, peer: Peer, *ids: str, wire: Wire | None = None) -> Answer:
+        return await peer.ask(f"{self.protocol}/messages-received", {"message_id_list": list(ids)}, wire=wire)
 
     async def live(self, peer: Peer, wire: Wire, on: object = True) -> Answer:
         return await peer.ask(f"{self.protocol}/live-delivery-change", {"live_delivery": on}, wire=wire)
@@ -363,7 +379,7 @@ async def test_what_is_queued_already_must_be_requested(door: Door, version: Ver
     await door.forward(HELD, envelope("after"))
     await wire.count(2)
     assert wire.answers[1].marks == ["after"]
-    assert (await version.fetch(peer)).marks == ["before", "after"]
+    assert (await version.fetch(peer)).marks == ["before"]
 
 
 @each
@@ -382,6 +398,130 @@ async def test_a_live_message_comes_in_a_delivery_and_stays_until_acknowledged(d
     assert len(await peer.queued()) == 1
     await version.received(peer, *pushed.attached)
     assert await peer.queued() == []
+
+
+OVER = pytest.mark.parametrize("over", ["http", "socket"])
+
+
+@each
+@OVER
+@pytest.mark.rule("D6")
+async def test_what_was_pushed_and_not_acknowledged_is_leased_to_the_session(
+    door: Door, version: Version, over: str
+) -> None:
+    """It is not counted in a `status` for its holder nor handed out again, until the lease ends."""
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await door.forward(HELD, envelope("backlog"))
+    await version.live(peer, wire)
+    door.now += SECOND
+    await door.forward(HELD, envelope("live"))
+    await wire.count(2)
+    (id,) = wire.answers[1].attached
+
+    def way() -> Wire:
+        return wire if over == "socket" else Wire()
+
+    body = (await version.status(peer, wire=way())).body
+    assert body["live_delivery"] is True
+    assert (body["message_count"], body["total_bytes"]) == (1, len(envelope("backlog")))
+    assert body["oldest_received_time"] == body["newest_received_time"]
+    assert body.get("longest_waited_seconds", 1) == 1
+    assert (await version.status(peer, HELD, wire=way())).body["message_count"] == 1
+    assert (await version.status(peer, OTHER, wire=way())).body["message_count"] == 0
+    for _ in range(2):
+        first = await version.fetch(peer, wire=way())
+        assert first.marks == ["backlog"], "what was there before is delivered until it is acknowledged"
+    door.now += LIVE_LEASE - SECOND
+    body = (await version.received(peer, *first.attached, wire=way())).body
+    assert (body["message_count"], body["total_bytes"]) == (0, 0)
+    assert "oldest_received_time" not in body
+    assert (await version.fetch(peer, wire=way())).attached == {}
+
+    door.now += SECOND
+    assert (await version.status(peer, wire=way())).body["message_count"] == 1
+    again = await version.fetch(peer, wire=way())
+    assert list(again.attached) == [id]
+    assert (await version.status(peer, wire=way())).body["message_count"] == 0
+    pushed = [answer for answer in wire.answers if answer.name == "delivery" and answer.thid is None]
+    assert len(pushed) == 1, "nothing is pushed twice"
+
+
+@each
+@pytest.mark.rule("D6")
+@pytest.mark.parametrize("end", ["socket", "off", "again"])
+async def test_a_lease_ends_at_once_with_its_session(door: Door, version: Version, end: str) -> None:
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.live(peer, wire)
+    await door.forward(HELD, envelope("live"))
+    await wire.count(2)
+    assert (await version.status(peer)).body["message_count"] == 0
+    if end == "socket":
+        await door.sessions.left(wire)
+    else:
+        answer = await version.live(peer, wire if end == "off" else Wire(persistent=True), end == "again")
+        assert answer.body["message_count"] == 1
+    assert (await version.status(peer)).body["message_count"] == 1
+    assert (await version.fetch(peer)).marks == ["live"]
+
+
+@each
+@pytest.mark.rule("D6")
+async def test_mail_that_is_asked_for_while_it_is_pushed_goes_one_way(door: Door, version: Version) -> None:
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.live(peer, wire)
+    sent = [str(number) for number in range(60)]
+    forwarding = asyncio.gather(*(door.forward(HELD, envelope(mark)) for mark in sent))
+    shown: list[str] = []
+
+    def pushed() -> list[str]:
+        return [mark for answer in wire.answers if answer.name == "delivery" for mark in answer.marks]
+
+    async with asyncio.timeout(SECONDS):
+        while len(shown) + len(pushed()) < len(sent):
+            asked = await asyncio.gather(*(version.fetch(peer, 3) for _ in range(4)))
+            shown += [mark for answer in asked for mark in answer.attached and answer.marks]
+    await forwarding
+    assert sorted(shown + pushed(), key=int) == sent
+    assert shown, "something was asked for"
+    assert pushed(), "something was pushed"
+
+
+@each
+@pytest.mark.rule("D6")
+async def test_a_delivery_that_could_not_be_sent_is_not_leased(door: Door, version: Version) -> None:
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.live(peer, wire)
+    await door.forward(HELD, envelope("a"))
+    await wire.count(2)
+    door.now += LIVE_LEASE
+    await peer.tell(f"{version.protocol}/delivery-request", {version.limit: 1}, wire=Wire(alive=False))
+    assert (await version.status(peer)).body["message_count"] == 1
+    assert (await version.fetch(peer)).marks == ["a"]
+
+
+@each
+@pytest.mark.rule("D6")
+async def test_without_live_mode_nothing_is_leased(door: Door, version: Version) -> None:
+    """Also mail that is delivered on a socket comes again as soon as it is asked for."""
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await door.forward(HELD, envelope("a"))
+    for _ in range(2):
+        assert (await version.fetch(peer, wire=wire)).marks == ["a"]
+        assert (await version.status(peer, wire=wire)).body["message_count"] == 1
+
+
+@each
+@pytest.mark.rule("D6")
+async def test_an_envelope_that_comes_again_leases_nothing(door: Door, version: Version) -> None:
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.fetch(peer)
+    old = door.last
+    await version.live(peer, wire)
+    await door.forward(HELD, envelope("a"))
+    await wire.count(2)
+    door.now += LIVE_LEASE
+    await door.reception.receive(old, Wire())
+    assert (await version.status(peer)).body["message_count"] == 1
 
 
 @each

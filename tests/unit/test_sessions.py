@@ -205,7 +205,9 @@ async def house(
         broker = Broker(store, Bounds(), clock=lambda: wall_clock() - behind)
         stack.push_async_callback(broker.close)
         registry, sealer = CollectorRegistry(), Plain()
-        sessions = Sessions(broker, sealer, Meters(registry), instance=instance, announcer=air)
+        sessions = Sessions(
+            broker, sealer, Meters(registry), live_lease=Rules().live_lease, instance=instance, announcer=air
+        )
         await sessions.open()
         stack.push_async_callback(sessions.close)
         made = House(broker, store, sessions, sealer, registry, stack)
@@ -448,6 +450,18 @@ async def test_the_newest_session_wins_on_all_instances_whatever_their_clocks_sa
 
 async def told(air: Air, number: int) -> None:
     await until(lambda: len(air.told) == number)
+
+
+@pytest.mark.rule("D6")
+async def test_over_http_only_the_instance_with_the_socket_says_whether_a_holder_is_live(home: House) -> None:
+    air, line, http = Air(), Line(), Line(persistent=False)
+    one, two = await home.beside("one", air), await home.beside("two", air)
+    holder = await home.holder()
+    await one.live(holder, line)
+    assert [one.sessions.pushes_to(holder, channel) for channel in (line, http, Line())] == [True, True, False]
+    assert [two.sessions.pushes_to(holder, channel) for channel in (http, Line())] == [None, False]
+    await one.sessions.left(line)
+    assert home.sessions.pushes_to(holder, http) is False, "there are no others"
 
 
 @pytest.mark.rule("D6")

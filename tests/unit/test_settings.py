@@ -165,6 +165,7 @@ WRONG = [
     ("didcomm.idle_days", "-1", "expected at least 0, got '-1'"),
     ("didcomm.max_sockets", "0", "expected at least 1, got '0'"),
     ("didcomm.rate", "0", "expected at least 1, got '0'"),
+    ("didcomm.live_lease_seconds", "-1", "expected at least 0, got '-1'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
     ("gateway", "1", "expected a table of options, got '1'"),

@@ -1,6 +1,6 @@
 """Visible messages in SQL."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mediator.mailboxes.lanes import Lane
@@ -49,13 +49,30 @@ class Messages(Table):
         )
         return None if row is None else rows.handle(row)
 
-    def lane(self, mailbox: Mailbox, lane: Lane, after: int, limit: int, budget: int, now: int) -> list[Message]:
+    def lane(
+        self,
+        mailbox: Mailbox,
+        lane: Lane,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
+    ) -> list[Message]:
         self._session.flush()
+        others, parameters = self._others(without)
         source = (
-            f"{self._session.dialect.lane_source(lane)}"
-            f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
+            f"{self._session.dialect.lane_source(lane)} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
+            f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
-        return self._within(source, (mailbox.no, after, now), "msg_id", limit, budget)
+        return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget)
+
+    def _others(self, without: Collection[int]) -> tuple[str, Sequence[Any]]:
+        """Return what a condition ends with to pass messages over, and its parameters."""
+        if not without:
+            return "", ()
+        among, parameters = self._session.dialect.any_of("msg_id", list(without))
+        return f" AND NOT ({among})", parameters
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
         self._session.flush()
@@ -184,13 +201,22 @@ class Messages(Table):
         return [Expired(row[7], rows.handle(row)) for row in self._session.dialect.execute(sql, (instance, limit))]
 
     def addressed(
-        self, mailbox: Mailbox, recipient: str, after: int, limit: int, budget: int, now: int
+        self,
+        mailbox: Mailbox,
+        recipient: str,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
     ) -> list[Message]:
         self._session.flush()
+        others, parameters = self._others(without)
         source = (
-            "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
+            "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ?"
+            f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
-        return self._within(source, (mailbox.no, recipient, after, now), "msg_id", limit, budget)
+        return self._within(source, (mailbox.no, recipient, after, now, *parameters), "msg_id", limit, budget)
 
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
         self._session.flush_held()
