@@ -66,7 +66,7 @@ class Agents:
             asyncio.create_task(reader)
             for reader in (
                 self.read("support.inbox", "answering", batch=50),
-                self.read("support.inbox", "audit", batch=10, pause=0.7),
+                self.read("support.inbox", "audit", batch=10, pause=0.7, most=SENT["support.inbox"] // 4),
                 self.work("builds.queue", "builders"),
                 self.read("alerts.oncall", "pager", batch=20),
                 self.read("login.codes", "screens", batch=5, pause=0.3),
@@ -99,12 +99,14 @@ class Agents:
             await self.ask(f"MSG.SEND.{address}", payload, headers)
             self.counts["sent"] += 1
 
-    async def read(self, address: str, group: str, *, batch: int, pause: float = 0.05) -> None:
-        """Fetch and acknowledge; a reader that pauses ends with the senders, however much there is left."""
+    async def read(self, address: str, group: str, *, batch: int, pause: float = 0.05, most: int | None = None) -> None:
+        """Fetch and acknowledge; a reader that pauses ends with the senders, and any after ``most`` messages."""
+        got = 0
         while messages := await self.fetch(address, group, {"num_msgs": batch}):
             await self.acknowledge(address, group, [messages[-1]["msg_id"]])
             await asyncio.sleep(pause)
-            if not self.sending and pause > 0.1:
+            got += len(messages)
+            if (not self.sending and pause > 0.1) or (most is not None and got >= most):
                 return
 
     async def work(self, address: str, group: str) -> None:
@@ -208,7 +210,7 @@ def main() -> None:
         print(", ".join(f"{count:,} {what}" for what, count in counts.items()))
         run("cleanup", "--data-dir", folder)
         run("pipeline", "ingest", "--data-dir", folder)
-        run("pipeline", "report", "--data-dir", folder, *([] if options.no_open else ["--open"]))
+        run("pipeline", "report", "--addresses", "--data-dir", folder, *([] if options.no_open else ["--open"]))
     print(f"\nEverything is in {folder}; remove it when you have seen enough.")
 
 

@@ -135,7 +135,8 @@ def list_(
     if not found:
         show.say("no mailboxes")
         return
-    show.table(("address", "tenant", "messages#", "size#", "newest", "expires", "retention"), map(_listed, found))
+    columns = ("address", "tenant", "number#", "messages#", "size#", "newest", "expires", "retention")
+    show.table(columns, map(_listed, found))
     if more:
         show.hint(f"There are more; --limit is {limit}.")
 
@@ -144,6 +145,7 @@ def _listed(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["mail_address"],
         row["tenant"],
+        str(row["number"]),
         str(row["messages"]),
         show_bytes(row["bytes"]),
         show.moment(row["newest_at"]),
@@ -185,6 +187,7 @@ def show_(
 
 def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "address", view["mail_address"]
+    yield "number", f"{view['number']}, by which journal and reports name it"
     yield "tenant", view["tenant"]
     yield "created", show.moment(view["created_at"])
     yield "expires", show.moment(view["expire_at"], "never")

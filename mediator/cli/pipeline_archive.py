@@ -12,7 +12,6 @@ from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept,
 if TYPE_CHECKING:
     from mediator.settings import Settings
     from pipeline.lake.sealing import Key
-    from pipeline.source.options import Options
 
 KeyFile = Annotated[
     Path | None,
@@ -45,9 +44,10 @@ def archive(
     from mediator.housekeeping.archived import Outbox
     from pipeline.lake import archive as lake_archive
     from pipeline.lake.outbox import newest, pieces
+    from pipeline.source.options import place_of
 
     keys = keys_of(settings, key_file)
-    place = _place(settings)
+    place = place_of(settings)
     until = newest(place)
     if until is None:
         # Spark would take longer to start than all the rest.
@@ -79,11 +79,3 @@ def keys_of(settings: "Settings", key_file: Path | None) -> list["Key"]:
 
     path = key_file or settings.pipeline.archive_key_file
     return [] if path is None else read_keys(path)
-
-
-def _place(settings: "Settings") -> "Options":
-    from pipeline.source.options import Options
-
-    if settings.database_url is None:
-        return Options(data_dir=settings.data_dir.absolute())
-    return Options(database_url=settings.database_url.get_secret_value())

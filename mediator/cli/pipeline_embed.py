@@ -81,8 +81,8 @@ def embed(
     ) as work:
         from pipeline.embedding.handing import Service
         from pipeline.embedding.model import find_model
-        from pipeline.embedding.registered import place_of
         from pipeline.embedding.run import embed_catalog, embed_registered
+        from pipeline.source.options import place_of
         from registry.assembly import MODELS
 
         settings, service = work.settings, Service(work.settings.data_dir)

@@ -1,6 +1,10 @@
 """The command ``mediator pipeline report``: what passed through the mediator, as tables in the lake and as a page."""
 
+import csv
+import io
 import webbrowser
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -22,7 +26,7 @@ _DAY = "YYYY-MM-DD"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: mediator pipeline report --from 2026-03-01 --tenant acme --open")(report)
+    app.command(epilog="Example: mediator pipeline report --from 2026-03-01 --csv tenants.csv --open")(report)
 
 
 def _day(text: str | date) -> date:
@@ -50,6 +54,17 @@ def report(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the page goes.", show_default=f"{PAGE}, in the lake")
     ] = None,
+    addresses: Annotated[
+        bool,
+        typer.Option(
+            "--addresses",
+            help="Name mailboxes by their addresses, from the service's database; who knows one may read it.",
+        ),
+    ] = False,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write each tenant's totals to a CSV file too.", show_default=False),
+    ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     master: Master = None,
     conf: Conf = None,
@@ -71,8 +86,9 @@ def report(
         little=_little,
     ) as work:
         from pipeline.reports import tables
+        from pipeline.reports.clock import Clock
         from pipeline.reports.page import page
-        from pipeline.reports.summary import span_of, summarize
+        from pipeline.reports.summary import PER_TENANT, span_of, summarize
 
         updated = tables.update(work.spark, work.lake, work.told)
         work.told("page", 0, None)
@@ -81,10 +97,20 @@ def report(
         gaps, quarantined = tables.missing(work.spark, work.lake, span)
         summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
         path = (output if output is not None else work.lake / PAGE).absolute()
-        _write(path, page(summary))
+        named = _addresses(work.settings, summary.listed()) if addresses else {}
+        _write(path, page(summary, Clock.of_this_machine(span.end), named), private=addresses)
+        if csv_file is not None:
+            _write(csv_file.absolute(), _csv(("tenant", *PER_TENANT), summary.by_tenant))
         work.numbers.update(summary.totals, days=len(updated.days), files=updated.files)
     if as_json:
-        show.as_json({**asdict(updated), "days": [str(day) for day in updated.days], "totals": summary.totals})
+        show.as_json(
+            {
+                **asdict(updated),
+                "days": [str(day) for day in updated.days],
+                "totals": summary.totals,
+                "tenants": summary.by_tenant,
+            }
+        )
     else:
         show.say(f"{len(updated.days):,} days calculated anew; the page is {path}")
     if open_page and not webbrowser.open(path.as_uri()):
@@ -97,10 +123,28 @@ def _little(_settings: "Settings", lake: Path) -> bool:
     return is_little(table(lake, EVENTS).rglob("*.parquet"))
 
 
-def _write(path: Path, text: str) -> None:
-    """Write the page whole or not at all."""
+def _addresses(settings: "Settings", numbers: Sequence[int]) -> dict[int, str]:
+    from pipeline.source.mailboxes import addresses
+    from pipeline.source.options import place_of
+    from pipeline.source.reading import open_database
+
+    with closing(open_database(place_of(settings))) as database:
+        return addresses(database, numbers)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file whole or not at all; a private one for its owner alone."""
     new = path.with_name(f"{path.name}.new")
     try:
+        new.touch(0o600 if private else 0o666)
         new.write_text(text, "utf-8")
         new.replace(path)
     except OSError as error:

@@ -303,6 +303,7 @@ def _listed(mailbox: Mailbox) -> Answer:
     return {
         "mail_address": mailbox.address,
         "tenant": mailbox.tenant,
+        "number": mailbox.no,
         "messages": mailbox.messages,
         "bytes": mailbox.bytes,
         "newest_at": _seconds(mailbox.last_at or None),

@@ -9,21 +9,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from mediator.settings import Settings
 from pipeline.source.mailboxes import literal
-from pipeline.source.options import Options, parse
+from pipeline.source.options import Options
 from pipeline.source.reading import open_database
 
 SLICE = 500
 """Numbers of agents that are read with one question."""
 _CARDS = "no bigint, card_revision bigint, digest binary, card binary"
-
-
-def place_of(settings: Settings) -> Options:
-    """Return where the service's database is."""
-    if settings.database_url is None:
-        return parse({"data.dir": str(settings.data_dir)})
-    return parse({"database.url": settings.database_url.get_secret_value()})
 
 
 def read_registered(spark: SparkSession, place: Options, space: str) -> DataFrame:

@@ -1,9 +1,9 @@
 """A report as one HTML file that needs nothing else: no network, no server, no other file."""
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from pipeline.reports.clock import Clock
 from pipeline.reports.plots import library, plots
 from pipeline.reports.summary import LISTED, Row, Summary
 
@@ -42,6 +42,11 @@ const fit = new ResizeObserver(seen => {
 });
 document.querySelectorAll(".plots section").forEach(section => fit.observe(section));
 """
+NUMBERS = (
+    "Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address may read."
+    " <code>mediator mailbox list</code> has both; <code>mediator pipeline report --addresses</code> shows both here."
+)
+ADDRESSES = "Who knows the address of a mailbox may read it: keep this page to yourself. Groups stand here by number."
 _TOTALS = {
     "sent": "sent",
     "delayed": "of them delayed",
@@ -55,30 +60,26 @@ _TOTALS = {
 }
 
 
-def page(summary: Summary) -> str:
-    """Return the whole file."""
-    drawn = "".join(f"<section><h2>{escape(title)}</h2>{plot}</section>" for title, plot in plots(summary))
+def page(summary: Summary, clock: Clock, addresses: Mapping[int, str]) -> str:
+    """Return the whole file. ``addresses`` are those of mailboxes by number, for readers who may know them (A7)."""
+    drawn = "".join(f"<section><h2>{escape(title)}</h2>{plot}</section>" for title, plot in plots(summary, clock))
     whose = "all tenants" if summary.tenant is None else f"tenant {summary.tenant}"
+    begin, end = clock.moment(summary.span.begin), clock.moment(summary.span.end)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>Usage of the mediator</title><link rel="icon" href="data:,"><style>{_STYLE}</style>
 <script>{library()}</script></head><body>
-<h1>Usage</h1><p class="soft">{escape(whose)}, {moment(summary.span.begin)} to {moment(summary.span.end)} UTC.</p>
-{_lost(summary)}{_totals(summary)}
+<h1>Usage</h1><p class="soft">{escape(whose)}, {begin} to {end} {escape(clock.name(summary.span.end))}.</p>
+{_lost(summary, clock)}{_totals(summary)}
 <div class="plots">{drawn}</div>
-{_lists(summary)}
-<p class="soft">Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address
-may read. A mailbox that is made anew has a new number. FETCHes without a group leave no trace. Waits are those of
-the messages that became visible in an hour, in UTC; a message that nobody was given yet has none.
-What expired, was deleted or was replaced between its FETCH and its ACK does not count as acknowledged.</p>
+{_lists(summary, clock, addresses)}
+<p class="soft">{NUMBERS if not addresses else ADDRESSES} A mailbox that is made anew has a new number. FETCHes without
+a group leave no trace. Waits are those of the messages that became visible in an hour; a message that nobody was given
+yet has none. What expired, was deleted or was replaced between its FETCH and its ACK does not count as acknowledged.
+</p>
 <script>{_FIT}</script></body></html>
 """
-
-
-def moment(when: datetime) -> str:
-    """Return a time as people read it, to the minute."""
-    return f"{when:%Y-%m-%d %H:%M}"
 
 
 def size(count: float) -> str:
@@ -113,17 +114,45 @@ def _totals(summary: Summary) -> str:
     return f'<dl class="totals">{rows}</dl>'
 
 
-def _lists(summary: Summary) -> str:
+def _lists(summary: Summary, clock: Clock, addresses: Mapping[int, str]) -> str:
+    def mailbox(row: Row) -> str:
+        number = row["mailbox"]
+        return f"{number} {addresses[number]}" if number in addresses else str(number)
+
     return (
         _table(
+            "Tenants",
+            "By what came in.",
+            (
+                "tenant",
+                "mailboxes",
+                "sent",
+                "delivered",
+                "acknowledged",
+                "expired",
+                "dead",
+                "bytes in",
+                "there at the end",
+            ),
+            (
+                (
+                    *(row["tenant"], f"{row['mailboxes']:,}", f"{row['sent']:,}"),
+                    f"{row['delivered'] + row['leased']:,}",
+                    *(f"{row[name]:,}" for name in ("acknowledged", "expired", "dead")),
+                    *(size(row["bytes_in"]), f"{row['depth']:,}"),
+                )
+                for row in summary.by_tenant[:LISTED]
+            ),
+        )
+        + _table(
             "Slowest mailboxes",
             "Each by its worst hour: how long messages waited for their first delivery.",
             ("mailbox", "tenant", "p95", "p50", "p99", "messages", "hour"),
             (
                 (
-                    *(row["mailbox"], row["tenant"]),
+                    *(mailbox(row), row["tenant"]),
                     *(wait(row[name]) for name in ("first_p95", "first_p50", "first_p99")),
-                    *(f"{row['first_count']:,}", moment(row["hour"])),
+                    *(f"{row['first_count']:,}", clock.moment(row["hour"])),
                 )
                 for row in summary.slowest
             ),
@@ -133,7 +162,7 @@ def _lists(summary: Summary) -> str:
             "Mail was sent to them, and no group took any.",
             ("mailbox", "tenant", "sent", "there", "bytes there"),
             (
-                (row["mailbox"], row["tenant"], f"{row['sent']:,}", f"{row['depth']:,}", size(row["depth_bytes"]))
+                (mailbox(row), row["tenant"], f"{row['sent']:,}", f"{row['depth']:,}", size(row["depth_bytes"]))
                 for row in summary.filling
             ),
         )
@@ -141,13 +170,12 @@ def _lists(summary: Summary) -> str:
             "Groups that fell behind",
             "Given less than half of what came since the hour of the first message they were given.",
             ("group", "mailbox", "tenant", "came", "given", "acknowledged", "since"),
-            ((*_names(row), *_numbers(row), moment(row["since"])) for row in summary.behind),
+            (
+                (row["group"], mailbox(row), row["tenant"], *_numbers(row), clock.moment(row["since"]))
+                for row in summary.behind
+            ),
         )
     )
-
-
-def _names(row: Row) -> tuple[object, ...]:
-    return row["group"], row["mailbox"], row["tenant"]
 
 
 def _numbers(row: Row) -> tuple[str, ...]:
@@ -167,8 +195,8 @@ def _table(title: str, says: str, heads: Sequence[str], rows: Iterable[Sequence[
     )
 
 
-def _lost(summary: Summary) -> str:
-    lines = [f"{_gap(gap)} are lost: {gap['why']}" for gap in summary.gaps]
+def _lost(summary: Summary, clock: Clock) -> str:
+    lines = [f"{_gap(gap, clock)} are lost: {gap['why']}" for gap in summary.gaps]
     lines += [f"{count:,} lines of the journal could not be read: {why}" for why, count in summary.quarantined]
     if not lines:
         return ""
@@ -176,7 +204,7 @@ def _lost(summary: Summary) -> str:
     return f'<div class="lost"><h2>What is missing</h2><p>The numbers are too small by this:</p><ul>{items}</ul></div>'
 
 
-def _gap(gap: Row) -> str:
+def _gap(gap: Row, clock: Clock) -> str:
     if gap["events"] is None:
         return "At an unknown time, nobody knows how many events,"
-    return f"{gap['events']:,} events from {moment(gap['from'])} to {moment(gap['to'])} UTC"
+    return f"{gap['events']:,} events from {clock.moment(gap['from'])} to {clock.moment(gap['to'])}"

@@ -1,16 +1,23 @@
 """The plots of a report: what each shows, as HTML that needs the library beside it once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from pipeline.reports.clock import Clock
 from pipeline.reports.summary import Summary
 
 # Told apart on white and on black, and by those who do not see red and green.
 COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7", "#ef4444", "#14b8a6", "#94a3b8", "#84cc16")
+FEW_HOURS = 8
+"""So many hours have a label each; the labels of more are chosen by the plots."""
+MARKED_HOURS = 48
+"""The hours of so short a span are dots on their lines: a line of one hour alone would not be seen."""
+BAR = 2_880_000
+"""Width of an hour's bar, in milliseconds: a single one would be a hair."""
 _CONFIG = {"displayModeBar": False, "responsive": True, "displaylogo": False, "plotlyServerURL": ""}
 
 
@@ -19,9 +26,9 @@ def library() -> str:
     return str(get_plotlyjs())
 
 
-def plots(summary: Summary) -> list[tuple[str, str]]:
-    """Return headings and plots."""
-    hours = summary.span.hours
+def plots(summary: Summary, clock: Clock) -> list[tuple[str, str]]:
+    """Return headings and plots, with the hours that ``clock`` shows."""
+    hours = [clock.plain(hour) for hour in summary.span.hours]
     # There is no zero on a scale of powers: what came at once is shown as a millisecond.
     seconds = {
         name: [None if value is None else max(value, 1) / 1000 for value in values]
@@ -58,19 +65,22 @@ def _lines(
     gaps: bool = False,
 ) -> go.Figure:
     # A line with gaps in it would not show an hour that stands alone.
-    mode = "lines+markers" if gaps else "lines"
+    mode = "lines+markers" if gaps or len(hours) <= MARKED_HOURS else "lines"
     shape = "hv" if fill else "linear"
     return _figure(
-        go.Scatter(
-            x=hours,
-            y=values,
-            name=escape(name),
-            mode=mode,
-            marker={"size": 4},
-            line={"color": colour, "width": 2, "shape": shape},
-            fill="tozeroy" if fill else None,
-        )
-        for (name, values), colour in zip(series.items(), COLOURS, strict=False)
+        hours,
+        (
+            go.Scatter(
+                x=hours,
+                y=values,
+                name=escape(name),
+                mode=mode,
+                marker={"size": 6},
+                line={"color": colour, "width": 2, "shape": shape},
+                fill="tozeroy" if fill else None,
+            )
+            for (name, values), colour in zip(series.items(), COLOURS, strict=False)
+        ),
     )
 
 
@@ -81,12 +91,15 @@ def _powers(figure: go.Figure) -> go.Figure:
 
 def _bars(hours: Sequence[datetime], series: Sequence[tuple[str, Sequence[int]]]) -> go.Figure:
     return _figure(
-        go.Bar(x=hours, y=values, name=escape(name), marker={"color": colour, "line": {"width": 0}})
-        for (name, values), colour in zip(series, COLOURS, strict=False)
+        hours,
+        (
+            go.Bar(x=hours, y=values, width=BAR, name=escape(name), marker={"color": colour, "line": {"width": 0}})
+            for (name, values), colour in zip(series, COLOURS, strict=False)
+        ),
     ).update_layout(barmode="stack")
 
 
-def _figure(traces: Iterable[object]) -> go.Figure:
+def _figure(hours: Sequence[datetime], traces: Iterable[object]) -> go.Figure:
     figure = go.Figure(list(traces))
     figure.update_layout(
         template="none",
@@ -100,7 +113,12 @@ def _figure(traces: Iterable[object]) -> go.Figure:
         showlegend=len(figure.data) > 1,
     )
     figure.update_yaxes(rangemode="tozero", tickformat="~s", nticks=6, zeroline=False)
-    figure.update_xaxes(nticks=6)
+    if len(hours) <= FEW_HOURS:
+        # Left to themselves they would put seconds, and less, around a single hour.
+        half = timedelta(minutes=30)
+        figure.update_xaxes(range=[hours[0] - half, hours[-1] + half], tickvals=hours, tickformat="%H:%M\n%b %-d")
+    else:
+        figure.update_xaxes(nticks=6)
     return figure
 
 

@@ -20,6 +20,8 @@ DEFAULT_DAYS = 30
 MAX_DAYS = 366
 OTHERS = "all others"
 PER_HOUR = ("sent", "delivered", "leased", "acknowledged")
+PER_TENANT = ("mailboxes", *usage.TOTALS, "depth", "depth_bytes")
+"""Mailboxes in which something happened, sums over the span, and what is there at its end."""
 _HOUR = timedelta(hours=1)
 
 Row = dict[str, Any]
@@ -61,6 +63,8 @@ class Summary:
     """Milliseconds by name (``first_p50``); None in hours whose messages nobody got."""
     tenants: list[tuple[str, list[int]]] = field(default_factory=list)
     """Bytes that came in by tenant, the largest first and :data:`OTHERS` together last."""
+    by_tenant: list[Row] = field(default_factory=list)
+    """A row for each tenant, by bytes that came in: ``tenant``, :data:`PER_TENANT`."""
     slowest: list[Row] = field(default_factory=list)
     filling: list[Row] = field(default_factory=list)
     behind: list[Row] = field(default_factory=list)
@@ -68,6 +72,10 @@ class Summary:
     """Times of which events are lost, as gaps.jsonl tells them."""
     quarantined: Sequence[tuple[str, int]] = ()
     """Why lines of the journal could not be read, and how many."""
+
+    def listed(self) -> list[int]:
+        """Return the numbers of the mailboxes that its lists name."""
+        return sorted({row["mailbox"] for rows in (self.slowest, self.filling, self.behind) for row in rows})
 
 
 def span_of(held: tuple[datetime, datetime] | None, first: date | None, last: date | None) -> Span:
@@ -113,8 +121,7 @@ def summarize(
         line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.holds(F.col("hour")))
         names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
         waited = _by_hour(line, names)
-        # Of one tenant alone they are known by now.
-        shares = _tenants(rows, span) if tenant is None else [(tenant, flows["bytes_in"])][:count]
+        by_tenant = _by_tenant(depths, span)
         return Summary(
             span,
             tenant,
@@ -124,7 +131,9 @@ def summarize(
             depth=_so_far(sums, "change", span),
             depth_bytes=_so_far(sums, "change_bytes", span),
             waits={name: _line(waited, name, span) for name in names},
-            tenants=shares,
+            # Of one tenant alone they are known by now.
+            tenants=_shares(rows, by_tenant, span) if tenant is None else [(tenant, flows["bytes_in"])][:count],
+            by_tenant=by_tenant,
             slowest=_rows(slowest(mailboxes)),
             filling=_rows(filling(mailboxes)),
             behind=_rows(behind(rows, groups.where(whose & span.holds(F.col("hour"))))),
@@ -179,13 +188,24 @@ def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
     )
 
 
-def _tenants(rows: DataFrame, span: Span) -> list[tuple[str, list[int]]]:
-    sums = rows.groupBy("tenant").agg(F.sum("bytes_in").alias("bytes")).orderBy(F.desc("bytes"), "tenant")
+def _by_tenant(depths: DataFrame, span: Span) -> list[Row]:
+    inside = span.holds(F.col("hour"))
+    found = depths.groupBy("tenant").agg(
+        F.count_distinct(F.when(inside, F.col("mailbox"))).alias("mailboxes"),
+        *(F.sum(F.when(inside, F.col(name)).otherwise(0)).alias(name) for name in usage.TOTALS),
+        F.sum("change").alias("depth"),
+        F.sum("change_bytes").alias("depth_bytes"),
+    )
+    rows = found.where("mailboxes > 0 OR depth > 0").orderBy(F.desc("bytes_in"), "tenant").collect()
+    return [row.asDict() for row in rows]
+
+
+def _shares(rows: DataFrame, by_tenant: Sequence[Row], span: Span) -> list[tuple[str, list[int]]]:
+    largest = [row["tenant"] for row in by_tenant if row["mailboxes"]][:TENANTS]
     # The others are under None: a tenant may have any name.
-    largest = F.broadcast(sums.limit(TENANTS).select(F.col("tenant").alias("name")))
-    named = rows.join(largest, F.col("tenant") == F.col("name"), "left")
+    name = F.when(F.col("tenant").isin(largest), F.col("tenant")).alias("name")
     found: dict[str | None, dict[datetime, int]] = {}
-    by_hour = named.groupBy("name", F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("bytes"))
+    by_hour = rows.groupBy(name, F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("bytes"))
     for row in by_hour.collect():
         found.setdefault(row["name"], {})[_moment(row["ms"])] = row["bytes"]
 

@@ -100,6 +100,16 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
     return [each for each in timed if each.first <= each.last]
 
 
+def addresses(database: Database, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the addresses of mailboxes by number; those that are gone have none."""
+    found: dict[int, str] = {}
+    for first in range(0, len(numbers), SLICES):
+        wanted = ", ".join(str(number) for number in numbers[first : first + SLICES])
+        rows = database.table(f"SELECT no, address FROM mailbox WHERE no IN ({wanted}) AND address IS NOT NULL")
+        found |= {row["no"]: row["address"] for row in rows.to_pylist()}
+    return found
+
+
 def named(options: Options) -> str:
     """Return the condition on a mailbox that is of the tenant and named by the options, but for a pattern."""
     named = [f"tenant = {literal(options.tenant)}", "address IS NOT NULL"]

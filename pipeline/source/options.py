@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mediator.errors import BadRequestError
@@ -40,6 +41,9 @@ MAX_TIME = 8_640_000_000_000_000
 """Milliseconds since the epoch that Spark and Python still show as a date."""
 MAX_PARTITIONS = 10_000
 DATABASE_FILE = "mediator.db"
+if TYPE_CHECKING:
+    from mediator.settings import Settings
+
 _SCHEMES = ("postgresql", "postgres")
 
 
@@ -107,6 +111,13 @@ def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> Options:
         partitions=_partitions(options, "numPartitions"),
         min_partitions=_partitions(options, "minPartitions") or 1,
     )
+
+
+def place_of(settings: "Settings") -> Options:
+    """Return where the database of a service is."""
+    if settings.database_url is None:
+        return parse({"data.dir": str(settings.data_dir)})
+    return parse({"database.url": settings.database_url.get_secret_value()})
 
 
 def named_alike(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:

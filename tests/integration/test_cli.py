@@ -515,6 +515,8 @@ def test_show_tells_lanes_groups_and_delayed_mail(mediator, box):
     mediator("send", box, "c", "--delay", "1h")
     mediator("fetch", box, "--group", "workers", "--deliver", "earliest", "--num", "1", "--ack-wait", "1h")
     shown = mediator("mailbox", "show", box)
+    [listed] = mediator("mailbox", "list", "--prefix", box, "--json").json["mailboxes"]
+    assert f"number      {listed['number']}, by which" in shown.out
     assert shown.code == 0
     rows = [line.split() for line in shown.out.splitlines() if line.strip()]
     assert ["messages", "2,", "2", "B;", "the", "next", "msg_id", "is", "2"] in rows

@@ -23,8 +23,8 @@ from pipeline.embedding.catalogs import files_of
 from pipeline.embedding.handing import Service as Handed
 from pipeline.embedding.handing import card_with, together
 from pipeline.embedding.model import Model, _encode, find_model
-from pipeline.embedding.registered import place_of
 from pipeline.lake import BAD_CARDS, VECTORS
+from pipeline.source.options import place_of
 from pipeline.telling import to_nobody
 from registry.cards import read_card
 from registry.embedding.fast import Fast, folder_of

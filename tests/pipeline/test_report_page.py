@@ -1,7 +1,7 @@
 """The page of a report: its numbers are there, it asks nobody for anything, and names cannot break it."""
 
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,13 +12,16 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes.events import Event, What
 from pipeline.lake.events import EVENTS
 from pipeline.reports import usage
+from pipeline.reports.clock import Clock
 from pipeline.reports.page import page
+from pipeline.reports.plots import plots
 from pipeline.reports.summary import OTHERS, TENANTS, Span, Summary, span_of, summarize
 from tests.pipeline.histories import HOUR, START, rows
 
 FIRST = datetime(2026, 3, 1, 20, tzinfo=UTC)
 LAST = FIRST + timedelta(hours=4)
 SPAN = Span(FIRST, LAST + timedelta(hours=1))
+UTC_CLOCK = Clock()
 NASTY = "</script><a href='https://example.org/x'>&\"<img src=https://example.org/y>"
 
 
@@ -104,7 +107,7 @@ def test_the_page_says_what_happened(told: Summary) -> None:
     ]
     assert [(row["group"], row["mailbox"], row["came"], row["given"]) for row in told.behind] == [(6, 1, 10, 1)]
 
-    shown = Parsed(page(told))
+    shown = Parsed(page(told, UTC_CLOCK, {}))
     assert {name: shown.named[name] for name in usage.TOTALS if name != "bytes_in"} == {
         name: f"{told.totals[name]:,}" for name in usage.TOTALS if name != "bytes_in"
     }
@@ -113,8 +116,31 @@ def test_the_page_says_what_happened(told: Summary) -> None:
         assert words in shown.text
 
 
+def test_mailboxes_have_addresses_for_those_who_may_see_them(told: Summary) -> None:
+    assert told.listed() == [1, 2, 3]
+    shown = Parsed(page(told, UTC_CLOCK, {1: "orders.inbox"})).text
+    assert "1 orders.inbox" in shown
+    assert "keep this page to yourself" in shown
+
+
+def test_tenants_have_totals_of_their_own(told: Summary) -> None:
+    default, other = told.by_tenant
+    assert (default["tenant"], default["mailboxes"], default["sent"], default["depth"]) == ("default", 2, 20, 20)
+    assert (other["tenant"], other["mailboxes"], other["bytes_in"], other["delivered"]) == (NASTY, 1, 5, 1)
+    assert {name: default[name] + other[name] for name in told.totals} == told.totals
+
+
+def test_one_hour_is_seen_and_read_from_the_clock(told: Summary) -> None:
+    clock = Clock(timezone(timedelta(hours=1), "CET"))
+    hour = replace(told, span=Span(FIRST, FIRST + timedelta(hours=1)))
+    assert "2026-03-01 21:00 to 2026-03-01 22:00 CET (UTC+01:00)" in Parsed(page(hour, clock, {})).text
+    for title, plot in plots(hour, clock):
+        assert '"mode":"lines"' not in plot, f"{title}: a line of one point is not seen"
+        assert '"tickvals":["2026-03-01T21:00:00"]' in plot, title
+
+
 def test_a_page_asks_nobody_for_anything_whatever_a_tenant_is_called(told: Summary) -> None:
-    shown = Parsed(page(replace(told, tenant=NASTY)))
+    shown = Parsed(page(replace(told, tenant=NASTY), UTC_CLOCK, {3: NASTY}))
     assert NASTY in shown.text
     tags = [tag for tag, _ in shown.tags]
     assert not {"a", "img", "iframe", "base", "form", "object"} & set(tags)
@@ -139,8 +165,8 @@ def test_of_one_tenant_nothing_of_another_is_told(spark: SparkSession) -> None:
 def test_what_is_missing_stands_above_the_numbers(told: Summary) -> None:
     gap = {"why": "space", "events": 1200, "from": FIRST, "to": FIRST + timedelta(hours=1)}
     unreadable = {"why": "unreadable", "events": None, "from": None, "to": None}
-    text = Parsed(page(replace(told, gaps=[gap, unreadable], quarantined=[("<torn>", 3)]))).text
-    assert "1,200 events from 2026-03-01 20:00 to 2026-03-01 21:00 UTC are lost: space" in text
+    text = Parsed(page(replace(told, gaps=[gap, unreadable], quarantined=[("<torn>", 3)]), UTC_CLOCK, {})).text
+    assert "1,200 events from 2026-03-01 20:00 to 2026-03-01 21:00 are lost: space" in text
     assert "nobody knows how many events, are lost: unreadable" in text
     assert "3 lines of the journal could not be read: <torn>" in text
     assert text.index("What is missing") < text.index("sent")
@@ -154,13 +180,13 @@ def test_many_tenants_are_the_largest_and_the_others(spark: SparkSession) -> Non
     told = summary(spark, events)
     assert [name for name, _ in told.tenants] == [*names[:TENANTS], OTHERS]
     assert sum(told.tenants[-1][1]) == sum(1000 - rank for rank in range(TENANTS, len(names)))
-    page(told)
+    page(told, UTC_CLOCK, {})
 
 
 def test_a_lake_without_events_is_a_page_without_numbers(spark: SparkSession) -> None:
     told = summary(spark, [])
     assert set(told.totals.values()) == {0}
-    assert Parsed(page(told)).named["sent"] == "0"
+    assert Parsed(page(told, UTC_CLOCK, {})).named["sent"] == "0"
 
 
 def test_a_report_is_about_the_days_that_were_asked_for() -> None:
