@@ -10,6 +10,11 @@ DIDCOMM := --no-deps didcomm==0.3.2
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
 ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
+# Another peer of tests: Credo in two editions, which need Node 20, and a C++ compiler for two of their packages.
+CREDO := tests/acceptance/credo
+NODE_ROOT = $(shell node -p 'require("path").resolve(process.execPath, "../..")')
+# Compiled with node's own headers where they are installed; npm downloads them otherwise.
+NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_nodedir=$(NODE_ROOT))
 # What semantic search must reach on four public benchmarks, as nDCG@10.
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
@@ -41,10 +46,15 @@ $(VENV)-acapy/.done:
 	$(VENV)-acapy/bin/pip install --quiet '$(ACAPY)'
 	@touch $@
 
-peers: $(VENV)-acapy/.done  ## install ACA-Py, in an environment of its own, for tests and benchmarks
+$(CREDO)/%/node_modules/.installed: $(CREDO)/%/package-lock.json $(CREDO)/%/.npmrc
+	cd $(CREDO)/$* && npm ci --loglevel=error
+	cd $(CREDO)/$* && $(NODE_HEADERS) npm rebuild --silent --ignore-scripts=false @2060.io/ffi-napi @2060.io/ref-napi
+	@touch $@
+
+peers: $(VENV)-acapy/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed  ## install ACA-Py and Credo, in folders of their own, for tests and benchmarks
 
 test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
-	-@$(MAKE) --no-print-directory peers
+	-@$(MAKE) --no-print-directory --keep-going peers
 	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
@@ -65,4 +75,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-acapy .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-acapy tests/acceptance/node/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
