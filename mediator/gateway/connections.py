@@ -4,6 +4,8 @@ What one side does not take in time is not read from the other, so a connection 
 """
 
 import asyncio
+import os
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -24,6 +26,9 @@ HELLO_SECONDS: Final = 10.0
 """For the client's CONNECT, and its TLS handshake."""
 CLOSE_SECONDS: Final = 5.0
 """For a peer to take what was written before the end."""
+
+_TLS_HANDSHAKE: Final = b"\x16"
+"""What TLS begins with (RFC 8446 §5.1)."""
 
 log = structlog.get_logger("gateway")
 
@@ -260,10 +265,32 @@ class ClientSide(_Side):
         self.from_server(greeting)
         early, self._early = self._early, b""
         if self._house.tls is not None:
+            self.read(False)
             # What was written in the clear, by whomever, does not count.
+            if early or not await _begins_tls(self.transport):
+                self.fail("Secure Connection - TLS Required")
+                return
             self.transport = await _encrypted(self, self._house.tls, None)
         elif early:
             self.data_received(early)
+
+
+async def _begins_tls(transport: asyncio.Transport) -> bool:
+    """Wait for what the peer writes and say whether that is TLS, which is left to be read; else it is taken."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    # The loop lets nobody else watch a transport's own descriptor.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+        loop.add_reader(peer, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(peer)
+        if peer.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+            return True
+        # At the end of a connection with unread bytes the system resets it, and the peer may miss why.
+        peer.recv(BUFFER_BYTES)
+        return False
 
 
 async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:

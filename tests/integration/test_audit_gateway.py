@@ -1,11 +1,18 @@
 """Attacks on the gateway, before the managed nats-server and one without accounts: each worked once (N10, E7, E9)."""
 
+import asyncio
+import json
+import re
+import ssl
+
+import nats
 import pytest
 import pytest_asyncio
 
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from tests.integration.door import until
+from tests.integration.certificates import issue
+from tests.integration.door import PATIENCE, parsed, until
 from tests.integration.edge import Edge, Peer, edge
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,3 +115,76 @@ async def test_nor_on_the_managed_server_itself(tried: Edge) -> None:
     client = await tried.peer(tried.behind)
     told = await client.settled(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ _INBOX.me 0\r\n\r\n")
     assert b"-ERR 'Permissions Violation for Publish to \"$SYS.REQ.ACCOUNT.PING.CONNZ\"'" in told
+
+
+# TLS (B11).
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return issue(tmp_path_factory.mktemp("tls"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def encrypted(tmp_path_factory, certificate):
+    files = {"tls_cert": certificate.cert, "tls_key": certificate.key}
+    async with edge(tmp_path_factory.mktemp("encrypted"), managed=True, **files) as made:
+        yield made
+
+
+async def test_a_client_that_knows_the_authority_does_all_it_does_in_the_clear(encrypted: Edge, certificate) -> None:
+    context = ssl.create_default_context(cafile=certificate.authority)
+    for scheme in ("tls", "nats"):
+        client = await nats.connect(f"{scheme}://localhost:{encrypted.gateway.port}", tls=context)
+        reply = parsed((await client.request("$mq9.AI.MAILBOX.CREATE", b"", timeout=PATIENCE)).data)
+        subscription = await client.subscribe(f"$mq9.AI.MAILBOX.MSG.{reply['mail_address']}.*")
+        body = b"x" * 900_000
+        await client.request(f"$mq9.AI.MSG.SEND.{reply['mail_address']}", body, timeout=PATIENCE)
+        assert (await subscription.next_msg(timeout=PATIENCE)).data == body
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "certificate verify failed"),
+        ({"tls_hostname": "example.org"}, "Hostname mismatch"),
+        # NATS has no way for a server to offer both; clients learn from INFO that they have to encrypt.
+        ({"tls_handshake_first": True}, "wrong version number|record layer failure|unexpected eof|closed"),
+    ],
+)
+async def test_a_client_that_cannot_know_whom_it_speaks_to_is_told_why(
+    encrypted: Edge, certificate, options, problem
+) -> None:
+    authority = certificate.authority if options else None
+    context = ssl.create_default_context(cafile=authority)
+    problems: list[Exception] = []
+
+    async def failed(error: Exception) -> None:
+        problems.append(error)
+
+    with pytest.raises((nats.errors.Error, OSError)) as refused:
+        async with asyncio.timeout(PATIENCE):
+            await nats.connect(
+                f"tls://localhost:{encrypted.gateway.port}",
+                tls=context,
+                allow_reconnect=False,
+                max_reconnect_attempts=0,
+                error_cb=failed,
+                **options,
+            )
+    assert any(re.search(problem, str(error)) for error in (*problems, refused.value)), (problems, refused.value)
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_client_in_the_clear_is_told_to_encrypt(encrypted: Edge, early: bool) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", encrypted.gateway.port)
+    hello = b'CONNECT {"verbose":false}\r\nPING\r\n'
+    if early:
+        writer.write(hello)
+    told = json.loads((await reader.readline())[5:])
+    assert (told["tls_required"], told["port"]) == (True, encrypted.gateway.port)
+    writer.write(hello)
+    async with asyncio.timeout(PATIENCE):
+        assert await reader.read() == b"-ERR 'Secure Connection - TLS Required'\r\n"
+    writer.close()
