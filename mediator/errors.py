@@ -154,8 +154,10 @@ class UnavailableError(MediatorError):
     retry = True
     problem = "e.p.me.res"
 
+    _what = "unavailable"
+
     def __init__(self, why: str) -> None:
-        super().__init__(f"unavailable: {why}")
+        super().__init__(f"{self._what}: {why}")
 
 
 class UncertainError(UnavailableError):
@@ -168,9 +170,10 @@ class UncertainError(UnavailableError):
 
 
 class BusyError(UnavailableError):
-    """More requests wait than the bound allows; try again later."""
+    """More requests are under way than a bound allows, which the text names; try again a little later."""
 
     code = "busy"
+    _what = "server busy"
 
 
 class EnvelopeError(BadRequestError):

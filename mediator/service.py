@@ -386,6 +386,7 @@ async def _open_door(
         accounts=settings.nats_url is None or settings.nats_accounts,
         instance=settings.instance,
         max_pending=settings.max_pending,
+        max_waiting=settings.max_waiting,
         verbs=None if directory is None else _registry_verbs(directory),
         inbox_ttls=settings.editions.inbox_ttls,
         subscribed=pushes.ask,

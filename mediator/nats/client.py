@@ -7,6 +7,7 @@ task and flush for each message cost as much as all that the mediator does with 
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -20,6 +21,7 @@ from mediator.nats.encrypting import EncryptingClient
 
 _CRLF = b"\r\n"
 _ABOUT_ASKER = b"Nats-Request-Info:"
+_ASKER_STARTS = len(_CRLF + _ABOUT_ASKER)
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 
 log = structlog.get_logger("nats")
@@ -38,15 +40,36 @@ class Request(NamedTuple):
     @property
     def client_name(self) -> str:
         """What the asker's connection calls itself; empty where the server does not tell."""
+        return self._asker[1]
+
+    @property
+    def asker(self) -> str:
+        """Names the asker's connection, in a cluster too; empty where the server does not tell."""
+        return self._asker[0]
+
+    @property
+    def _asker(self) -> tuple[str, str]:
         # What a sender writes cannot hold a line break, so this is a line; the server takes out a sender's own.
-        _, found, rest = self.block.partition(_CRLF + _ABOUT_ASKER)
-        if not found:
-            return ""
-        try:
-            name = orjson.loads(rest.partition(_CRLF)[0]).get("name")
-        except (orjson.JSONDecodeError, AttributeError):
-            return ""
-        return name if isinstance(name, str) else ""
+        start = self.block.find(_CRLF + _ABOUT_ASKER)
+        if start < 0:
+            return "", ""
+        return _read_asker(self.block[start + _ASKER_STARTS : self.block.find(_CRLF, start + _ASKER_STARTS)])
+
+    @property
+    def inbox(self) -> bytes:
+        """The first two words of the reply subject, in which most clients keep all answers to one connection."""
+        return b".".join(self.reply.split(b".", 2)[:2])
+
+
+@lru_cache(maxsize=10_000)
+def _read_asker(told: bytes) -> tuple[str, str]:
+    """Return a name for a connection, and what its client calls itself."""
+    try:
+        fields = orjson.loads(told)
+        server, number, name = fields.get("server"), fields.get("id"), fields.get("name")
+    except (orjson.JSONDecodeError, AttributeError):
+        return "", ""
+    return f"{server} {number}", name if isinstance(name, str) else ""
 
 
 Received = Callable[[Request], None]

@@ -7,7 +7,7 @@ own. Every other verb may wait, so each is a task.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,14 @@ from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.sending import Send
 from mediator.metrics import OK, Metrics
 from mediator.nats import batches, control, pushwire, replies, requests
+from mediator.nats.admission import AdmissionPool
 from mediator.nats.answers import Answers
 from mediator.nats.batches import Batch
 from mediator.nats.client import Request
 from mediator.nats.connection import Connection, Subscription
 from mediator.nats.editions import PUBLISHED, Editions, Verb, broadcasts, python_client
 from mediator.nats.tenants import Tenants
+from mediator.store.writer import Done
 
 PREFIX = "$mq9.AI."
 QUEUE = "mediator"
@@ -66,12 +68,15 @@ class Door:
         accounts: bool,
         instance: str,
         max_pending: int,
+        max_waiting: int = 10_000,
         verbs: Mapping[str, tuple[str, Further]] | None = None,
         inbox_ttls: Mapping[Lane, int] | None = None,
         subscribed: Subscribed | None = None,
     ) -> None:
         """``accounts``: requests come on ``mq9.<account>.$mq9.AI.>``, else on ``$mq9.AI.>`` for the default tenant.
 
+        ``max_pending`` bounds the requests under way, ``max_waiting`` the FETCHes, which may wait for mail, apart from
+        them; both are shared among tenants and connections.
         ``verbs`` are further ones, by their subject behind the prefix: what each is called, and who does it.
         ``inbox_ttls`` are those of :class:`Editions`. ``subscribed`` serves the subscriptions that gateways open.
         """
@@ -81,7 +86,8 @@ class Door:
         self._tenants = tenants
         self._accounts = accounts
         self._instance = instance
-        self._max_pending = max_pending
+        self._work = AdmissionPool(max_pending, "requests")
+        self._polls = AdmissionPool(max_waiting, "FETCH requests")
         self._root = "mq9.*." + PREFIX if accounts else PREFIX
         self._subscription: Subscription | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,21 +214,27 @@ class Door:
             )
             tenant = self._tenants.of(account)
             size = len(message.data)
-            full = self._answers.full or self._asked_bytes + size > MAX_ASKED_BYTES
-            if len(self._tasks) >= self._max_pending or full:
-                raise BusyError("too many requests are under way")
+            if self._answers.full or self._asked_bytes + size > MAX_ASKED_BYTES:
+                raise BusyError("too many bytes are under way")
+            pool, asker = self._polls if verb == "FETCH" else self._work, self._asker(message, tenant)
+            pool.enter(tenant, asker, size)
             self._asked_bytes += size
             shape = python_client.reply if speaks_python else _as_it_is
             task = asyncio.create_task(self._do(verb, work, shape, tenant, message, started))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._did, size))
+            task.add_done_callback(partial(self._did, pool, tenant, asker, size))
         except MediatorError as error:
             self._refuse(message.reply, verb, tenant, error, started)
         except Exception:
             log.exception("request", verb=verb)
             self._refuse(message.reply, verb, tenant, MediatorError(), started)
 
-    def _did(self, size: int, task: asyncio.Task[None]) -> None:
+    def _asker(self, message: Request, tenant: str) -> Hashable:
+        """Tell connections apart: without accounts clients could write themselves what the server says of them."""
+        return (message.asker or tenant) if self._accounts else message.inbox
+
+    def _did(self, pool: AdmissionPool, tenant: str, asker: Hashable, size: int, task: asyncio.Task[None]) -> None:
+        pool.leave(tenant, asker, size)
         self._asked_bytes -= size
         self._tasks.discard(task)
 
@@ -294,7 +306,8 @@ class Door:
         address = writable_address(address)
         drafts = batches.drafts(message.data, self._answers.budget)
         batch = Batch(drafts, partial(self._sent_batch, message.reply, tenant, size, _shape(message), started))
-        batch.send(lambda draft, done: self._broker.send_soon(Send(tenant, address, draft), done))
+        asker = self._asker(message, tenant)
+        batch.send(lambda draft, done: self._submit(Send(tenant, address, draft), asker, done))
         self._answers.hold(size)
 
     def _sent_batch(
@@ -308,8 +321,24 @@ class Door:
     def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
         shape = _shape(message)
         size = len(message.data)
-        self._broker.send_soon(request, partial(self._sent, message.reply, request.tenant, size, named, shape, started))
+        done = partial(self._sent, message.reply, request.tenant, size, named, shape, started)
+        self._submit(request, self._asker(message, request.tenant), done)
         self._answers.hold(size)
+
+    def _submit(self, request: Send, asker: Hashable, done: Done) -> None:
+        """Hand a message to the store, counted in until it is there; raises :class:`BusyError`."""
+        tenant, size = request.tenant, len(request.draft.payload)
+        self._work.enter(tenant, asker, size)
+
+        def stored(outcome: Any) -> None:
+            self._work.leave(tenant, asker, size)
+            done(outcome)
+
+        try:
+            self._broker.send_soon(request, stored)
+        except BaseException:
+            self._work.leave(tenant, asker, size)
+            raise
 
     def _sent(
         self, reply: bytes, tenant: str, size: int, named: Named, shape: Shape, started: float, outcome: Any

@@ -108,7 +108,7 @@ class Client:
                 why = type(error).__name__
             else:
                 answer = Answer(orjson.loads(reply.data), asked_at, first_at, time.time(), attempt)
-                if not answer.error.startswith("unavailable: "):
+                if not answer.error.startswith(("unavailable: ", "server busy: ")):
                     return answer
                 why = answer.error
             if attempt < self._tries:

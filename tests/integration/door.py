@@ -170,10 +170,11 @@ async def serving(
     mapped: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
     max_pending: int = 10_000,
+    door_pending: int = 10_000,
     inbox_ttls: Mapping[Lane, int] | None = None,
     limits: Limits = LIMITS,
 ) -> AsyncIterator[Service]:
-    """Run a door. ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them."""
+    """Run a door, with a bound of its own on what is under way. ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them."""
     bounds = bounds or Bounds()
     kept = store or SqliteStore(folder / "mail.db")
     server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_for(bounds.max_message))
@@ -196,7 +197,8 @@ async def serving(
             Tenants(mapped or {}, names),
             accounts=True,
             instance="test",
-            max_pending=max_pending,
+            max_pending=door_pending,
+            max_waiting=door_pending,
             inbox_ttls=inbox_ttls,
             subscribed=pushes.ask,
         )

@@ -17,12 +17,14 @@ from aiohttp import ClientSession
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from mediator.nats.accounts import Tenant, User
 from mediator.nats.client import Request
 from mediator.nats.connection import connect
 from mediator.service import Running, running
 from mediator.settings import Settings
-from tests.integration.door import PATIENCE, serving, until
+from tests.integration.door import PATIENCE, Service, serving, until
 from tests.integration.test_gateway_stock import nats_server
+from tests.integration.test_nats_drain import Gated
 from tests.wire import flushed
 
 # A nats-server that stalls.
@@ -198,3 +200,66 @@ async def test_one_connection_has_as_many_subscriptions_as_it_may_and_the_server
             writer.close()
         assert lines.count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 5000 - 110
         assert len(lines) == 5000 - 110 + 2
+
+
+# One tenant beside another.
+
+TWO = (Tenant("acme", (User("ann", "a"),)), Tenant("globex", (User("bob", "b"),)))
+
+
+@contextlib.asynccontextmanager
+async def greedy(folder: Path, store: Gated | None = None) -> AsyncIterator[tuple[Service, Client, Client]]:
+    """Run a door with room for 20 requests; gives it, a greedy client of one tenant, and a client of another."""
+    names = ["acme", "globex"]
+    mapped = {name.upper(): name for name in names}
+    async with serving(folder, store=store, tenants=TWO, mapped=mapped, names=names, door_pending=20) as service:
+        ann, bob = await service.client("ann", "a"), await service.client("bob", "b")
+        for client in (ann, bob):
+            assert (await service.ask("MAILBOX.CREATE", {"name": "task"}, client=client))["error"] == ""
+        yield service, ann, bob
+
+
+@pytest.mark.rule("A6", "F2", "N1")
+async def test_long_polls_of_one_tenant_leave_room_for_another(tmp_path: Path) -> None:
+    async with greedy(tmp_path) as (service, ann, bob):
+        others = [await service.client("ann", "a") for _ in range(5)]
+        wait = {"config": {"max_wait_ms": 4500}}
+        polls = [
+            asyncio.create_task(service.ask("MSG.FETCH.task", wait, client=client))
+            for client in (ann, *others)
+            for _ in range(20)
+        ]
+        await until(lambda: sum(poll.done() for poll in polls) + service.broker.waiting == len(polls))
+        refused = [poll.result() for poll in polls if poll.done()]
+        assert refused
+        assert {re.sub(r"\d+", "N", reply["error"]) for reply in refused} <= {
+            "server busy: this connection has N FETCH requests under way, its share of N",
+            "server busy: this tenant has N FETCH requests under way, its share of N",
+        }
+        # The other tenant's wait and work, and the greedy one's own work, go on.
+        waiting = asyncio.create_task(service.ask("MSG.FETCH.task", wait, client=bob))
+        assert (await service.ask("MSG.QUERY.task", {}, client=ann))["error"] == ""
+        assert (await service.ask("MSG.SEND.task", b"x", client=bob))["error"] == ""
+        assert len((await waiting)["messages"]) == 1
+        assert (await service.ask("MSG.SEND.task", b"x", client=ann))["error"] == ""
+        answers = await asyncio.gather(*polls)
+        assert all(len(reply["messages"]) == 1 for reply in answers if not reply["error"])
+
+
+@pytest.mark.rule("A6", "A9", "N1")
+@pytest.mark.parametrize("size", [1, 60_000])
+async def test_sends_of_one_tenant_leave_room_for_another(tmp_path: Path, size: int) -> None:
+    store = Gated(tmp_path / "mail.db")
+    async with greedy(tmp_path, store) as (service, ann, bob):
+        store.gate.clear()
+        flood = [asyncio.create_task(service.ask("MSG.SEND.task", b"x" * size, client=ann)) for _ in range(40)]
+        await until(lambda: any(send.done() for send in flood))
+        mine = asyncio.create_task(service.ask("MSG.SEND.task", b"mine", client=bob))
+        await flushed(bob)
+        store.gate.set()
+        assert await mine == {"error": "", "msg_id": 0}
+        replies = [await send for send in flood]
+        refused = [reply for reply in replies if reply["error"]]
+        assert 0 < len(refused) < len(replies)
+        assert all(reply["error"].startswith("server busy: this connection has ") for reply in refused)
+        assert (await service.ask("MSG.SEND.task", b"again", client=ann))["error"] == "", "a retry helps"

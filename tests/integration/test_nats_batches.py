@@ -182,7 +182,7 @@ async def test_a_full_queue_takes_the_beginning_and_the_rest_can_be_sent_again(t
         assert await asyncio.to_thread(store.entered.wait, 10)
         half = asyncio.create_task(batch(service, *sent))
         await until(lambda: service.broker.pending == 3)
-        full = "unavailable: 3 requests wait already"
+        full = "server busy: 3 requests wait already"
         assert await batch(service, ({}, b"too much")) == refused("MSG.BATCH", full)
         store.gate.set()
         assert (await first)["msg_id"] == 0
@@ -218,7 +218,7 @@ async def test_what_waits_counts_toward_the_bytes_that_may_be_under_way(
         store.entered.clear()
         held = asyncio.create_task(batch(service, ({}, b"x" * 60_000), ({}, b"")))
         assert await asyncio.to_thread(store.entered.wait, 10)
-        full = "unavailable: too many bytes are under way"
+        full = "server busy: too many bytes are under way"
         assert await batch(service, ({}, b"x" * 60_000)) == refused("MSG.BATCH", full)
         assert await service.ask("MSG.SEND.task", b"x" * 60_000) == refused("MSG.SEND", full)
         store.gate.set()

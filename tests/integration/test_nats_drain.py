@@ -341,16 +341,16 @@ async def _connected(url: str, password: str) -> Connection:
 
 @pytest.mark.rule("A9", "N1")
 async def test_more_waiting_than_the_bound_is_refused_at_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_pending=3) as service:
+    async with serving(tmp_path, door_pending=5) as service:
         await service.create()
         wait = {"config": {"max_wait_ms": 4500}}
         waiting = [asyncio.create_task(service.ask("MSG.FETCH.task", wait)) for _ in range(3)]
         await service.waits(3)
         reply = await service.ask("MSG.FETCH.task", wait)
-        assert reply == refused("MSG.FETCH", "unavailable: too many requests are under way")
-        reply = await service.ask("MSG.DELETE.task.0")
-        assert reply == refused("MSG.DELETE", "unavailable: too many requests are under way")
-        # A SEND needs no room among those that wait, and lets them go on.
+        text = "server busy: this connection has 3 FETCH requests under way, its share of 5"
+        assert reply == refused("MSG.FETCH", text)
+        # Others need no room among those that wait, and let them go on.
+        assert (await service.ask("MSG.DELETE.task.0"))["error"] == "message not found"
         assert await service.send(b"1") == 0
         assert [ids(reply["messages"]) for reply in await asyncio.gather(*waiting)] == [[0]] * 3
         assert ids(await service.fetch()) == [0]
@@ -365,7 +365,7 @@ async def test_the_bodies_of_requests_that_wait_are_bounded(tmp_path: Path, monk
         waiting = [asyncio.create_task(service.ask("MSG.FETCH.task", wait)) for _ in range(3)]
         await service.waits(3)
         reply = await service.ask("MSG.FETCH.task", wait)
-        assert reply == refused("MSG.FETCH", "unavailable: too many requests are under way")
+        assert reply == refused("MSG.FETCH", "server busy: too many bytes are under way")
         assert await service.send(b"1") == 0
         assert [ids(reply["messages"]) for reply in await asyncio.gather(*waiting)] == [[0]] * 3
         assert ids((await service.done("MSG.QUERY.task", {"padding": "x" * 90_000}))["messages"]) == [0]
@@ -383,7 +383,7 @@ async def test_more_sends_than_the_bound_are_refused_at_once(tmp_path: Path) -> 
         sends += [asyncio.create_task(service.ask("MSG.SEND.task", b"%d" % no)) for no in range(1, 4)]
         await until(lambda: service.broker.pending == 3)
         reply = await service.ask("MSG.SEND.task", b"too many")
-        assert reply == refused("MSG.SEND", "unavailable: 3 requests wait already")
+        assert reply == refused("MSG.SEND", "server busy: 3 requests wait already")
         store.gate.set()
         assert [reply["msg_id"] for reply in await asyncio.gather(*sends)] == [0, 1, 2, 3]
         assert len(await service.query()) == 4

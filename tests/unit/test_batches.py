@@ -127,7 +127,7 @@ def test_what_follows_a_message_that_found_no_room_does_not_overtake_it() -> Non
         done(msg_id)
     (outcomes,) = told
     assert list(map(str, outcomes)) == [
-        "field: bad", "0", "1", "unavailable: full", "unavailable: full", "field: bad",
+        "field: bad", "0", "1", "server busy: full", "server busy: full", "field: bad",
     ]  # fmt: skip
     assert isinstance(outcomes[3], MediatorError)
 
