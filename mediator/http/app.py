@@ -17,6 +17,17 @@ MAX_BODY = 256 * 1024
 REQUEST_SECONDS = 10.0
 """Time for reading a request's body and answering it."""
 
+CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_entity_too_large",
+    415: "unsupported_media_type",
+    417: "expectation_failed",
+    426: "upgrade_required",
+    504: "timeout",
+}
+"""The codes of what HTTP itself refuses, by status; the phrases change with Python's version."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEALTH = web.AppKey("health", Health)
@@ -93,14 +104,14 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        reason = error.reason.lower()
-        answer = _error(error.status, reason, reason.replace(" ", "_"))
+        code = CODES.get(error.status, "bad_request")
+        answer = _error(error.status, code.replace("_", " "), code)
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except TimeoutError:
         if limit.expired():
-            return _error(504, f"no answer within {seconds:g} s", "timeout")
+            return _error(504, f"no answer within {seconds:g} s", CODES[504])
         return _unexpected(request)
     except Exception:
         return _unexpected(request)

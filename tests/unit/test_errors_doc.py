@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from aiohttp import web
 
 from mediator import errors
 from mediator.errors import MediatorError
+from mediator.http.app import CODES
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "errors.md"
 ROW = re.compile(
     r"^\| `(?P<code>[a-z_]+)` \| (?P<status>\d{3}) \| `(?P<text>[^`]+)` \| (?P<retry>yes|no) \| (?P<when>.+) \|$"
 )
+
+
+HTTP_ROW = re.compile(r"^\| `(?P<code>[a-z_]+)` \| (?P<status>\d{3}) \| .+\. \|$")
+OF_AIOHTTP = (web.HTTPNotFound, web.HTTPMethodNotAllowed, web.HTTPRequestEntityTooLarge, web.HTTPExpectationFailed)
+"""What aiohttp answers by itself."""
 
 
 class Row(NamedTuple):
@@ -25,8 +33,14 @@ class Row(NamedTuple):
     when: str
 
 
+def section(number: int) -> list[str]:
+    """The lines of a table."""
+    text = PAGE.read_text(encoding="utf-8").split("\n## ")[number]
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
 def table() -> list[Row]:
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    lines = section(0)
     rows = []
     for line in lines[2:]:  # below the heading and its rule
         match = ROW.match(line)
@@ -72,3 +86,13 @@ def test_the_row_says_what_the_error_does(cls: type[MediatorError]) -> None:
     (row,) = [row for row in table() if row.code == cls.code]
     assert (row.status, row.retry, row.text) == (cls.status, cls.retry, text_pattern(cls))
     assert row.when.endswith(".")
+
+
+def test_what_http_answers_by_itself_is_in_the_table() -> None:
+    rows = [HTTP_ROW.match(line) for line in section(1)[2:]]
+    assert all(rows)
+    sources = [path for part in ("mediator", "pickup", "registry") for path in (ROOT / part).rglob("*.py")]
+    raised = {name for path in sources for name in re.findall(r"web\.(HTTP[A-Z]\w+)", path.read_text("utf-8"))}
+    kinds = {getattr(web, name) for name in raised - {"HTTPException"}} | {*OF_AIOHTTP}
+    assert {kind.status_code for kind in kinds} | {504} == {*CODES}
+    assert {int(row["status"]): row["code"] for row in rows if row} == CODES
