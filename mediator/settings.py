@@ -336,16 +336,16 @@ class Settings(BaseSettings):
         ge=1,
         le=1_000_000,
         description="Requests that may be under way inside the service, FETCHes aside; one counts once more for each "
-        "32 KiB of its body. Protects memory and latency: above it, requests are refused at once as busy. It is shared: "
-        "a tenant alone gets at most 3/4 of it, a connection alone 3/5, and less the fuller it is, so that one leaves "
+        "32 KiB of its body. Protects memory and latency: above it, requests are refused at once as busy. It is "
+        "shared: a tenant alone gets at most 3/4 of it, a connection alone 3/5, and less the fuller it is, so that one leaves "
         "room for others. Raise it when many clients send in bursts.",
     )
     max_waiting: Whole = Field(
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="FETCH requests that may be under way at once, most of which wait for mail. Protects memory, and is "
-        "shared as max_pending is; raise it to twice the number of readers that are idle at the same time.",
+        description="FETCH requests that may be under way at once, most of which wait for mail. Protects memory, and "
+        "is shared as max_pending is; raise it to twice the number of readers that are idle at the same time.",
     )
     drain_seconds: float = Field(
         default=10.0,

@@ -174,7 +174,10 @@ async def serving(
     inbox_ttls: Mapping[Lane, int] | None = None,
     limits: Limits = LIMITS,
 ) -> AsyncIterator[Service]:
-    """Run a door, with a bound of its own on what is under way. ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them."""
+    """Run a door, with a bound of its own on what is under way.
+
+    ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them.
+    """
     bounds = bounds or Bounds()
     kept = store or SqliteStore(folder / "mail.db")
     server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_for(bounds.max_message))
