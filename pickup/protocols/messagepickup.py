@@ -173,14 +173,15 @@ async def hand_out(
 ) -> list[Mail]:
     """Hand out mail; what came since live mode is on is leased to the session, and not pushed besides (D6).
 
-    ``work`` gets the msg_ids that are leased already. An envelope that came before leases nothing.
+    ``work`` gets the msg_ids that are leased already. An envelope that came before leases nothing and ends no lease.
     """
     clock = call.office.broker.clock
     async with call.office.sessions.leases(connection) as leases:
         leased = leases.leased(clock())
         mails = await call.write(lambda tx, now: work(tx, now, leased))
-        if not call.repeated:
-            leases.take(mails, clock())
+        if call.repeated:
+            return mails
+        leases.take(mails, clock())
 
     async def sent(answered: bool) -> None:
         if not answered:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 
 from mediator.errors import BadRequestError
@@ -160,6 +161,17 @@ async def test_a_request_that_had_no_socket_opens_no_session_on_another(door: Do
     await peer.tell("trust_ping/1.0/ping", {"response_requested": False})
     await played_again(door, peer, thief)
     assert not door.sessions.has((await peer.connected()).no)
+
+
+@pytest.mark.rule("D6", "D13")
+async def test_an_old_request_ends_no_lease_of_a_live_session(door: Door) -> None:
+    peer, socket = await door.holder(1, HELD), Wire(persistent=True)
+    await peer.ask("messagepickup/2.0/live-delivery-change", {"live_delivery": True}, wire=socket)
+    await door.forward(HELD)
+    [id] = Answer(orjson.loads((await socket.count(2))[1])).attached
+    await peer.ask("messagepickup/1.0/list-pickup", {"message_ids": [id]})
+    await played_again(door, peer, Wire(alive=False))
+    assert (await peer.ask("messagepickup/2.0/status-request", wire=socket)).body["message_count"] == 0
 
 
 @pytest.mark.rule("D13")
