@@ -172,6 +172,8 @@ class ClientSide(_Side):
             self.fail(str(error))
             return
         self._pass_on()
+        if session.waiting:
+            self.read(False)
         if self._late is not None and session.connected:
             self._late.cancel()
             self._late = None
@@ -214,6 +216,10 @@ class ClientSide(_Side):
         if self._admitted:
             self._admitted = False
             self._house.leave(self)
+
+    def _resume(self) -> None:
+        self.read(True)
+        self.data_received(b"")
 
     def _pass_on(self) -> None:
         session = self._session
@@ -262,6 +268,7 @@ class ClientSide(_Side):
         peer = self.transport.get_extra_info("peername")
         self._session = self._house.session(peer[0] if peer else "")
         self._session.changed = self._pass_on
+        self._session.resume = self._resume
         self.from_server(greeting)
         early, self._early = self._early, b""
         if self._house.tls is not None:

@@ -46,8 +46,11 @@ class ClientWatcher(Protocol):
     def connect(self, frame: bytes, options: bytes) -> bytes:
         """Take a CONNECT."""
 
-    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes:
-        """Take a SUB; an empty queue is none."""
+    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
+        """Take a SUB; an empty queue is none. None: it cannot be decided yet, and nothing behind it is read.
+
+        Asked again with each chunk.
+        """
 
     def unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
         """Take an UNSUB after ``most`` messages in all; 0 is now."""
@@ -215,13 +218,15 @@ class ClientStream(_Stream):
                 mark = at = self._drop(data, at, after, mark, out)
                 continue
             instead = self._instead(verb, words, frame)
+            if instead is None:
+                break
             if instead is not frame:
                 out += (data[mark:at], instead)
                 mark = end + 1
             at = end + 1
         self._end(data, at, mark, out)
 
-    def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes:
+    def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
         watcher = self._watcher
         if verb == b"SUB" and len(words) in (2, 3):
             return watcher.subscribe(frame, words[0], words[1] if len(words) == 3 else b"", words[-1])

@@ -15,6 +15,7 @@ import structlog
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway.connections import ClientSide, Upstream
+from mediator.gateway.inboxes import Inboxes
 from mediator.gateway.owners import Owners
 from mediator.gateway.rewriting import Front, Session
 from mediator.nats.connection import Connection
@@ -51,7 +52,9 @@ class Gateway:
         self._upstreams = list(upstreams)
         self._next = 0
         self._most = options.max_connections
-        self._owners = Owners(connection, asyncio.get_running_loop().time)
+        loop = asyncio.get_running_loop()
+        self._owners = Owners(connection, loop.time)
+        self._inboxes = Inboxes(loop.call_later)
         self._clients: set[ClientSide] = set()
         self._server: asyncio.Server | None = None
         self._front = Front(self._owners.name, options.host, options.port, self.tls is not None, 0)
@@ -136,7 +139,7 @@ class Gateway:
 
     def session(self, client_ip: str) -> Session:
         """Make the state of a connection."""
-        return Session(self._owners, self._front, client_ip)
+        return Session(self._owners, self._inboxes, self._front, client_ip)
 
     def upstreams(self) -> list[Upstream]:
         """Return the servers, each time another one first."""

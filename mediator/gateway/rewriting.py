@@ -16,7 +16,9 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from mediator.gateway import inboxes
 from mediator.gateway.frames import ClientStream, ServerStream
+from mediator.gateway.inboxes import Inboxes
 from mediator.nats import control, pushwire, stored
 
 MAX_ERROR: Final = 512
@@ -96,8 +98,11 @@ class Front:
 class Session:
     """The state of one connection."""
 
-    def __init__(self, owner: Owner, front: Front, client_ip: str, token: Callable[[], str] = new_token) -> None:
+    def __init__(
+        self, owner: Owner, inboxes: Inboxes, front: Front, client_ip: str, token: Callable[[], str] = new_token
+    ) -> None:
         self._owner = owner
+        self._inboxes = inboxes
         self._front = front
         self._client_ip = client_ip
         self._token = token
@@ -113,8 +118,8 @@ class Session:
         self._held: deque[list[int]] = deque()
         """PONGs that wait: for the subscription with this number and all before it, and how many do."""
         self._unconfirmed: set[Subscription] = set()
-        self._pings: deque[dict[Subscription, int] | None] = deque()
-        """What the client's next PONGs answer: None is a PING of the server, else one of ours and what it confirms."""
+        self._pings: deque[dict[Subscription, int] | Callable[[], None] | None] = deque()
+        """What the client's next PONGs answer: None is a PING of the server, else one of ours, and what it is for."""
         self._pinging = False
         self._verbose = True
         self._commands = 0
@@ -122,6 +127,12 @@ class Session:
         self._own_commands: deque[int] = deque()
         self.changed: Callable[[], None] = _nothing
         """Called when there is something to write that no bytes have brought about."""
+        self.resume: Callable[[], None] = _nothing
+        """Called when the client is to be read on, with no bytes at first."""
+        self.waiting = False
+        """Whether nothing more of what the client writes can be read for now."""
+        self.account = ""
+        """The client's account, once the server has named it."""
         self.connected = False
         """Whether the client has sent its CONNECT."""
         self.greeted = False
@@ -168,6 +179,12 @@ class Session:
             self._tell(self._released_by(subscription))
             self.changed()
 
+    def probe(self, answered: Callable[[], None]) -> None:
+        """Send the client a PING of ours; ``answered`` is called when its PONG comes."""
+        self._pings.append(answered)
+        self._tell(_PING)
+        self.changed()
+
     def refuse(self, subscription: Subscription, text: str) -> None:
         """End a subscription that the service does not take."""
         if self._by_sid.get(subscription.sid) is subscription:
@@ -178,6 +195,7 @@ class Session:
 
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
+        self._inboxes.leave(self)
         for subscription in {*self._by_sid.values(), *self._unconfirmed, *self._awaited()}:
             self._owner.ended(subscription, "broken")
         self._by_sid.clear()
@@ -200,7 +218,7 @@ class Session:
         self._up.count_publishes = self._verbose
         return self._command(frame)
 
-    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes:
+    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
         """Make a subscription to stored mail private; hand another one on."""
         text = subject.decode("utf-8", "replace")
         found = stored.classify(text)
@@ -212,6 +230,14 @@ class Session:
             # As with nats-server, the first one stays. What the server does with the sid, only we may say.
             return self._command(_private_frame(first))
         if isinstance(found, stored.Plain):
+            if text.startswith(inboxes.PREFIX):
+                allowed = self._inboxes.claim(self, sid, text, queue.decode("utf-8", "replace"))
+                self.waiting = allowed is None
+                if self.waiting:
+                    return None
+                if not allowed:
+                    self._tell(_error(stored.violation(text)))
+                    return b""
             return self._command(frame)
         if len(self._by_sid) >= self._front.max_subscriptions:
             self._tell(_error(_TOO_MANY))
@@ -227,6 +253,8 @@ class Session:
         """End a subscription, now or later."""
         subscription = self._by_sid.get(sid)
         if subscription is None:
+            # One that ends by itself has had its answer then, and the gateway does not count those.
+            self._inboxes.release(self, sid)
             return self._command(frame)
         subscription.most = most
         if not most:
@@ -244,6 +272,9 @@ class Session:
         confirms = self._pings.popleft() if self._pings else None
         if confirms is None:
             return frame
+        if not isinstance(confirms, dict):
+            confirms()
+            return b""
         self._pinging = False
         for subscription, count in confirms.items():
             subscription.confirmed = count
@@ -281,6 +312,9 @@ class Session:
         except orjson.JSONDecodeError:
             return frame
         self.greeted = True
+        account = told.get("remote_account")
+        if isinstance(account, str):
+            self.account = account
         for name in ("connect_urls", "ws_connect_urls", "tls_available", "tls_verify", "tls_required"):
             told.pop(name, None)
         told |= {"host": self._front.host, "port": self._front.port, "client_ip": self._client_ip}
@@ -357,7 +391,7 @@ class Session:
         del self._by_sid[subscription.sid]
         self._unconfirmed.discard(subscription)
         for confirms in self._pings:
-            if confirms is not None:
+            if isinstance(confirms, dict):
                 confirms.pop(subscription, None)
         return self._released_by(subscription)
 
@@ -382,7 +416,7 @@ class Session:
             self._owner.ended(subscription, "unsub")
 
     def _awaited(self) -> set[Subscription]:
-        return {each for confirms in self._pings if confirms is not None for each in confirms}
+        return {each for confirms in self._pings if isinstance(confirms, dict) for each in confirms}
 
     def _command(self, frame: bytes) -> bytes:
         """Count a command that the server answers if the client is verbose."""

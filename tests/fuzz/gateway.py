@@ -6,6 +6,7 @@ However the bytes are cut, the same comes out, or the same refusal.
 from collections.abc import Callable, Sequence
 
 from mediator.gateway.frames import ProtocolViolationError
+from mediator.gateway.inboxes import Inboxes
 from mediator.gateway.rewriting import Front, Session, Subscription
 from mediator.nats import stored
 from mediator.nats.pushwire import read_open, read_opened, read_signs
@@ -22,7 +23,7 @@ class _Owner:
 def _session() -> Session:
     tokens = iter(range(1 << 30))
     front = Front("gateway", "127.0.0.1", 4222, False, 100)
-    return Session(_Owner(), front, "127.0.0.1", lambda: f"t{next(tokens):025d}")
+    return Session(_Owner(), Inboxes(lambda *_: None), front, "127.0.0.1", lambda: f"t{next(tokens):025d}")
 
 
 def _through(take: Callable[[Session, bytes], None], chunks: Sequence[bytes]) -> tuple[bytes, bytes, str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ from mediator.gateway.gateway import Gateway, Options
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.metrics import Metrics
+from mediator.nats.accounts import Tenant
 from mediator.nats.connection import Connection, connect
 from mediator.nats.door import Door, payload_for
 from mediator.nats.push.opening import open_pushes
 from mediator.nats.push.pushes import Pushes
-from mediator.nats.server import NatsServer
+from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.nats.tenants import Tenants
 from mediator.store.sqlite import SqliteStore
 from tests.integration.door import KEEP, LIMITS, PATIENCE
@@ -82,18 +83,20 @@ class Edge:
 
 
 @asynccontextmanager
-async def edge(folder: Path, *, managed: bool, config: str = "", **options: object) -> AsyncIterator[Edge]:
-    """Run one. ``config`` is that of an external server; ``options`` are the gateway's."""
+async def edge(
+    folder: Path, *, managed: bool, tenants: Sequence[Tenant] = DEFAULT_TENANTS, **options: object
+) -> AsyncIterator[Edge]:
+    """Run one. ``tenants`` are those of the managed server; ``options`` are the gateway's."""
     async with AsyncExitStack() as stack:
         login = {}
         if managed:
-            server = NatsServer(folder, port=0, max_payload=payload_for(Bounds().max_message))
+            server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_for(Bounds().max_message))
             await server.start()
             stack.push_async_callback(server.stop)
             port = server.port
             login = {"user": server.service_user, "password": server.service_password}
         else:
-            port, _ = await stack.enter_async_context(nats_server(folder, f"max_payload: 14000000\n{config}"))
+            port, _ = await stack.enter_async_context(nats_server(folder, "max_payload: 14000000"))
 
         async def connected(name: str) -> Connection:
             connection = await connect([f"nats://127.0.0.1:{port}"], name, **login, control_key=CONTROL_KEY)

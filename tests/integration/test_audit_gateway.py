@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.nats.accounts import Tenant, User
 from tests.integration.certificates import issue
 from tests.integration.door import PATIENCE, parsed, until
 from tests.integration.edge import Edge, Peer, edge
@@ -115,6 +116,39 @@ async def test_nor_on_the_managed_server_itself(tried: Edge) -> None:
     client = await tried.peer(tried.behind)
     told = await client.settled(b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ _INBOX.me 0\r\n\r\n")
     assert b"-ERR 'Permissions Violation for Publish to \"$SYS.REQ.ACCOUNT.PING.CONNZ\"'" in told
+
+
+@pytest.mark.rule("N10")
+async def test_nobody_listens_to_replies_of_a_connection_that_is_there(tried: Edge) -> None:
+    victim, thief = await tried.peer(), await tried.peer()
+    await victim.settled(b"SUB _INBOX.kept.* 1\r\n")
+    for number, subject in enumerate((b"_INBOX.kept.*", b"_INBOX.kept.>", b"_INBOX.kept.7")):
+        told, _ = await asyncio.gather(thief.settled(b"SUB %b %d\r\n" % (subject, number)), victim.until(b"PING"))
+        assert b"-ERR 'Permissions Violation for Subscription to \"%b\"'" % subject in told
+    await thief.settled(b"PUB _INBOX.kept.7 2\r\nhi\r\n")
+    assert b"MSG _INBOX.kept.7 1 2" in await victim.settled()
+    assert not [line for line in await thief.settled() if line.startswith(b"MSG")]
+
+
+@pytest.mark.rule("N10")
+async def test_a_client_that_comes_back_is_not_kept_from_its_inbox(tried: Edge, monkeypatch) -> None:
+    monkeypatch.setattr("mediator.gateway.inboxes.ANSWER_SECONDS", 0.1)
+    old = await tried.peer()
+    await old.settled(b"SUB _INBOX.again.* 1\r\n")
+    client = await tried.peer()
+    # The old connection is silent, though not over; what the new one writes waits, in its order.
+    told = await client.settled(b"SUB _INBOX.again.* 1\r\nPUB _INBOX.again.1 2\r\nhi\r\n")
+    assert b"MSG _INBOX.again.1 1 2" in told
+
+
+@pytest.mark.rule("N10", "A6")
+async def test_the_same_inbox_in_two_tenants_is_two(tmp_path) -> None:
+    tenants = tuple(Tenant(name, (User(name, "pw"),)) for name in ("one", "two"))
+    async with edge(tmp_path, managed=True, tenants=tenants) as made:
+        for tenant in tenants:
+            client = await made.peer(user=tenant.name, **{"pass": "pw"})
+            told = await client.settled(b"SUB _INBOX.same.* 1\r\nPUB _INBOX.same.1 2\r\nhi\r\n")
+            assert b"MSG _INBOX.same.1 1 2" in told
 
 
 # TLS (B11).

@@ -1,12 +1,14 @@
 """What the gateway changes on a client's connection, and what it knows of it (E6, E7, N10)."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mediator.gateway.inboxes import Inboxes
 from mediator.gateway.rewriting import Front, Session, Subscription, new_token
 
 BOX = b"$mq9.AI.MAILBOX.MSG.orders"
@@ -34,11 +36,11 @@ class Owner:
 class Way:
     """A session with its owner; tokens are counted."""
 
-    def __init__(self, connect: bytes = QUIET, tls: bool = False) -> None:
+    def __init__(self, connect: bytes = QUIET, tls: bool = False, inboxes: Inboxes | None = None) -> None:
         self.owner = Owner()
         tokens = (f"token{number}" for number in range(1000))
         front = Front("gateway", "example.org", 4222, tls, 3)
-        self.session = Session(self.owner, front, "10.0.0.1", lambda: next(tokens))
+        self.session = Session(self.owner, inboxes or Inboxes(lambda *_: None), front, "10.0.0.1", lambda: next(tokens))
         self.client(connect)
 
     def client(self, data: bytes) -> tuple[bytes, bytes]:
@@ -259,6 +261,81 @@ def test_the_greeting_names_the_gateway(tls: bool) -> None:
     seen = json.loads(down[5:])
     expected = {"server_name": "n", "host": "example.org", "port": 4222, "nonce": "x", "client_ip": "10.0.0.1"}
     assert seen == expected | ({"tls_required": True} if tls else {})
+
+
+@dataclass
+class Shared:
+    """The inboxes of several connections, and what is to be called when holders have not answered."""
+
+    late: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inboxes = Inboxes(lambda _seconds, call: self.late.append(call))
+
+    def way(self, account: bytes = b"A") -> Way:
+        way = Way(inboxes=self.inboxes)
+        way.server(b'INFO {"remote_account":"%b"} \r\n' % account)
+        way.session.resume = lambda: way.session.from_client(b"")
+        return way
+
+
+HELD = b"SUB _INBOX.mine.* 1\r\n"
+
+
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize("subject", [b"_INBOX.mine.*", b"_INBOX.mine.>", b"_INBOX.mine.7", b"_INBOX.mine.* queue"])
+def test_the_inbox_of_a_connection_that_answers_is_no_other_ones(subject: bytes) -> None:
+    shared = Shared()
+    holder, thief = shared.way(), shared.way()
+    assert holder.client(HELD)[0] == HELD
+    assert thief.client(b"SUB a 1\r\nSUB %b 2\r\nPUB a 0\r\n\r\n" % subject) == (b"SUB a 1\r\n", b"")
+    assert holder.session.take_to_client() == b"PING\r\n"
+    assert holder.client(b"PONG\r\n") == (b"", b"")
+    up, down = thief.client(b"")
+    assert up == b"PUB a 0\r\n\r\n", "what is behind it goes on"
+    assert down == b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % subject.split()[0]
+    shared.late[0]()
+    assert thief.client(b"") == (b"", b"")
+
+
+@pytest.mark.rule("N10")
+def test_a_client_that_comes_back_gets_its_inbox_from_a_connection_that_is_dead() -> None:
+    shared = Shared()
+    dead, again = shared.way(), shared.way()
+    dead.client(HELD)
+    assert again.client(HELD + b"PUB a 0\r\n\r\n")[0] == b""
+    shared.late[0]()
+    assert again.client(b"") == (HELD + b"PUB a 0\r\n\r\n", b"")
+    third = shared.way()
+    assert third.client(HELD) == (b"", b"")
+    assert again.session.take_to_client() == b"PING\r\n", "it is the holder now"
+
+
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize(
+    ("before", "account"),
+    [
+        (b"SUB _INBOX.mine.* 1\r\nUNSUB 1\r\n", b"A"),
+        (b"SUB _INBOX.mine.* 1\r\n", b"B"),
+        (b"SUB _INBOX.other.* 1\r\nSUB _INBOX.mine.x.* 2\r\n", b"A"),
+    ],
+)
+def test_an_inbox_that_nobody_of_the_account_holds_is_free(before: bytes, account: bytes) -> None:
+    shared = Shared()
+    shared.way().client(before)
+    assert shared.way(account).client(HELD) == (HELD, b"")
+
+
+@pytest.mark.rule("N10")
+def test_an_inbox_is_free_after_its_connection_and_shared_in_a_queue() -> None:
+    shared = Shared()
+    first, second, third = shared.way(), shared.way(), shared.way()
+    queued = b"SUB _INBOX.mine work 1\r\n"
+    assert first.client(queued)[0] == second.client(queued)[0] == queued
+    first.session.close()
+    second.session.close()
+    alone = b"SUB _INBOX.mine 1\r\n"
+    assert third.client(alone)[0] == alone
 
 
 COMMANDS = st.sampled_from(
