@@ -337,8 +337,8 @@ class Settings(BaseSettings):
         le=1_000_000,
         description="Requests that may be under way inside the service, FETCHes aside; one counts once more for each "
         "32 KiB of its body. Protects memory and latency: above it, requests are refused at once as busy. It is "
-        "shared: a tenant alone gets at most 3/4 of it, a connection alone 3/5, and less the fuller it is, so that one leaves "
-        "room for others. Raise it when many clients send in bursts.",
+        "shared: a tenant alone gets at most 3/4 of it, a connection alone 3/5, and less the fuller it is, so that one "
+        "leaves room for others. Raise it when many clients send in bursts.",
     )
     max_waiting: Whole = Field(
         default=10_000,
