@@ -118,7 +118,8 @@ def check(
 ) -> None:
     """Say what the settings mean; with a NATS server of your own, verify that requests arrive there.
 
-    With accounts, give the login of one of a tenant's users, and its requests are followed to the service.
+    With accounts, give the login of one of a tenant's users: its requests are followed to the service, and it must not
+    be able to list what others subscribe to.
     """
     settings = load(config)
     from mediator.cli import checking
