@@ -131,6 +131,15 @@ class Metrics:
             "Broadcasts that were not kept, and that a subscriber lost because it did not read in time.",
             registry=registry,
         )
+        self.http_connections = Gauge(
+            "mediator_http_connections", "HTTP connections that are open, WebSockets aside.", registry=registry
+        )
+        self._http_closed = Counter(
+            "mediator_http_closed",
+            "HTTP connections closed before their time: slow heads, evicted for others, refused.",
+            ["reason"],
+            registry=registry,
+        )
         self._control_refused = Counter(
             "mediator_control_refused",
             "Control messages between services and gateways that were dropped: forged, replayed or late.",
@@ -176,6 +185,10 @@ class Metrics:
     def broadcast_lost(self) -> None:
         """Count one broadcast that one subscriber, or one queue group, did not get."""
         self._broadcasts_lost.inc()
+
+    def http_closed(self, reason: str) -> None:
+        """Count an HTTP connection that was closed before its time; ``reason`` is slow, evicted or refused."""
+        self._http_closed.labels(reason).inc()
 
     def control_refused(self, reason: str) -> None:
         """Count a control message that was dropped; ``reason`` is forged, replayed or late."""

@@ -54,6 +54,7 @@ from mediator.operators.operating import Operating
 from mediator.operators.runs import RunsOperating
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
+from mediator.settings_files import fit_service
 from mediator.settings_push import DAY
 from mediator.store.base import Store
 from mediator.store.opening import open_store
@@ -90,6 +91,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 
     Raises :class:`SetupError`, :class:`StoreHeldError` or :class:`SchemaError` when it cannot start.
     """
+    settings = fit_service(settings)
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     # What was loaded stays; looking through it at every turn held up answers by tens of milliseconds.
     gc.freeze()
@@ -131,7 +133,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             "nats": door.check,
         }.items():
             health.add(name, check)
-        http = HttpServer(settings.http)
+        http = HttpServer(settings.http, settings.http_max_connections, metrics.http_closed)
+        metrics.http_connections.set_function(lambda: http.connections)
         await http.bind()
         stack.push_async_callback(http.stop)
         app = build_app(health, metrics.registry)

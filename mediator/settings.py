@@ -273,6 +273,15 @@ class Settings(BaseSettings):
         description="HOST:PORT for health, metrics, pages and the registry's REST; port 0 takes a free one. Set "
         "0.0.0.0:8080 when a probe or Prometheus comes from another machine; the registry then wants API tokens.",
     )
+    http_max_connections: Whole = Field(
+        default=1000,
+        ge=16,
+        le=1_000_000,
+        description="HTTP connections that may be open at once, WebSockets aside, for which didcomm.max_sockets holds. "
+        "Protects open files and memory: above it, a new connection takes the place of one that is idle or does not "
+        "send its request, first of the address that has the most; while all are being answered, others than /livez, "
+        "/readyz and /metrics get 503. Raise it where very many clients ask at the same time.",
+    )
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
         default=None,
         description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Without it mail is kept in an SQLite file in "

@@ -62,7 +62,9 @@ async def _run(settings: "Settings", listen: "Endpoint") -> None:
 
     from mediator.gateway.opening import gateway_before
     from mediator.gateway_options import gateway_options
+    from mediator.settings_files import fit_gateway
 
+    settings = fit_gateway(settings)
     log = structlog.get_logger("gateway")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,10 +2,8 @@
 
 import asyncio
 import errno
-import resource
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +20,6 @@ from mediator.nats.connection import Connection
 
 BACKLOG: Final = 4096
 """Connections that wait to be taken in."""
-OTHER_FILES: Final = 256
-"""Open files that are none of the clients'."""
 
 log = structlog.get_logger("gateway")
 
@@ -51,7 +47,6 @@ class Gateway:
         self._options = options
         self._upstreams = list(upstreams)
         self._next = 0
-        self._most = options.max_connections
         loop = asyncio.get_running_loop()
         self._owners = Owners(connection, loop.time)
         self._inboxes = Inboxes(loop.call_later)
@@ -88,10 +83,6 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises SetupError when the port is taken."""
         options = self._options
-        files = _allow_files(2 * options.max_connections + OTHER_FILES)
-        self._most = min(options.max_connections, max(1, (files - OTHER_FILES) // 2))
-        if self._most < options.max_connections:
-            log.warning("the system allows fewer open files than gateway.max_connections needs", clients=self._most)
         await self._owners.open()
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -128,7 +119,7 @@ class Gateway:
 
     def admit(self, client: ClientSide) -> bool:
         """Say whether there is room for one more client, and count it in."""
-        if len(self._clients) >= self._most:
+        if len(self._clients) >= self._options.max_connections:
             return False
         self._clients.add(client)
         return True
@@ -157,14 +148,3 @@ def _context(options: Options) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise SetupError(f"gateway.tls_cert, gateway.tls_key: {error.strerror or error}") from error
     return context
-
-
-def _allow_files(count: int) -> int:
-    """Have the system allow as many open files, if it lets us; return how many it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return count if soft == resource.RLIM_INFINITY else min(count, soft)

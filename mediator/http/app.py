@@ -9,7 +9,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from mediator.errors import MediatorError, NotAuthenticatedError
+from mediator.errors import BusyError, MediatorError, NotAuthenticatedError
+from mediator.http.connections import HttpConnection
 from mediator.http.health import Health
 
 MAX_BODY = 256 * 1024
@@ -27,6 +28,8 @@ CODES = {
     504: "timeout",
 }
 """The codes of what HTTP itself refuses, by status; the phrases change with Python's version."""
+
+_HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,6 +57,8 @@ def build_app(health: Health, registry: CollectorRegistry, request_seconds: floa
 def lift_limit(request: web.Request) -> None:
     """Let a request last: it has become a WebSocket, which bounds itself."""
     request[_LIMIT].reschedule(None)
+    if isinstance(request.protocol, HttpConnection):
+        request.protocol.lift()
 
 
 async def _livez(_request: web.Request) -> web.Response:
@@ -95,6 +100,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         async with asyncio.timeout(seconds) as limit:
             request[_LIMIT] = limit
+            if isinstance(request.protocol, HttpConnection) and request.protocol.only_health:
+                return await _answer_health(request, handler)
             return await handler(request)
     except MediatorError as error:
         answer = _error(error.status, str(error), error.code)
@@ -113,8 +120,22 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         if limit.expired():
             return _error(504, f"no answer within {seconds:g} s", CODES[504])
         return _unexpected(request)
+    except ConnectionError:
+        # Mostly the caller's, and then nobody reads this any more.
+        return _unexpected(request) if request.transport else _error(400, "the connection is over", "bad_request")
     except Exception:
         return _unexpected(request)
+
+
+async def _answer_health(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer on a connection above the bound, and end it."""
+    if request.path in _HEALTH_PATHS:
+        answer = await handler(request)
+    else:
+        error = BusyError("HTTP connections are at their bound")
+        answer = _error(error.status, str(error), error.code)
+    answer.force_close()
+    return answer
 
 
 def _error(status: int, text: str, code: str) -> web.Response:

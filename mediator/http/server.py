@@ -4,18 +4,20 @@ import asyncio
 import functools
 import logging
 import socket
+from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
+from mediator.http.connections import ConnectionLimiter, HttpConnection
 
 MAX_LINE = 16 * 1024
 """Bytes: a search of the registry stands in the line, and letters that are not ASCII take nine or more there."""
 MAX_HEADER = 8192
 MAX_HEADERS = 64
 IDLE_SECONDS = 75.0
-"""A connection is closed after this time without a whole request, longer than reverse proxies keep theirs."""
+"""A connection is closed after this time without a request, longer than reverse proxies keep theirs."""
 BACKLOG = 1024
 """Connections that may wait to be taken: wallets come all at once when a network comes back."""
 STOP_SECONDS = 2.0
@@ -25,8 +27,13 @@ STOP_SECONDS = 2.0
 class HttpServer:
     """Serves an application on an endpoint. Use :meth:`bind`, :meth:`start` and :meth:`stop`, in this order."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(
+        self, endpoint: Endpoint, max_connections: int = 1000, closed: Callable[[str], None] = lambda _reason: None
+    ) -> None:
+        """``max_connections`` bounds those that are no WebSockets; ``closed`` learns why one was closed too early."""
         self._endpoint = endpoint
+        self._limiter = ConnectionLimiter(max_connections, closed)
+        self._listening: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._runner: web.AppRunner | None = None
 
@@ -34,6 +41,11 @@ class HttpServer:
     def port(self) -> int:
         """The port it has, also where the endpoint asked for any; 0 while it has none."""
         return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are, WebSockets aside."""
+        return self._limiter.count
 
     async def bind(self) -> None:
         """Take the address, so that the port is known before the application is made; SetupError if it is taken."""
@@ -50,8 +62,15 @@ class HttpServer:
 
     async def start(self, app: web.Application) -> None:
         """Answer requests with ``app`` from now on."""
-        runner = web.AppRunner(
-            app,
+        runner = web.AppRunner(app, shutdown_timeout=STOP_SECONDS)
+        await runner.setup()
+        assert runner.server is not None
+        runner.server.request_factory = functools.partial(app._make_request, _cls=_Request)
+        self._runner = runner
+        connection = functools.partial(
+            HttpConnection,
+            self._limiter,
+            runner.server,
             access_log=None,
             logger=_protocol_log,
             keepalive_timeout=IDLE_SECONDS,
@@ -59,17 +78,16 @@ class HttpServer:
             max_field_size=MAX_HEADER,
             max_headers=MAX_HEADERS,
             lingering_time=STOP_SECONDS,
-            shutdown_timeout=STOP_SECONDS,
         )
-        await runner.setup()
-        assert runner.server is not None
-        runner.server.request_factory = functools.partial(app._make_request, _cls=_Request)
-        self._runner = runner
+        loop = asyncio.get_running_loop()
         for bound in self._sockets:
-            await web.SockSite(runner, bound, backlog=BACKLOG).start()
+            self._listening.append(await loop.create_server(connection, sock=bound, backlog=BACKLOG))
 
     async def stop(self) -> None:
         """Take no more connections, let requests finish for a short time, close."""
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

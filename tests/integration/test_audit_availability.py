@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,22 @@ from urllib.parse import urlsplit
 
 import nats
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from mediator.endpoint import Endpoint
+from mediator.http.app import build_app, lift_limit
+from mediator.http.connections import RESERVE
+from mediator.http.health import Health
+from mediator.http.server import HttpServer
+from mediator.metrics import Metrics
 from mediator.nats.accounts import Tenant, User
 from mediator.nats.client import Request
 from mediator.nats.connection import connect
 from mediator.service import Running, running
 from mediator.settings import Settings
+from tests.acceptance.service import free_port, spawn
 from tests.integration.door import PATIENCE, Service, serving, until
 from tests.integration.test_gateway_stock import nats_server
 from tests.integration.test_nats_drain import Gated
@@ -263,3 +271,149 @@ async def test_sends_of_one_tenant_leave_room_for_another(tmp_path: Path, size: 
         assert 0 < len(refused) < len(replies)
         assert all(reply["error"].startswith("server busy: this connection has ") for reply in refused)
         assert (await service.ask("MSG.SEND.task", b"again", client=ann))["error"] == "", "a retry helps"
+
+
+# HTTP connections.
+
+
+@contextlib.asynccontextmanager
+async def web_server(limit: int, hold: asyncio.Event | None = None) -> AsyncIterator[HttpServer]:
+    """Serve health, a page that reads its body, and one that waits until ``hold`` is set."""
+
+    async def read(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response()
+
+    async def wait(_request: web.Request) -> web.Response:
+        assert hold is not None
+        await hold.wait()
+        return web.Response()
+
+    async def echo(request: web.Request) -> web.WebSocketResponse:
+        lift_limit(request)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str(message.data)
+        return socket
+
+    app = build_app(Health(), Metrics().registry)
+    app.router.add_get("/echo", echo)
+    app.router.add_post("/read", read)
+    app.router.add_get("/wait", wait)
+    server = HttpServer(Endpoint("127.0.0.1", 0), limit)
+    await server.bind()
+    try:
+        await server.start(app)
+        yield server
+    finally:
+        await server.stop()
+
+
+async def opened(
+    server: HttpServer, count: int, data: bytes, stack: contextlib.ExitStack
+) -> list[asyncio.StreamReader]:
+    """Open connections that send this, and wait until all have."""
+    readers = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        stack.callback(writer.close)
+        writer.write(data)
+        await writer.drain()
+        readers.append(reader)
+    return readers
+
+
+async def got(server: HttpServer, path: str) -> int:
+    async with ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}{path}") as answer:
+        return answer.status
+
+
+HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+HALVES = {
+    "nothing": b"",
+    "half a head": HEAD + b"X-Slow: ",
+    "a slow body": b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx",
+    "idle": HEAD + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+async def test_connections_that_keep_us_waiting_give_way_to_others(half: str) -> None:
+    async with web_server(20) as server:
+        with contextlib.ExitStack() as stack:
+            await opened(server, 60, HALVES[half], stack)
+            for path in ("/livez", "/readyz", "/metrics"):
+                assert await got(server, path) == 200
+            assert server.connections <= 20
+
+
+async def test_websockets_are_no_part_of_the_bound_and_stay() -> None:
+    async with (
+        web_server(20) as server,
+        ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{server.port}/echo") as socket,
+    ):
+        await until(lambda: server.connections == 0)
+        with contextlib.ExitStack() as stack:
+            await opened(server, 60, HEAD, stack)
+            await socket.send_str("still here")
+            assert await socket.receive_str(timeout=PATIENCE) == "still here"
+
+
+async def test_while_all_are_being_worked_for_health_is_answered_and_others_are_told() -> None:
+    hold = asyncio.Event()
+    async with web_server(20, hold) as server:
+        with contextlib.ExitStack() as stack:
+            waiting = await opened(server, 20, b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n", stack)
+            assert [await got(server, path) for path in ("/livez", "/readyz", "/wait")] == [200, 200, 503]
+            await opened(server, 100, HEAD, stack)
+            assert await got(server, "/livez") == 200
+            assert server.connections <= 20 + RESERVE
+            hold.set()
+            assert {(await reader.readline()).split()[1] for reader in waiting} == {b"200"}
+
+
+async def test_a_head_must_come_in_time_however_its_bytes_drip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.http.connections.HEAD_SECONDS", 0.2)
+    async with web_server(20) as server:
+        with contextlib.ExitStack() as stack:
+            readers = [(await opened(server, 1, data, stack))[0] for data in (b"", HEAD)]
+            answered, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            stack.callback(writer.close)
+            writer.write(HEAD + b"\r\n")
+            async with asyncio.timeout(PATIENCE):
+                assert await answered.readuntil(b"\r\n\r\nok")
+                writer.write(HEAD)
+                ends = await asyncio.gather(*(each.read() for each in (*readers, answered)), return_exceptions=True)
+            assert [isinstance(end, ConnectionError) or end == b"" for end in ends] == [True] * 3
+            assert server.connections == 0
+
+
+async def test_half_requests_by_the_hundred_shut_out_neither_nats_nor_health(tmp_path: Path) -> None:
+    """With the open files that many systems allow, all doors stay open, and a default start warns of nothing."""
+    nats_port, http_port = free_port(), free_port()
+    command = ["/bin/sh", "-c", 'ulimit -n 1024; exec "$0" "$@"', sys.executable, "-m", "mediator", "serve"]
+    command += ["--data-dir", str(tmp_path / "data"), "--nats", f"127.0.0.1:{nats_port}"]
+    log = tmp_path / "log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATOR_")}
+    process = spawn([*command, "--http", f"127.0.0.1:{http_port}"], log, {**environment, "MEDIATOR_LOG_FORMAT": "json"})
+    try:
+        await until(lambda: '"ready"' in log.read_text(), 40)
+        assert '"warning"' not in log.read_text()
+        with contextlib.ExitStack() as stack:
+            for _ in range(1200):
+                _, writer = await asyncio.open_connection("127.0.0.1", http_port)
+                stack.callback(writer.close)
+                writer.write(HEAD)
+            async with asyncio.timeout(PATIENCE):
+                async with ClientSession() as session, session.get(f"http://127.0.0.1:{http_port}/readyz") as answer:
+                    assert answer.status == 200, await answer.text()
+                client = await nats.connect(f"nats://127.0.0.1:{nats_port}", allow_reconnect=False)
+                reply = await client.request("$mq9.AI.MAILBOX.CREATE", b"{}", timeout=PATIENCE)
+                assert json.loads(reply.data)["error"] == ""
+                await client.close()
+        assert log.read_text().count("http connections are at their bound") == 1
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, PATIENCE)

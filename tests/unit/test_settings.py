@@ -155,6 +155,7 @@ WRONG = [
     ("didcomm.allow", '["nobody"]', ".0: expected a DID, a did:key or a base58 key"),
     ("didcomm.allow", '["did:web:example.org"]', "expected only with didcomm.policy allow"),
     ("nats_max_subscriptions", "9", "expected at least 10"),
+    ("http_max_connections", "15", "expected at least 16"),
     ("control_key", '"hidden"', "expected 32 bytes in base64"),
     ("didcomm.key", '"hidden"', "expected 32 bytes in base64"),
     ("didcomm.max_connections", "-1", "expected at least 0, got '-1'"),
