@@ -108,7 +108,8 @@ class Reply:
 
     type: MessageType
     body: Json = field(default_factory=dict)
-    attachments: Sequence[Attachment] = ()
+    attachments: Sequence[Attachment] | None = None
+    """None: the message has no place for them; an empty list is written as one."""
     thid: str | None = None
     pthid: str | None = None
     decorators: Json = field(default_factory=dict)
@@ -214,7 +215,7 @@ def _write_v1(reply: Reply) -> Json:
     thread = {name: value for name, value in (("thid", reply.thid), ("pthid", reply.pthid)) if value is not None}
     if thread:
         raw["~thread"] = thread
-    if reply.attachments:
+    if reply.attachments is not None:
         raw["~attach"] = [_written(attachment, "@id", base64.b64encode) for attachment in reply.attachments]
     return raw
 
@@ -232,7 +233,7 @@ def _write_v2(reply: Reply, sender: str, receiver: str) -> Json:
         raw["thid"] = reply.thid
     if reply.pthid is not None:
         raw["pthid"] = reply.pthid
-    if reply.attachments:
+    if reply.attachments is not None:
         raw["attachments"] = [_written(attachment, "id", base64.urlsafe_b64encode) for attachment in reply.attachments]
     return raw
 

@@ -1,6 +1,6 @@
 """Keylists: which keys and DIDs lead to whose mailbox, changed and shown by their holder (D8)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,12 +35,14 @@ def update(
     changes: Sequence[Change],
     proven: frozenset[str],
     now: int,
+    own: Collection[str] = (),
 ) -> list[Result]:
     """Change a keylist, each wish on its own and in order; return what became of each (D8).
 
     ``proven`` are the canonical keys and DIDs that sealed the envelope this came in: they are taken over from whoever
-    has them. Any other key that somebody else holds, or an operator attached, is ``client_error``, until its holder has
-    been idle. :class:`NotEnrolledError` without mediation.
+    has them. Any other key that somebody else holds or seals with, or an operator attached, is ``client_error``, until
+    its holder has been idle; so is a key of the mediator, of whichever tenant: one of an invitation, or of ``own``.
+    :class:`NotEnrolledError` without mediation.
     """
     mailbox = mailbox_of(tx, connection, now)
     held = tx.routes.count(connection)
@@ -53,6 +55,8 @@ def update(
             removed = _remove(tx, connection, key)
             held -= removed
             results.append(Result.SUCCESS if removed else Result.NO_CHANGE)
+        elif key in own:
+            results.append(Result.CLIENT_ERROR)
         else:
             results.append(_add(tx, rules, connection, mailbox, key, held, proven, now))
             held += results[-1] is Result.SUCCESS
@@ -82,12 +86,22 @@ def _add(
         return Result.NO_CHANGE
     if rules.max_keys and held >= rules.max_keys:
         return Result.CLIENT_ERROR
+    if tx.invitations.keyed(key) is not None or (key not in proven and _seals(tx, rules, connection, key, now)):
+        return Result.CLIENT_ERROR
     if route is not None and not _free(tx, rules, route, proven, now):
         return Result.CLIENT_ERROR
     if route is not None:
         tx.routes.remove(route)
     tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.no, connection.no, now, now))
     return Result.SUCCESS
+
+
+def _seals(tx: Transaction, rules: Rules, connection: Connection, key: str, now: int) -> bool:
+    """Whether a key or DID is the one that another connection seals with, which is not idle (D8)."""
+    other = tx.connections.called(connection.tenant, key)
+    if other is None or other.no == connection.no:
+        return False
+    return not rules.idle or other.seen_at + rules.idle > now
 
 
 def _free(tx: Transaction, rules: Rules, route: Route, proven: frozenset[str], now: int) -> bool:

@@ -59,6 +59,10 @@ class Identities:
             raise UnresolvedDidError("DID: not one of this mediator's")
         return identity
 
+    def owns(self, name: str) -> bool:
+        """Whether a canonical key or DID is one of ours, of whichever tenant, retired or not."""
+        return name in self._index.names or name in self._index.keys
+
     def document(self, did: str) -> Document | None:
         """Return the document of a DID of ours, old ones too."""
         return self._index.documents.get(did)

@@ -68,6 +68,8 @@ class Index:
     current: dict[str, Identity] = field(default_factory=dict)
     names: dict[str, Identity] = field(default_factory=dict)
     """By canonical key and DID, unqualified DIDs too."""
+    keys: set[str] = field(default_factory=set)
+    """The public keys of all pairs as did:key, and unqualified DIDs as did:sov."""
     seeds: dict[str, bytes] = field(default_factory=dict, repr=False)
     secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
     kids: dict[str, Identity] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Index:
             self.current[kept.tenant] = identity
         self.seeds[identity.key] = keys.seed
         self.names[identity.key] = self.names[identity.sov_did] = identity
+        self.keys |= {f"did:sov:{identity.sov_did}", *(f"did:key:{pair.multibase}" for pair in keys.pairs)}
         own = f"{identity.key}#{keys.derived.multibase}"
         self._secret(own, keys.derived, identity)
         # What it is called now is among them even if an instance with another URL saved it last.

@@ -121,12 +121,13 @@ async def update(call: Call) -> Sequence[Reply]:
     """Change the keylist, and say of each wish what became of it, in the words it was asked with (D3, D8)."""
     connection, form = call.enrolled(), _form(call.message)
     changes = [_change(item, form) for item in items(call.message.body, "updates")]
+    own = {key for change in changes if call.office.identities.owns(key := names.canonical(change.key) or "")}
     # What sealed this message was proven by it: the holder has that key.
     proven = frozenset() if call.caller is None else frozenset({call.caller})
     office = call.office
     if call.repeated:
         return [_updated(call, [(change, Result.NO_CHANGE) for change in changes])]
-    results = await call.write(lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now))
+    results = await call.write(lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now, own))
     return [_updated(call, zip(changes, results, strict=True))]
 
 
@@ -137,14 +138,13 @@ def _updated(call: Call, results: Iterable[tuple[Change, Result]]) -> Reply:
 
 
 def _change(item: Any, form: Form) -> Change:
-    if not isinstance(item, dict):
-        raise BadRequestError("updates", f"expected objects with {form.recipient} and action")
-    key, action = item.get(form.recipient), item.get("action")
-    if not isinstance(key, str) or len(key) > MAX_NAME:
-        raise BadRequestError(form.recipient, f"expected text of at most {MAX_NAME} characters")
-    if not isinstance(action, str) or len(action) > MAX_ACTION:
-        raise BadRequestError("action", "expected add or remove")
-    return Change(key, action)
+    """Read one wish. What is no key or no action becomes empty text, which is refused for this wish alone."""
+    read = item if isinstance(item, dict) else {}
+    key, action = read.get(form.recipient), read.get("action")
+    return Change(
+        key if isinstance(key, str) and len(key) <= MAX_NAME else "",
+        action if isinstance(action, str) and len(action) <= MAX_ACTION else "",
+    )
 
 
 def _written(change: Change, result: Result, form: Form) -> Json:

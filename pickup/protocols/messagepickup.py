@@ -27,6 +27,8 @@ BUDGET = 128 * 1024
 
 In base64, with what stands around it, less than the 192 000 bytes above which Python's wallets open no v2 envelope.
 """
+RETURN_ROUTE = {"~transport": {"return_route": "all"}}
+"""What each message of the protocol carries in v1 (RFC 0685)."""
 NOBODY = ""
 """Stands for a recipient that is no key and no DID: it has no mail."""
 
@@ -37,7 +39,8 @@ class Form:
 
     recipient: str
     """The field that names a recipient, asked and echoed."""
-    limit: str
+    limits: Sequence[str]
+    """The fields that give the limit of a delivery; the first that is there counts."""
     time: Callable[[int], int | str]
     """Writes a time that is given in milliseconds."""
     waited: bool
@@ -51,9 +54,9 @@ def _text(at: int) -> str:
 
 
 FORMS = {
-    2: Form("recipient_key", "limit", _text, waited=True, empty=False),
-    3: Form("recipient_did", "limit", lambda at: at // 1000, waited=True, empty=False),
-    4: Form("recipient_did", "message_count_limit", int, waited=False, empty=True),
+    2: Form("recipient_key", ["limit"], _text, waited=True, empty=False),
+    3: Form("recipient_did", ["limit"], lambda at: at // 1000, waited=True, empty=False),
+    4: Form("recipient_did", ["message_count_limit", "limit"], int, waited=False, empty=True),
 }
 """By major version."""
 
@@ -84,7 +87,9 @@ async def status_request(call: Call) -> Sequence[Reply]:
 async def delivery_request(call: Call) -> Sequence[Reply]:
     """Hand out the oldest messages; they come again until they are acknowledged (D1, D2)."""
     connection, asked, form = holder(call), _asked(call.message), _form(call.message.type)
-    limit, recipient = count(call.message.body, form.limit), _recipient(asked)
+    body = call.message.body
+    given = (name for name in form.limits if body.get(name) is not None)
+    limit, recipient = count(body, next(given, form.limits[0])), _recipient(asked)
 
     def deliver(tx: Transaction, now: int, leased: Collection[int]) -> list[Mail]:
         settled = taking.settle_handed(tx, connection, now)
@@ -138,7 +143,7 @@ def delivery(
     """Write a ``delivery``, in the version and prefix of ``type``; without thread when it is pushed (D3, D6)."""
     body: Json = {} if asked is None else {_form(type).recipient: asked}
     attached = [Attachment(taking.attachment_id(mailbox_no, mail.msg_id), mail.payload) for mail in mails]
-    return Reply(type.named("delivery"), body, attached, thid=thid)
+    return Reply(type.named("delivery"), body, attached, thid=thid, decorators=RETURN_ROUTE)
 
 
 def holder(call: Call) -> Connection:
@@ -205,7 +210,7 @@ def _status_reply(call: Call, waiting: Status, asked: str | None, live: bool | N
     live = office.sessions.pushes_to(call.enrolled(), call.channel) if live is None else live
     if live is not None:
         body["live_delivery"] = live
-    return Reply(call.message.type.named("status"), body, thid=call.message.thread)
+    return Reply(call.message.type.named("status"), body, thid=call.message.thread, decorators=RETURN_ROUTE)
 
 
 def _not_live(message: Message, error: LiveModeError) -> Reply:

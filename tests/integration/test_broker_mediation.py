@@ -95,5 +95,5 @@ async def test_a_forward_wakes_who_watches_its_mailbox(broker):
     with broker.watching((alice.tenant, str(alice.address))) as woken:
         await broker.forward(Forward("default", (key(10),), (b"live",)), RULES)
         await asyncio.wait_for(woken.wait(), 5)
-    found = await broker.write(lambda tx, now: taking.arrived(tx, alice, cursor, 10, AMPLE, now))
+    found, _ = await broker.write(lambda tx, now: taking.arrived(tx, alice, cursor, 10, AMPLE, now))
     assert payloads(found) == [b"live"]

@@ -181,6 +181,9 @@ class OneIdentity:
             raise UnresolvedDidError("not ours")
         return self.current(TENANT)
 
+    def owns(self, name: str) -> bool:
+        return name in {OURS, V1_DID, V2_DID}
+
     async def tenant_of(self, recipient: str) -> str:
         assert recipient in RECIPIENTS.values()
         return TENANT

@@ -20,6 +20,7 @@ from mediator.store.base import Transaction
 from mediator.store.memory import MemoryStore
 from pickup.dids.identities import Identities
 from pickup.dids.index import MAX_DIDS
+from pickup.dids.material import multibase
 from pickup.dids.vault import Vault
 
 KEY = bytes(range(32))
@@ -59,6 +60,22 @@ async def test_a_restart_finds_the_same_identity(broker: Counting) -> None:
     again = await opened(broker)
     assert again.current(TENANT) == first.current(TENANT)
     assert len(await kept(broker)) == 1
+
+
+@pytest.mark.rule("D8")
+async def test_all_names_of_all_tenants_are_known_for_our_own(broker: Counting) -> None:
+    identities = await opened(broker, tenants=(TENANT, "acme"))
+    retired = identities.current(TENANT)
+    await identities.rotate(TENANT)
+    for one in (retired, identities.current(TENANT), identities.current("acme")):
+        names_of = [one.key, one.v2_did, canonical(one.v1_did), f"did:sov:{one.sov_did}"]
+        assert all(name is not None and identities.owns(name) for name in names_of)
+        document = identities.document(one.v2_did)
+        assert document is not None
+        for key in (*document.key_agreement, *document.authentication):
+            assert identities.owns(f"did:key:{multibase(key.jwk)}")
+    assert not identities.owns("did:web:elsewhere.example")
+    assert not identities.owns("")
 
 
 async def test_every_tenant_has_keys_of_its_own(broker: Counting) -> None:

@@ -216,9 +216,15 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert bool(outcome.places) == (expected.queued > 0)
 
         def room(self, queue: Queue, size: int, delay: int | None) -> bool:
-            there = queue.stored()
-            if delay is not None:
-                there = [*there, *(waiting.mail for waiting in self.waiting if waiting.queue is queue)]
+            waiting = [waiting.mail for waiting in self.waiting if waiting.queue is queue] if delay is not None else []
+            late = [mail for mail in waiting if mail.expire_at > self.now]
+            if self.fits([*queue.stored(), *late], size):
+                return True
+            # What has expired makes room.
+            queue.mail = {mail.id: mail for mail in queue.living(self.now)}
+            return self.fits([*queue.stored(), *late], size)
+
+        def fits(self, there: list[Mail], size: int) -> bool:
             total = sum(len(mail.payload) for mail in there)
             return len(there) < RULES.max_messages and total + size <= RULES.max_bytes
 

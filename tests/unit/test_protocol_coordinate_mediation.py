@@ -11,7 +11,7 @@ from tests.unit.broker import TENANT
 from tests.unit.mediation import key
 from tests.unit.protocols import OURS, PUBLIC_URL, V1, V2, V2_DID, Answer, Door, Json, Peer, base58, open_door
 
-HELD, OTHER = key(500), key(501)
+HELD, OTHER, THIRD = key(500), key(501), key(502)
 LONG = "did:peer:4zQmShort:zLong"
 
 
@@ -192,10 +192,35 @@ async def test_a_key_that_another_holds_cannot_be_registered(door: Door, version
 @pytest.mark.rule("D8")
 async def test_whoever_seals_with_a_key_takes_it_over(door: Door, version: Version) -> None:
     """It is free again by proof of possession."""
-    squatter, owner = await holder(door, version), await holder(door, version, 2)
-    assert await version.results(squatter, (owner.sender, "add")) == ["success"]
-    assert await version.results(owner, (owner.sender, "add")) == ["success"]
+    squatter, name = await holder(door, version), key(2) if version.generation is V1 else "did:example:peer2"
+    assert await version.results(squatter, (name, "add")) == ["success"]
+    owner = await holder(door, version, 2)
+    assert owner.sender == name
+    assert await version.results(owner, (name, "add")) == ["success"]
     assert await version.keys(squatter) == []
+
+
+@each
+@pytest.mark.rule("D8")
+async def test_the_key_that_another_connection_seals_with_cannot_be_registered(door: Door, version: Version) -> None:
+    owner, other = await holder(door, version), await holder(door, version, 2)
+    assert await version.results(other, (owner.sender, "add"), (HELD, "add")) == ["client_error", "success"]
+    assert await version.results(owner, (owner.sender, "add")) == ["success"]
+    assert await version.results(owner, (owner.sender, "remove")) == ["success"]
+    door.now += 181 * DAY
+    assert await version.results(other, (owner.sender, "add")) == ["success"], "its connection has been idle"
+
+
+@each
+@pytest.mark.rule("D8")
+async def test_a_key_of_the_mediator_cannot_be_registered(door: Door, version: Version) -> None:
+    peer = await holder(door, version)
+    invited = Invitation("i", "another tenant", OTHER, b"", "", door.now)
+    await door.broker.write(lambda tx, _now: tx.invitations.put(invited))
+    ours = [OURS, base58(1000), f"{OURS}#z6Mk", V2_DID, OTHER]
+    wishes = [(one, "add") for one in ours]
+    assert await version.results(peer, *wishes, (HELD, "add")) == ["client_error"] * len(ours) + ["success"]
+    assert await version.keys(peer) == [HELD]
 
 
 @each
@@ -209,29 +234,50 @@ async def test_keylists_are_for_who_has_mediation(door: Door, version: Version) 
 @each
 @pytest.mark.rule("D12")
 @pytest.mark.parametrize(
-    ("updates", "field"),
+    "updates",
     [
-        (None, "updates"),
-        ({}, "updates"),
-        (["x"], "updates"),
-        ([{}] * 1001, "updates"),
-        ([{"action": "add"}], "recipient"),
-        ([{"recipient_key": 1, "recipient_did": 1, "action": "add"}], "recipient"),
-        ([{"recipient_key": "x" * 8193, "recipient_did": "x" * 8193, "action": "add"}], "recipient"),
-        ([{"recipient_key": HELD, "recipient_did": HELD}], "action"),
-        ([{"recipient_key": HELD, "recipient_did": HELD, "action": ["add"]}], "action"),
-        ([{"recipient_key": HELD, "recipient_did": HELD, "action": "x" * 100}], "action"),
+        None,
+        {},
+        "add",
+        [{}] * 1001,
     ],
 )
-async def test_a_malformed_update_names_the_field_and_changes_nothing(
-    door: Door, version: Version, updates: object, field: str
+async def test_updates_that_are_no_list_are_refused(door: Door, version: Version, updates: object) -> None:
+    peer = await holder(door, version)
+    answer = await peer.ask(version.type(version.update_name), {"updates": updates})
+    assert answer.problem[1].startswith("updates: ")
+
+
+@each
+@pytest.mark.rule("D8", "D12")
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        (None, "add"),
+        (1, "add"),
+        ("", "add"),
+        ("x" * 8193, "add"),
+        (HELD, None),
+        (HELD, ["add"]),
+        (HELD, "x" * 100),
+        ("not an object", None),
+    ],
+)
+async def test_a_malformed_update_is_refused_for_itself_alone(
+    door: Door, version: Version, name: object, action: object
 ) -> None:
     peer = await holder(door, version)
-    good = {version.recipient: OTHER, "action": "add"}
-    listed = [good, *updates] if isinstance(updates, list) else updates
-    answer = await peer.ask(version.type(version.update_name), {"updates": listed})
-    assert answer.problem[1].startswith(version.recipient if field == "recipient" else field)
-    assert await version.keys(peer) == []
+    good = [{version.recipient: one, "action": "add"} for one in (OTHER, THIRD)]
+    bad = name if name == "not an object" else {version.recipient: name, "action": action}
+    answer = await peer.ask(version.type(version.update_name), {"updates": [good[0], bad, good[1]]})
+    first, refused, last = answer.body["updated"]
+    assert [first, last] == [{**one, "result": "success"} for one in good]
+    assert refused == {
+        version.recipient: name if name == HELD else "",
+        "action": action if action == "add" else "",
+        "result": "client_error",
+    }
+    assert await version.keys(peer) == [OTHER, THIRD]
 
 
 # Queries.

@@ -222,7 +222,43 @@ async def test_an_empty_queue_answers_an_empty_delivery_in_4_0(door: Door, versi
     """If no messages are available, an empty `delivery` is sent (4.0)."""
     answer = await version.fetch(await holder(door, version))
     assert answer.name == "delivery"
-    assert answer.attached == {}
+    assert answer.raw["~attach" if version.generation is V1 else "attachments"] == []
+
+
+@pytest.mark.parametrize("version", [FOUR_V1, FOUR_V2], ids=lambda one: one.generation.value)
+@pytest.mark.rule("D2")
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"limit": 1}, 1),
+        ({"message_count_limit": 2, "limit": 1}, 2),
+        ({"message_count_limit": None, "limit": 1}, 1),
+        ({"limit": 0}, "limit: "),
+        ({"message_count_limit": 0, "limit": 1}, "message_count_limit: "),
+    ],
+)
+async def test_4_0_reads_the_limit_under_both_names(door: Door, version: Version, body: Json, count: int | str) -> None:
+    peer = await holder(door, version)
+    await door.forward(HELD, *(envelope(mark) for mark in "abc"))
+    answer = await peer.ask(f"{version.protocol}/delivery-request", body)
+    if isinstance(count, str):
+        assert answer.problem[1].startswith(count)
+    else:
+        assert len(answer.attached) == count
+
+
+@pytest.mark.parametrize("version", [TWO, FOUR_V1], ids=lambda one: one.number)
+@pytest.mark.rule("D2")
+async def test_status_and_delivery_ask_for_the_return_route_too(door: Door, version: Version) -> None:
+    """Each message sent MUST use the `~transport` decorator with return route `all`."""
+    peer, wire = await holder(door, version), Wire(persistent=True)
+    await version.live(peer, wire)
+    await door.forward(HELD)
+    await wire.count(2)
+    await door.sessions.left(wire)
+    answers = [*wire.answers, await version.fetch(peer), await version.received(peer)]
+    assert [answer.name for answer in answers] == ["status", "delivery", "delivery", "status"]
+    assert all(answer.raw["~transport"] == {"return_route": "all"} for answer in answers)
 
 
 @each
