@@ -3,10 +3,12 @@
 import asyncio
 import ssl
 import time
+from typing import Any
 from urllib.parse import ParseResult
 
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
 
 
 class EncryptingClient(Client):
@@ -20,6 +22,13 @@ class EncryptingClient(Client):
         transport = self._transport or _Transport()  # type: ignore[no-untyped-call]
         self._transport = transport
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # nats-py would go on in the clear, and send the password so.
+        server = self._current_server
+        if initial_connection and server is not None and server.uri.scheme == "tls" and not info.get("tls_required"):
+            raise NatsError("nats: it does not encrypt, which tls:// asks for")
+        await super()._process_info(info, initial_connection)
 
 
 class _Transport(TcpTransport):

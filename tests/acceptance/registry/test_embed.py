@@ -56,7 +56,9 @@ async def pipeline(service: Service, small: dict[str, str], *arguments: str) -> 
     said, _ = await process.communicate()
     assert process.returncode == 0
     # Java may have had something to say before.
-    return dict(json.loads(said.splitlines()[-1]))
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert told.pop("error") == ""
+    return told
 
 
 async def found(client: Client) -> bool:
