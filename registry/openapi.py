@@ -6,8 +6,9 @@ from mediator.agents.records import State
 from mediator.mailboxes.address import MAX_ADDRESS
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.cards import MAX_CARD, MAX_DEPTH
-from registry.reading import MAX_CURSOR, MAX_PAGES, MAX_QUERY, MAX_STATUS
+from registry.reading import MAX_CURSOR, MAX_PAGES, MAX_STATUS
 from registry.requests import MAX_PAGE, PAGE
+from registry.splitting import MAX_REQUEST
 
 Json = dict[str, Any]
 
@@ -106,7 +107,7 @@ def _find() -> Json:
     word: Json = {"type": "string", "maxLength": MAX_TAG, "pattern": "^[^,\\x00-\\x1f\\x7f-\\x9f]*$"}
     words: Json = {"type": "array", "maxItems": MAX_TAGS, "items": word}
     parameters = [
-        _query("text", {"type": "string"}, f"Search by words, of which the first {MAX_QUERY} characters count."),
+        _query("text", {"type": "string"}, f"Search by words, of which the first {MAX_REQUEST} characters count."),
         _query("semantic", {"type": "string"}, "Search by meaning; wins over text."),
         _query("limit", {"type": "integer", "minimum": 0, "default": PAGE}, f"Agents on a page, at most {MAX_PAGE}."),
         _query("page", {"type": "integer", "minimum": 0, "default": 1}, f"From 1, at most {MAX_PAGES}."),

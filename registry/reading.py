@@ -12,9 +12,8 @@ from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.addresses import find_mailbox
 from registry.cards import MAX_DEPTH, MAX_NAME
 from registry.requests import MAX_PAGE, PAGE, Discover, Who
+from registry.splitting import MAX_REQUEST
 
-MAX_QUERY = 8192
-"""Characters of a query that are looked at; the rest of a longer one is not, since none is refused for its length."""
 MAX_STATUS = 16 * 1024
 """Bytes of a report."""
 MAX_PAGES = 1_000_000
@@ -83,8 +82,8 @@ def _discover(fields: Fields, wanted: Fields, names: tuple[str, str, str]) -> Di
     page = fields.number("page", 1, MAX_PAGES, zero_is_absent=True)
     states = wanted.choices(state, tuple(State))
     return Discover(
-        text=fields.prose("text", MAX_QUERY),
-        semantic=fields.prose("semantic", MAX_QUERY),
+        text=fields.prose("text", MAX_REQUEST),
+        semantic=fields.prose("semantic", MAX_REQUEST),
         limit=PAGE if limit is None else limit,
         page=1 if page is None else page,
         tags=wanted.words(tag, MAX_TAGS, MAX_TAG) or (),

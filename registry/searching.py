@@ -21,7 +21,7 @@ from registry.meanings import Meanings
 from registry.requests import Discover, Found
 from registry.sharing import Announcer, Sharing
 from registry.snapshots import Result, Snapshot, Snapshots
-from registry.splitting import parts
+from registry.splitting import pieces
 from registry.words import words
 
 T = TypeVar("T")
@@ -119,22 +119,22 @@ class Searching:
         if query.semantic is None and query.text is None:
             numbers = await self._run(index.all, wanted, now)
             return Result(numbers, np.empty(0, np.float32), len(numbers), LISTED)
-        pieces = await self._run(_pieces, query.semantic or query.text)
+        texts = await self._run(pieces, query.semantic or query.text)
         mode, vectors, note = BY_TEXT, None, ""
         if query.semantic is not None:
             mode = BY_MEANING
-            vectors, note = await self._vectors(index, pieces)
-        ranked, total = await self._run(_found, index, pieces, vectors, wanted, now)
+            vectors, note = await self._vectors(index, texts)
+        ranked, total = await self._run(_found, index, texts, vectors, wanted, now)
         return Result(ranked.numbers, ranked.scores, total, mode, note)
 
-    async def _vectors(self, index: Index, pieces: list[str]) -> tuple[NDArray[np.float32] | None, str]:
+    async def _vectors(self, index: Index, texts: list[str]) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request and its parts; with why there are none, where that is so."""
         if self._meanings is None:
             vectors, note = None, "search by meaning is turned off"
         elif len(index) and not index.embedded:
             vectors, note = None, self._meanings.encoder.problem or "the cards have no vectors yet"
         else:
-            vectors, note = await self._meanings.read(pieces, ENCODE_SECONDS)
+            vectors, note = await self._meanings.read(texts, ENCODE_SECONDS)
         return vectors, f"answered by keywords: {note}" if note else ""
 
     async def _page(self, tenant: str, result: Result, start: int, limit: int, budget: int) -> _Page:
@@ -160,14 +160,10 @@ class Searching:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
 
 
-def _pieces(request: str) -> list[str]:
-    return [request, *parts(request)]
-
-
 def _found(
-    index: Index, pieces: list[str], vectors: NDArray[np.float32] | None, wanted: Wanted, now: int
+    index: Index, texts: list[str], vectors: NDArray[np.float32] | None, wanted: Wanted, now: int
 ) -> tuple[Ranked, int]:
-    return index.search(Question([words(piece) for piece in pieces], vectors), wanted, now)
+    return index.search(Question([words(text) for text in texts], vectors), wanted, now)
 
 
 def _picked(tenant: str, numbers: list[int], budget: int, tx: Transaction, _now: int) -> list[Agent | None]:

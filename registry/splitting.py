@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from registry.opaque import without_data
+
 MAX_PARTS = 12
 """Each is one more text to encode and to look up; what more a longer request asks for is only in its whole."""
-MAX_REQUEST = 20_000
-"""Characters of a request that are read."""
+MAX_REQUEST = 8192
+"""Characters of a request that are read; the rest of a longer one is not, since none is refused for its length."""
 
 _FEWEST = 3
 """Words of a part: a shorter sentence, such as a greeting, goes with the one before it."""
@@ -26,6 +28,13 @@ _SHORTENED = re.compile(
 _WORD = re.compile(r"\w+")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 """Scripts whose words are not set apart by spaces: a character counts as one."""
+
+
+def pieces(request: str) -> list[str]:
+    """Return the texts that a request is searched by: the whole, without data such as base64, and its parts."""
+    request = request[:MAX_REQUEST]
+    whole = without_data(request) or request
+    return [whole, *parts(whole)]
 
 
 def parts(request: str) -> list[str]:

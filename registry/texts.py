@@ -1,10 +1,12 @@
 """What is embedded of an agent's card: one text of the whole, and one of each skill, the weightiest words first."""
 
 import re
+from dataclasses import replace
 
 from registry.cards import Card, Skill
+from registry.opaque import without_data
 
-TEMPLATE = "2"
+TEMPLATE = "3"
 """Names the form of the texts: vectors of another form are not comparable, and are made anew."""
 MAX_SKILLS = 64
 """Skills with a text of their own; more would let one card fill the index."""
@@ -21,18 +23,25 @@ _SEAM = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_-]+|\s+")
 def texts(card: Card) -> list[str]:
     """Return the card's text, then one of each of its first ``MAX_SKILLS`` skills, in the card's order.
 
-    The first is like a table of contents. None has more than ``MAX_TEXT`` characters; one may be empty.
+    The first is like a table of contents. None has more than ``MAX_TEXT`` characters; one may be empty. Data such as
+    base64, of which a model makes hundreds of tokens, is left out.
     """
-    return [_whole(card), *(_skill(card, skill) for skill in card.skills[:MAX_SKILLS])]
+    skills = tuple(map(_legible, card.skills[:MAX_SKILLS]))
+    card = replace(card, name=without_data(card.name), description=without_data(card.description), skills=skills)
+    return [_whole(card), *(_skill(card, skill) for skill in skills)]
 
 
 def _whole(card: Card) -> str:
     """Name everything before anything is described: a model reads the beginning, and averages over what it reads."""
-    skills = card.skills[:MAX_SKILLS]
-    names = [_spoken(skill.name) for skill in skills if skill.name != card.name]
-    tags = dict.fromkeys([*card.tags, *(tag for skill in skills for tag in skill.tags)])
-    head = _lines(_spoken(card.name), card.description[:_CONTENTS], ", ".join(filter(None, names)), ", ".join(tags))
-    told = [skill.description for skill in skills if skill.description not in {"", card.description}]
+    names = [_spoken(skill.name) for skill in card.skills if skill.name != card.name]
+    tags = dict.fromkeys(map(without_data, [*card.tags, *(tag for skill in card.skills for tag in skill.tags)]))
+    head = _lines(
+        _spoken(card.name),
+        card.description[:_CONTENTS],
+        ", ".join(filter(None, names)),
+        ", ".join(filter(None, tags)),
+    )
+    told = [skill.description for skill in card.skills if skill.description not in {"", card.description}]
     room = _CONTENTS - len(head)
     if room > 0 and told:
         head = _lines(head, *(description[: max(_LEAST, room // len(told))] for description in told))
@@ -44,6 +53,15 @@ def _skill(card: Card, skill: Skill) -> str:
     owner, name = _spoken(card.name), _spoken(skill.name)
     title = owner if owner.lower() == name.lower() else " - ".join(filter(None, (owner, name)))
     return ": ".join(filter(None, (title, skill.description, " ".join(skill.examples))))[:MAX_TEXT]
+
+
+def _legible(skill: Skill) -> Skill:
+    return replace(
+        skill,
+        name=without_data(skill.name),
+        description=without_data(skill.description),
+        examples=tuple(map(without_data, skill.examples)),
+    )
 
 
 def _lines(*lines: str) -> str:

@@ -22,7 +22,7 @@ from registry.index import Question, Wanted
 from registry.meanings import Meanings
 from registry.meters import Meters
 from registry.requests import Discover
-from registry.splitting import parts
+from registry.splitting import pieces
 
 TENANT = "trial"
 IN_FLIGHT = 64
@@ -61,12 +61,12 @@ class Trial:
     async def by_vectors(self, query: str) -> list[str]:
         """Ask by vectors alone, which no door offers: it shows what the model itself is good for."""
         assert self._meanings is not None
-        pieces = [query, *parts(query)]
-        vectors, problem = await self._meanings.read(pieces, ENCODE_SECONDS)
+        texts = pieces(query)
+        vectors, problem = await self._meanings.read(texts, ENCODE_SECONDS)
         if vectors is None:
             raise UnavailableError(problem)
         index = await self._following.index(TENANT)
-        ranked, _ = index.search(Question([[] for _ in pieces], vectors), Wanted(), self._broker.clock())
+        ranked, _ = index.search(Question([[] for _ in texts], vectors), Wanted(), self._broker.clock())
         numbers = ranked.numbers[:DEPTH].tolist()
         agents = await self._broker.read(lambda tx, _now: tx.agents.pick(numbers))
         return self._named([agents[no] for no in numbers])

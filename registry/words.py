@@ -12,6 +12,7 @@ import orjson
 import Stemmer
 
 from registry.cards import Card
+from registry.opaque import without_data
 
 MAX_TEXT = 20_000
 """Characters of one text that are read."""
@@ -22,7 +23,7 @@ MAX_LENGTH = 40
 MAX_COUNT = 255
 """More of the same word in one card says nothing more."""
 
-_VERSION = b"\x01"
+_VERSION = b"\x02"
 """Of packed terms, and of how words are made: another way of reading makes others."""
 
 
@@ -31,7 +32,7 @@ def words(text: str) -> list[str]:
 
     They are in lower case without accents, English ones stemmed and function words left out, unless there is nothing
     else. An identifier is the words it is made of, and a short one is itself besides. Scripts without spaces are cut
-    into pairs of characters.
+    into pairs of characters. Data such as base64 is left out.
     """
     # An accent that stands alone is none when it is folded.
     found = [word for word in _words(text) if word]
@@ -108,7 +109,7 @@ MAX_JOINED = 3
 
 
 def _words(text: str) -> Iterator[str]:
-    for run in _RUN.findall(_SHORTENED.sub("", _plain(text[:MAX_TEXT]))):
+    for run in _RUN.findall(_SHORTENED.sub("", _plain(without_data(text)[:MAX_TEXT]))):
         if run.isascii() and run.isalnum() and run.islower():
             yield run[:MAX_LENGTH]
             continue

@@ -10,6 +10,8 @@ from tests.integration.test_cli import Result, alone, environment, program
 
 __all__ = ["alone"]
 
+WHERE = (("within", 2000), ("beyond", 2048))
+"""Words of four characters before what is asked: DISCOVER reads 8 192."""
 OWN = Path(__file__).parents[1] / "data"
 
 
@@ -39,6 +41,18 @@ def test_a_catalog_is_judged_without_a_service(tmp_path):
     assert "text - text saved   +0.000 [+0.000, +0.000]" in again.out
     few = evaluate(tmp_path, "--mode", "text", "--limit-queries", "5").out
     assert few.startswith("20 cards, 5 requests, no model\n")
+
+
+@pytest.mark.rule("G3")
+def test_a_request_counts_as_far_as_discover_reads_it(tmp_path):
+    right = "When is the next high water at the old harbour?"
+    requests = [{"qid": at, "query": f"{'the ' * count}{right}", "relevant": ["tide-table"]} for at, count in WHERE]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, requests)))
+    command = program("agent", "eval", OWN / "catalog.jsonl", tmp_path / "requests.jsonl", "--save", "run.jsonl")
+    subprocess.run([*command, "--mode", "text"], cwd=tmp_path, env=environment(), capture_output=True, check=True)
+    run = {line["qid"]: line["ranked"] for line in map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())}
+    assert run["within"][0] == "tide-table"
+    assert run["beyond"] == []
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from mediator.agents.records import Agent, State
 from mediator.errors import BadRequestError
 from mediator.fields import is_deep, parse_body
 from registry import reading, writing
-from registry.reading import MAX_PAGES, MAX_QUERY, MAX_STATUS, discover, listing, report, who
+from registry.reading import MAX_PAGES, MAX_STATUS, discover, listing, report, who
 from registry.requests import MAX_PAGE, PAGE, Discover, Found, Who
+from registry.splitting import MAX_REQUEST
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -119,8 +120,8 @@ def test_filters_are_lists_or_strings_with_commas() -> None:
 def test_a_query_of_white_space_is_none_and_a_long_one_is_cut() -> None:
     assert asked({"text": " \n\t\u3000", "semantic": "  "}) == Discover()
     long = asked({"text": " " + "wort " * 20_000, "semantic": "寻" * 100_000})
-    assert long.text == ("wort " * 20_000)[:MAX_QUERY]
-    assert long.semantic == "寻" * MAX_QUERY
+    assert long.text == ("wort " * 20_000)[:MAX_REQUEST]
+    assert long.semantic == "寻" * MAX_REQUEST
     assert asked({"text": 'NEAR(a b) OR "c" col:* \x00'}).text == 'NEAR(a b) OR "c" col:* \x00', (
         "nothing means anything"
     )

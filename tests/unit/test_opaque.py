@@ -1,0 +1,71 @@
+"""Data in a text is told from language: base64, hashes and data URIs are left out, words and identifiers are not."""
+
+import base64
+import hashlib
+import random
+
+import pytest
+
+from registry.cards import Card, Skill
+from registry.opaque import without_data
+from registry.splitting import pieces
+from registry.texts import texts
+from registry.words import Terms, words
+
+pytestmark = pytest.mark.rule("G3")
+
+BYTES = random.Random(1).randbytes(450)
+DATA = [
+    base64.b64encode(BYTES).decode(),
+    base64.urlsafe_b64encode(BYTES[:64]).decode(),
+    f"data:image/png;base64,{base64.b64encode(BYTES[:9]).decode()}",
+    "data:text/plain;charset=utf-8,high%20water",
+    hashlib.md5(BYTES, usedforsecurity=False).hexdigest(),
+    hashlib.sha256(BYTES).hexdigest().upper(),
+    "f3094b2f-501a-4931-aa9c-f2ace5b455e1",
+    "0x98aF2b1cD5e7b7e8b6D3Cf9A1b4e4B5C6A7F8B9C",
+    "A" * 400,
+]
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_data_in_cards_and_requests_takes_no_part_in_ranking(data: str) -> None:
+    def card(*more: str) -> Card:
+        said = " ".join(("Tells high", *more, "water for harbours."))
+        skill = Skill("tides", "next tide", said, examples=(f"when is high water? {' '.join(more)}",))
+        return Card("a", "Tide Table", said, (skill,), tags=("sea", *more))
+
+    assert Terms.of(card(data)) == Terms.of(card())
+    assert [text.split() for text in texts(card(data))] == [text.split() for text in texts(card())]
+    assert words(f"the {data} tide") == words("the tide")
+    request = "When is high water?{} Where can I berth then?"
+    assert [piece.split() for piece in pieces(request.format(f" {data}"))] == [
+        piece.split() for piece in pieces(request.format(""))
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "get_stands_mrt__train_no__wagons__wagon_no__standrows__standrows_no__seats_get",
+        "calculateConvectiveHeatTransferCoefficient",
+        "google-ads-shopping-microsoft-ads-pay-per-click",
+        "https://stackoverflow.com/questions/40240796/angular-2-best-approach-to-use-filesaver-js",
+        "/root/music/mixkit-retro-game-emergency-alarm-1000.wav",
+        "amex,diners,discover,jcb,maestro,mastercard,visa,visa13,visa16,visa19",
+        "根据时间（公历或农历）、性别来获取八字信息。solarDatetime和lunarDatetime必须传且只传其中一个。",
+        "Rindfleischetikettierungsüberwachungsaufgabenübertragungsgesetz",
+        "the data: high, low",
+    ],
+)
+def test_words_identifiers_and_scripts_without_spaces_are_kept(text: str) -> None:
+    assert without_data(text) == text
+
+
+def test_a_request_of_data_alone_is_read_as_it_is() -> None:
+    assert pieces(DATA[0]) == [DATA[0]]
+
+
+def test_much_data_takes_no_longer_than_it_is_long() -> None:
+    for hard in ("data:" * 200_000, "data:a/a;" * 100_000, "a/b+c=" * 200_000, "aB" * 500_000, "-" * 1_000_000):
+        without_data(hard)
