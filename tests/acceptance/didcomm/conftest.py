@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.acceptance.conftest import SERVICES
-from tests.acceptance.didcomm.door import LOOPBACK, Door, Invites
+from tests.acceptance.didcomm.door import SETTINGS, Door, Invites
 from tests.acceptance.service import Service, Services
 
 
@@ -22,8 +22,8 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Start a service on SQLite, with an invitation that may be used for ever."""
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Start a service on SQLite with the file's ``SETTINGS``, and an invitation that may be used for ever."""
 
     async def opened() -> Invites:
         service.start()
@@ -33,7 +33,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
     services = Services(tmp_path_factory.mktemp("door"))
     service = services.new()
-    service.environment |= LOOPBACK
+    service.environment |= SETTINGS | getattr(request.module, "SETTINGS", {})
     try:
         yield House(services, service, asyncio.run(opened()))
     finally:

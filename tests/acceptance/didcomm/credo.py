@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -63,6 +64,11 @@ class Wallet:
         except TimeoutError:
             lost = sorted(wanted.difference(self.received))
             raise AssertionError(f"{self.name} lacks {lost}\n{self._process.tail()}") from None
+
+    def repeated(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return which of these were shown more than once, and how often."""
+        counted = Counter(self.received)
+        return {text: counted[text] for text in texts if counted[text] > 1}
 
     async def _do(self, command: str, **fields: Any) -> Any:
         return await self._process.do(command, wallet=self.name, **fields)

@@ -9,8 +9,12 @@ from tests.acceptance.didcomm.credo import LIVE, STRATEGIES, Wallet, WalletProce
 from tests.acceptance.didcomm.door import Door
 from tests.acceptance.service import until
 
+SETTINGS = {"MEDIATOR_DIDCOMM__LIVE_LEASE_SECONDS": "300"}
+"""Wallets are slow to acknowledge where many tests share the machine."""
 ONLINE = 5
 OFFLINE = 25
+BURST = 200
+BURST_WITHIN = 120.0
 EMPTIED_WITHIN = 10.0
 
 
@@ -68,6 +72,25 @@ async def mail_by_each_strategy(edition: str, door: Door, invitation: str, folde
     await restarted(door)
     await both_ways("again", 1)
     await emptied(door)
+    assert not door.service.complaints()
+
+
+async def live_burst(edition: str, door: Door, invitation: str, folder: Path, stack: AsyncExitStack) -> None:
+    """In live mode nothing is shown twice while the session lasts, however much comes at once."""
+    process = await WalletProcess.running(edition, folder / "wallets", stack)
+    friend = process.wallet("friend", invitation, LIVE)
+    wallet = process.wallet("wallet", invitation, LIVE)
+    await asyncio.gather(friend.open(), wallet.open())
+    await connected(friend, [wallet])
+    texts = [f"burst {number}" for number in range(BURST)]
+    await friend.write(friend.connections[hello(wallet)], texts)
+    await wallet.shows(texts, BURST_WITHIN)
+    await emptied(door)
+    # Whatever is still under way comes before this.
+    await friend.write(friend.connections[hello(wallet)], ["last"])
+    await wallet.shows(["last"])
+    again = wallet.repeated(texts)
+    assert not again, f"{len(again)} of {BURST} were shown more than once: {again}"
     assert not door.service.complaints()
 
 

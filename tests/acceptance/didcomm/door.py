@@ -11,8 +11,8 @@ from typing import Any
 from pickup.client import Holder, Mail, Sender
 from tests.acceptance.service import Service, Services
 
-LOOPBACK = {"MEDIATOR_DIDCOMM__OUTBOUND_NETWORKS": '["127.0.0.0/8"]'}
-"""Peers of these tests have their endpoints on this machine."""
+SETTINGS = {"MEDIATOR_DIDCOMM__OUTBOUND_NETWORKS": '["127.0.0.0/8"]', "MEDIATOR_REGISTRY__SEMANTIC": "false"}
+"""Peers of these tests have their endpoints on this machine, and nobody asks the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Door:
     ) -> "Door":
         """Start a service and wait until it is ready; ``settings`` are environment variables."""
         service = services.new(name, **options)
-        service.environment |= LOOPBACK | (settings or {})
+        service.environment |= SETTINGS | (settings or {})
         service.start()
         await service.ready()
         return cls(service, stack)
