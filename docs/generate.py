@@ -86,8 +86,12 @@ A SPAN is written `500ms`, `90s`, `5m`, `2h`, `7d`, `1h30m`; a number alone is s
 for `send`, back for `fetch` and `query`), a date such as `2026-01-31T12:00Z` (local time without a zone), or Unix
 seconds. Times are shown in UTC.
 
-Exit codes: 0, it was done; 1, it was not, and the service's error is on standard error (with `--json` its reply is on
-standard output as well); 2, wrong usage or configuration, or the data belong to another process.
+With `--json`, the last option of each command that prints data, a command prints one JSON object on one line instead
+of text. Its `error` is `""`, or says what failed, as on standard error; the other fields are those of the service's
+reply, payloads in base64. `fetch --follow` prints one object for each reply that has messages.
+
+Exit codes: 0, it was done; 1, it was not, and the error is on standard error; 2, wrong usage or configuration, or the
+data belong to another process.
 """
 
 

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from mediator.cli import show
 from mediator.cli.agents import app as agent_app
 from mediator.cli.bench import register as register_bench
 from mediator.cli.dead import app as dead_app
@@ -45,11 +46,14 @@ NOT_SET_UP = 2
 
 
 def main() -> None:
-    """Run a command; an error we know is one line on standard error and never a traceback."""
+    """Run a command; an error we know is one line on standard error, with --json also an object on standard output."""
     try:
         app()
     except (MediatorError, CommandError) as error:
         typer.echo(f"mediator: {error}", err=True)
+        if "--json" in sys.argv:
+            more = {"error_code": error.code} if isinstance(error, MediatorError) else error.fields
+            show.as_json({"error": str(error), **more})
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
     except OSError as error:
         if error.filename is None:

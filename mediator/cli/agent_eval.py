@@ -11,7 +11,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Config, DataDir, load, one_of, words_of
+from mediator.cli.options import AsJson, Config, DataDir, load, one_of, words_of
 from mediator.operators.spans import show_count
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
     ] = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how well agents are found: nDCG, recall and hits on your own cards and requests.
 

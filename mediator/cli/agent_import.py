@@ -11,7 +11,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.client import Client, Login, RefusedError, talk
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Config, DataDir, Password, Server, User
+from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User
 from mediator.errors import MediatorError
 from mediator.operators.spans import show_count
 
@@ -47,7 +47,7 @@ def import_(
     password: Password = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Register many agents; cards that are refused are told and left out, exit code 1 when there are any.
 
@@ -62,10 +62,17 @@ def import_(
         try:
             async with fetching() as fetch:
                 await _import(client, sources, addresses, fetch, result)
-        finally:
-            _summary(result, prefixed=addresses is not None, as_json=as_json)
+        except CommandError as error:
+            error.fields |= result.fields
+            if not as_json:
+                _summary(result, prefixed=addresses is not None)
+            raise
+        if as_json:
+            show.as_json(result.fields)
+        else:
+            _summary(result, prefixed=addresses is not None)
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=False)
+    talk(Login.of(server, user, password, config, data_dir), work)
     if result.failed:
         raise typer.Exit(1)
 
@@ -77,6 +84,15 @@ class _Result:
     """Of them, cards that are not what they claim to be."""
     failed: int = 0
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "registered": self.registered,
+            "with_warnings": self.warned,
+            "refused": self.failed,
+            "problems": self.problems,
+        }
 
     def refuse(self, where: str, problem: str) -> None:
         self.failed += 1
@@ -161,16 +177,7 @@ async def fetching() -> AsyncIterator[Callable[[str], Awaitable[bytes]]]:
         await guard.close()
 
 
-def _summary(result: _Result, *, prefixed: bool, as_json: bool) -> None:
-    if as_json:
-        fields: dict[str, Any] = {
-            "registered": result.registered,
-            "with_warnings": result.warned,
-            "refused": result.failed,
-            "problems": result.problems,
-        }
-        show.as_json(fields)
-        return
+def _summary(result: _Result, *, prefixed: bool) -> None:
     show.say(f"registered {show_count(result.registered, 'card')}")
     if result.warned:
         show.say(f"of them {result.warned} with warnings: they are not all that they claim to be")

@@ -60,11 +60,7 @@ def list_(
         show.table(columns, ([row[column] for column in columns] for row in rows))
         _more(len(rows), answer)
 
-    talk(
-        Login.of(server, user, password, config, data_dir),
-        _asking(body, limit, shown, as_json=as_json),
-        as_json=as_json,
-    )
+    talk(Login.of(server, user, password, config, data_dir), _asking(body, limit, shown, as_json=as_json))
 
 
 def discover(
@@ -105,11 +101,7 @@ def discover(
             show.hint(answer.fields["note"])
         _more(len(rows), answer)
 
-    talk(
-        Login.of(server, user, password, config, data_dir),
-        _asking(body, limit, shown, as_json=as_json),
-        as_json=as_json,
-    )
+    talk(Login.of(server, user, password, config, data_dir), _asking(body, limit, shown, as_json=as_json))
 
 
 def _filter(tags: list[str] | None, skills: list[str] | None, states: list[State] | None) -> dict[str, Any]:
@@ -124,23 +116,35 @@ def _asking(
     *,
     as_json: bool,
 ) -> Callable[[Client], Awaitable[None]]:
-    """Return a conversation that asks page by page, as far as the limit; JSON is a line a page."""
+    """Return a conversation that asks page by page, as far as the limit."""
 
     async def work(client: Client) -> None:
         rows: list[dict[str, Any]] = []
+        pages: list[Answer] = []
         more: dict[str, Any] = {}
         while True:
             answer = await client.ask("AGENT.DISCOVER", {**body, **more, "limit": min(PAGE, limit - len(rows))})
             rows += _rows(answer, len(rows))
-            if as_json:
-                show.raw(answer.raw)
+            pages.append(answer)
             if "next" not in answer.fields or len(rows) >= limit:
                 break
             more = {"cursor": answer.fields["next"]}
         if not as_json:
             await shown(rows, answer)
+        elif len(pages) == 1:
+            # The cards as their agents wrote them.
+            show.raw(answer.raw)
+        else:
+            show.as_json(_joined(pages))
 
     return work
+
+
+def _joined(pages: list[Answer]) -> dict[str, Any]:
+    """Return the last page, with the lists of all."""
+    last = pages[-1].fields
+    names = [name for name, value in last.items() if isinstance(value, list)]
+    return last | {name: [item for page in pages for item in page.fields[name]] for name in names}
 
 
 def _rows(answer: Answer, before: int) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def register(
         for warning in answer.fields["warnings"]:
             show.hint(f"warning: {warning}")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def _read(file: str) -> bytes:
@@ -115,7 +115,7 @@ def report(
         else:
             show.say(f"{answer.fields['mailbox']} was seen")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def _said(fields: str | None, status: str | None) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def unregister(
         else:
             show.say(f"unregistered {answer.fields['mailbox']}")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 register_search(app)

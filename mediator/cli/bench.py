@@ -10,7 +10,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.client import Client, Login, talk
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Config, DataDir, Password, Server, User
+from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -34,14 +34,14 @@ def bench(
     password: Password = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a short load on the running service: durable SENDs at 1, 10 and 100 in flight, then FETCH and ACK.
 
     The mailbox it makes is a work queue that it empties again, and that expires within the hour.
     """
     login = Login.of(server, user, password, config, data_dir)
-    talk(login, lambda client: _run(client, seconds, size, as_json=as_json), as_json=False)
+    talk(login, lambda client: _run(client, seconds, size, as_json=as_json))
 
 
 async def _run(client: Client, seconds: float, size: int, *, as_json: bool) -> None:

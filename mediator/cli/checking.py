@@ -17,6 +17,8 @@ ANSWER_SECONDS = 1.0
 """For nats-server to answer what it should not."""
 CONNECTIONS = ("$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.SERVER.PING.CONNZ")
 """Where nats-server tells a client who else is connected to its account, and what each subscribes to."""
+NAME_WIDTH = 11
+"""Columns of the name that each line begins with."""
 SELF_TEST = "$mq9.AI._SELFTEST"
 """A subject that a running service takes for the test of another instance."""
 
@@ -25,6 +27,11 @@ def accounts_snippet(settings: Settings) -> str:
     """Return the accounts of an external server's configuration."""
     names = list(settings.tenants) or [DEFAULT_TENANT]
     return accounts.snippet([accounts.Tenant(name) for name in names])
+
+
+def parts(line: str) -> tuple[str, str]:
+    """Return the name that a line of :func:`explain` or :func:`verify` begins with, and what it says."""
+    return line[:NAME_WIDTH].rstrip(), line[NAME_WIDTH:]
 
 
 def explain(settings: Settings) -> Iterator[str]:

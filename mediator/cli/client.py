@@ -7,8 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import typer
-
 from mediator.cli.failing import CommandError
 from mediator.cli.options import load, serve_command
 from mediator.endpoint import without_login
@@ -23,11 +21,7 @@ ANSWER_SECONDS = 5.0
 
 
 class RefusedError(CommandError):
-    """The service answered with an error; ``raw`` is its whole reply."""
-
-    def __init__(self, text: str, raw: bytes) -> None:
-        super().__init__(text)
-        self.raw = raw
+    """The service answered with an error; ``fields`` are the rest of its reply."""
 
 
 class UnansweredError(CommandError):
@@ -200,7 +194,7 @@ class Client:
         except (ValueError, AttributeError):
             raise UnansweredError("the answer is not of a mediator") from None
         if text:
-            raise RefusedError(str(text), message.data)
+            raise RefusedError(str(text), **{name: value for name, value in fields.items() if name != "error"})
         return Answer(message.data, fields)
 
 
@@ -230,8 +224,8 @@ def _why(error: Exception, login: Login) -> str:
     return text.removeprefix("nats: ") or type(error).__name__
 
 
-def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, as_json: bool, lasting: bool = False) -> None:
-    """Run a command's conversation; with ``as_json`` a refusal's reply is printed as well."""
+def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, lasting: bool = False) -> None:
+    """Run a command's conversation; one that is ``lasting`` ends when it is interrupted."""
 
     async def conversation() -> None:
         async with Client(login, lasting=lasting) as client:
@@ -239,11 +233,6 @@ def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, as_json: bo
 
     try:
         asyncio.run(conversation())
-    except RefusedError as error:
-        if as_json:
-            typer.echo(error.raw.decode())
-        raise
     except KeyboardInterrupt:
-        # The way to end what goes on for ever.
         if not lasting:
             raise

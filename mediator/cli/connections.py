@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.operator import ask_service
-from mediator.cli.options import AnswerJson, Config, DataDir, Tenant
+from mediator.cli.options import AsJson, Config, DataDir, Tenant
 from mediator.operators.spans import show_bytes, show_moment
 
 PAGE = 500
@@ -25,7 +25,7 @@ def list_connections(
     after: Annotated[int, typer.Option(min=0, help="Only numbers above this one.")] = 0,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List connections in order of their numbers."""
     found: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def show_connection(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a connection: who it is, its mailbox, and its keys."""
     view = ask_service(config, data_dir, "connections-show", tenant=tenant, connection=number)
@@ -124,7 +124,7 @@ def remove_connection(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """End a connection: its keys are free, its mailbox and all mail in it are gone."""
     if not yes:

@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.operator import ask_service
-from mediator.cli.options import Address, AnswerJson, Config, DataDir, Group, Tenant
+from mediator.cli.options import Address, AsJson, Config, DataDir, Group, Tenant
 from mediator.cli.show import payload_text
 from mediator.operators.spans import show_moment
 
@@ -24,7 +24,7 @@ def list_(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List messages that are dead for a group."""
     answer = ask_service(
@@ -57,7 +57,7 @@ def redrive(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let dead messages be delivered again, their count beginning anew."""
     answer = ask_service(
@@ -74,7 +74,7 @@ def drop(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Acknowledge dead messages, so that they are dead no more."""
     answer = ask_service(

@@ -8,7 +8,7 @@ import typer
 from mediator.cli import connections, show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_service
-from mediator.cli.options import SPAN, Address, AnswerJson, Config, DataDir, Tenant, span
+from mediator.cli.options import SPAN, Address, AsJson, Config, DataDir, Tenant, span
 from mediator.operators.spans import show_moment
 
 invitations_app = typer.Typer(help="List and remove invitations of wallets.", no_args_is_help=True)
@@ -45,7 +45,7 @@ def invite(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make an invitation by which wallets connect; prints its link, a page that shows it, and a QR code."""
     answer = ask_service(config, data_dir, "invite", tenant=tenant, label=label or "", ttl_ms=ttl, uses=uses)
@@ -90,7 +90,7 @@ def list_invitations(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List invitations, the newest first."""
     answer = ask_service(config, data_dir, "invitations-list", tenant=tenant, limit=limit)
@@ -121,7 +121,7 @@ def remove_invitation(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove an invitation; who came by it stays connected."""
     answer = ask_service(config, data_dir, "invitations-remove", tenant=tenant, id=id)
@@ -137,7 +137,7 @@ def attach(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let what is forwarded to a key go to a mailbox with retention until_ack, where NATS clients FETCH it."""
     answer = ask_service(config, data_dir, "key-attach", tenant=tenant, key=key, mail_address=address)
@@ -150,7 +150,7 @@ def detach(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let an attached key lead nowhere; mail that came for it stays in the mailbox."""
     answer = ask_service(config, data_dir, "key-detach", tenant=tenant, key=key)
@@ -163,7 +163,7 @@ def list_keys(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 1000,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the keys that operators attached to mailboxes."""
     answer = ask_service(config, data_dir, "key-list", tenant=tenant, limit=limit)
@@ -178,7 +178,7 @@ def list_keys(
 
 @identity_app.command(epilog="Example: mediator identity rotate")
 def rotate(
-    tenant: Tenant = "default", config: Config = None, data_dir: DataDir = None, as_json: AnswerJson = False
+    tenant: Tenant = "default", config: Config = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Make new keys and DIDs for the mediator; who is connected goes on with the ones it knows."""
     answer = ask_service(config, data_dir, "identity-rotate", tenant=tenant)

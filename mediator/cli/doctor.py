@@ -8,7 +8,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_service
-from mediator.cli.options import AnswerJson, Config, DataDir, Tenant, load
+from mediator.cli.options import AsJson, Config, DataDir, Tenant, load
 from mediator.mailboxes.address import parse_address
 from mediator.operators.spans import show_bytes, show_count, show_moment
 
@@ -28,7 +28,7 @@ def doctor(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain why a mailbox is stuck, or check the whole installation; exit code 1 when there is a problem."""
     if address is None:
@@ -61,7 +61,7 @@ def _installation(config: Path | None, data_dir: Path | None) -> list[dict[str, 
     return found
 
 
-def status(config: Config = None, data_dir: DataDir = None, as_json: AnswerJson = False) -> None:
+def status(config: Config = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show where the service listens, whether it is ready, and what it holds; exit code 1 when it is not ready."""
     view = ask_service(config, data_dir, "overview")
     time = ask_service(config, data_dir, "status")

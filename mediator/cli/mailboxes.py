@@ -12,7 +12,6 @@ from mediator.cli.operator import ask_service
 from mediator.cli.options import (
     SPAN,
     Address,
-    AnswerJson,
     AsJson,
     Config,
     DataDir,
@@ -96,7 +95,7 @@ def create(
         else:
             show.say(f"{answer.fields['mail_address']} was there already")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 @app.command("list", epilog="Example: mediator mailbox list --prefix agent. --limit 20")
@@ -108,7 +107,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List mailboxes in order of tenant and address."""
     found: list[dict[str, Any]] = []
@@ -160,7 +159,7 @@ def show_(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a mailbox: its settings, counters, lanes and groups."""
     view = ask_service(config, data_dir, "mailbox-show", tenant=tenant, mail_address=address)
@@ -239,7 +238,7 @@ def set_(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give a mailbox a lease of its own."""
     value = None if ack_wait == "default" else span(ack_wait)
@@ -258,7 +257,7 @@ def delete_(
     tenant: Tenant = "default",
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a mailbox with everything in it; its address is free at once."""
     if not yes:

@@ -123,7 +123,7 @@ def send(
         else:
             show.say("stored, msg_id -1: it gets its number when it becomes visible")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def own_headers(given: Iterable[str]) -> dict[str, str]:
@@ -223,7 +223,7 @@ def fetch(
                 "--deliver earliest begins with the oldest message."
             )
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json, lasting=follow)
+    talk(Login.of(server, user, password, config, data_dir), work, lasting=follow)
 
 
 async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ def ack(
         answer = await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
         show.raw(answer.raw) if as_json else show.say(f"{answer.fields['acknowledged']} acknowledged")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def nack(
@@ -292,7 +292,7 @@ def nack(
         answer = await client.ask(f"MSG.NACK.{address}", body)
         show.raw(answer.raw) if as_json else show.say(f"{answer.fields['returned']} given back")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def extend(
@@ -314,7 +314,7 @@ def extend(
         answer = await client.ask(f"MSG.EXTEND.{address}", body)
         show.raw(answer.raw) if as_json else show.say(f"{answer.fields['extended']} made longer")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def query(
@@ -341,7 +341,7 @@ def query(
         answer = await client.ask(f"MSG.QUERY.{address}", {**body, "headers_only": headers_only})
         _print(answer, as_json=as_json, headers_only=headers_only)
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def delete(
@@ -360,7 +360,7 @@ def delete(
         answer = await client.ask(f"MSG.DELETE.{address}.{msg_id}")
         show.raw(answer.raw) if as_json else show.say("deleted")
 
-    talk(Login.of(server, user, password, config, data_dir), work, as_json=as_json)
+    talk(Login.of(server, user, password, config, data_dir), work)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -78,8 +78,9 @@ Server = Annotated[
 ]
 User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
 Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the service's replies as they are, payloads in base64.")]
-AnswerJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of text; its `error` is empty unless it failed.")
+]
 Tenant = Annotated[str, typer.Option(help="Tenant it is about.")]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mediator.cli.options import AnswerJson, Config, DataDir, load
+from mediator.cli.options import AsJson, Config, DataDir, load
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, job, kept, require_spark, tell
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def archive(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the messages that are marked for the archive into the lake, each once, and let go of them here."""
     require_spark()

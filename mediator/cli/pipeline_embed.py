@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mediator.cli.options import AnswerJson, Config, DataDir, load
+from mediator.cli.options import AsJson, Config, DataDir, load
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, require_spark, tell
 from mediator.errors import BadRequestError
 
@@ -44,7 +44,7 @@ def embed(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Register many cards with vectors that are made here in parallel, so that the service has not to make them.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mediator.cli import show
-from mediator.cli.options import AnswerJson, Config, DataDir, load
+from mediator.cli.options import AsJson, Config, DataDir, load
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job, kept, lake_of, require_spark, tell
 from mediator.errors import SetupError, UnavailableError
 
@@ -31,7 +31,7 @@ def ingest(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
     with job(
@@ -68,7 +68,7 @@ def compact(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
     require_spark()

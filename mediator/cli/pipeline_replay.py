@@ -9,7 +9,7 @@ from mediator.cli.client import Login
 from mediator.cli.options import (
     MOMENT,
     SPAN,
-    AnswerJson,
+    AsJson,
     Config,
     DataDir,
     Password,
@@ -68,7 +68,7 @@ def replay(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Send archived messages again, lane by lane in their old order, each once; a killed run is gone on with.
 

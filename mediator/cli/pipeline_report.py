@@ -14,7 +14,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
-from mediator.cli.options import AnswerJson, Config, DataDir
+from mediator.cli.options import AsJson, Config, DataDir
 from mediator.cli.pipeline_running import Conf, Lake, Master, Remote, is_little, job
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def report(
     lake: Lake = None,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
     with job(

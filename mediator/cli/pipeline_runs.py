@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mediator.cli import show
-from mediator.cli.options import AnswerJson, Config, DataDir, load
+from mediator.cli.options import AsJson, Config, DataDir, load
 from mediator.operators.spans import show_span
 from mediator.runs.records import KEPT
 
@@ -22,7 +22,7 @@ def runs(
     limit: Annotated[int, typer.Option(help="Show so many of the newest.", min=1, max=KEPT)] = 20,
     config: Config = None,
     data_dir: DataDir = None,
-    as_json: AnswerJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the newest runs of the pipeline: when, how long, what they counted, and why they failed."""
     settings = load(config, data_dir=data_dir)

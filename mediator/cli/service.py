@@ -10,7 +10,7 @@ import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
-from mediator.cli.options import Config, DataDir, Password, User, load
+from mediator.cli.options import AsJson, Config, DataDir, Password, User, load
 
 if TYPE_CHECKING:
     from mediator.service import Running
@@ -114,6 +114,7 @@ def check(
     ] = False,
     user: User = None,
     password: Password = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what the settings mean; with a NATS server of your own, verify that requests arrive there.
 
@@ -124,16 +125,25 @@ def check(
     from mediator.cli import checking
 
     if snippet:
-        typer.echo(checking.accounts_snippet(settings), nl=False)
+        text = checking.accounts_snippet(settings)
+        show.as_json({"snippet": text}) if as_json else typer.echo(text, nl=False)
         return
-    for line in checking.explain(settings):
-        show.say(line)
-    if settings.nats_url is not None:
-        for line in asyncio.run(checking.verify(settings, user, password)):
+    lines = [*checking.explain(settings)]
+    if not as_json:
+        for line in lines:
             show.say(line)
+    found = [] if settings.nats_url is None else asyncio.run(checking.verify(settings, user, password))
+    if as_json:
+        server = [{"result": result, "text": text} for result, text in map(checking.parts, found)]
+        show.as_json({"settings": dict(map(checking.parts, lines)), "server": server})
+        return
+    for line in found:
+        show.say(line)
 
 
-def migrate(config: Config = None, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+def migrate(
+    config: Config = None, data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json: AsJson = False
+) -> None:
     """Bring the database's schema up to this program's; prints what was applied. Serve does it by itself."""
     settings = load(config, data_dir=data_dir, database_url=database_url)
     from mediator.cli.migrating import applied
@@ -142,6 +152,9 @@ def migrate(config: Config = None, data_dir: DataDir = None, database_url: Datab
     before = set(applied(settings))
     open_store(settings).close()
     names = [name for name in applied(settings) if name not in before]
+    if as_json:
+        show.as_json({"applied": names})
+        return
     for name in names:
         show.say(f"applied {name}")
     if not names:
@@ -157,14 +170,19 @@ def cleanup(
     confirm_clock: Annotated[
         bool, typer.Option("--confirm-clock", help="The clock is right: let expiry, paused by its jump, go on.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove what has expired, through the running service or, where none runs, by itself."""
+    if daemon and as_json:
+        raise typer.BadParameter("--daemon goes on, and has nothing to print in the end", param_hint="--json")
     settings = load(config, data_dir=data_dir, database_url=database_url)
     from mediator import logs
     from mediator.housekeeping.cleanup import run
 
     # What was done is said below; the log is for what goes wrong.
     logs.setup(settings.log_level if daemon else "warning", settings.log_format)
-    code = asyncio.run(run(settings, daemon=daemon, dry_run=dry_run, confirm_clock=confirm_clock, say=show.say))
+    give = show.as_json if as_json else None
+    work = run(settings, daemon=daemon, dry_run=dry_run, confirm_clock=confirm_clock, say=show.say, give=give)
+    code = asyncio.run(work)
     if code:
         raise typer.Exit(code)

@@ -67,11 +67,11 @@ def raw(data: bytes) -> None:
     typer.echo(data.decode())
 
 
-def as_json(value: Any) -> None:
-    """Print a value as JSON."""
+def as_json(fields: Mapping[str, Any]) -> None:
+    """Print what a command found as one JSON object, as the service answers: with an empty ``error``."""
     import orjson
 
-    typer.echo(orjson.dumps(value).decode())
+    typer.echo(orjson.dumps({"error": "", **fields}).decode())
 
 
 def harmless(text: str) -> str:

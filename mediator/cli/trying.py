@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.operator import ask_service
-from mediator.cli.options import Config, DataDir
+from mediator.cli.options import AsJson, Config, DataDir
 
 if TYPE_CHECKING:
     from pickup.client import Grant, Holder
@@ -37,6 +37,7 @@ def attempt(
     ] = False,
     config: Config = None,
     data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Try a mediator as a wallet would: connect, get mediation, register a key, send oneself a message and pick it up.
 
@@ -47,16 +48,18 @@ def attempt(
         invitation = str(made["v2_url" if v2 else "v1_url"])
     from pickup.client import ClientError
 
+    steps = _Steps(quiet=as_json)
     try:
-        asyncio.run(_attempt(invitation))
-    except ClientError as error:
-        raise CommandError(str(error)) from error
+        asyncio.run(_attempt(invitation, steps))
+    except (ClientError, CommandError) as error:
+        raise CommandError(str(error), steps=steps.taken) from error
+    if as_json:
+        show.as_json({"steps": steps.taken})
 
 
-async def _attempt(invitation: str) -> None:
+async def _attempt(invitation: str, steps: "_Steps") -> None:
     from pickup.client import Holder
 
-    steps = _Steps()
     async with await Holder.connect(invitation, label="mediator try") as holder:
         steps.done("connected", f"DIDComm {holder.generation}, {holder.link.endpoints[0]}")
         grant = await holder.mediate()
@@ -96,17 +99,24 @@ async def _send(holder: "Holder", grant: "Grant", key: str) -> None:
 
 
 class _Steps:
-    """Says what was done, and how long it took."""
+    """Says what was done, and how long it took; ``quiet`` only keeps it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
         self._last = time.perf_counter()
-        self.picked_up = False
+        self.taken: list[dict[str, Any]] = []
+
+    @property
+    def picked_up(self) -> bool:
+        return any(step["step"] == "picked up" for step in self.taken)
 
     def done(self, step: str, what: str) -> None:
         now = time.perf_counter()
-        show.say(f"{step:<{WIDTH}} {what}  ({(now - self._last) * 1000:.0f} ms)")
+        milliseconds = (now - self._last) * 1000
+        if not self._quiet:
+            show.say(f"{step:<{WIDTH}} {what}  ({milliseconds:.0f} ms)")
         self._last = now
-        self.picked_up |= step == "picked up"
+        self.taken.append({"step": step, "what": what, "ms": round(milliseconds, 3)})
 
 
 def _short(name: str) -> str:

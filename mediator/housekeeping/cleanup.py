@@ -31,12 +31,17 @@ START_SECONDS = 10.0
 RETRY_SECONDS = 0.1
 
 Say = Callable[[str], None]
+Give = Callable[[dict[str, Any]], None]
 
 _log = structlog.get_logger("cleanup")
 
 
-async def run(settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock: bool, say: Say) -> int:
+async def run(
+    settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock: bool, say: Say, give: Give | None = None
+) -> int:
     """Clean up once, or with ``daemon`` until SIGTERM or SIGINT; ``say`` gets lines for the operator.
+
+    ``give`` gets the answer as it is instead, but for the daemon's.
 
     ``dry_run`` removes nothing and says what would go and why; ``confirm_clock`` lets a service that paused expiry go
     on. Returns the exit code. Raises :class:`MediatorError` when it cannot be done.
@@ -45,6 +50,9 @@ async def run(settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock:
         raise SetupError("cleanup: expected one of --daemon, --dry-run and --confirm-clock")
     if confirm_clock:
         answer = await _asked(settings, "confirm-clock")
+        if give is not None:
+            give(answer)
+            return 0
         ahead = answer["ahead_seconds"]
         say(f"confirmed: the clock is right; it had jumped {ahead} s ahead" if ahead else "expiry was not paused")
         return 0
@@ -53,11 +61,12 @@ async def run(settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock:
             await _again_and_again(settings, say)
         return 0
     if dry_run:
-        _say_plan(await _turn(settings, "cleanup-plan", lambda broker: _plan(_collector(settings), broker)), say)
+        answer = await _turn(settings, "cleanup-plan", lambda broker: _plan(_collector(settings), broker))
+        give(answer) if give is not None else _say_plan(answer, say)
         return 0
     collector = _collector(settings)
     answer = await _turn(settings, "cleanup", lambda broker: _pass(collector, broker))
-    say(_removed(answer["removed"]) or "nothing to remove")
+    give(answer) if give is not None else say(_removed(answer["removed"]) or "nothing to remove")
     return 0
 
 

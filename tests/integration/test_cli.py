@@ -546,7 +546,7 @@ def test_delete_asks_first(mediator, box):
     mediator("send", box, "a")
     refused = mediator("mailbox", "delete", box, stdin=b"n\n")
     assert refused.code == 1
-    assert f"Delete {box} with 1 messages?" in refused.err
+    assert f"Delete {box} with 1 message?" in refused.err
     assert mediator("mailbox", "delete", box, stdin=b"y\n").out.strip() == f"deleted {box}"
     assert mediator("query", box).code == 1
 

@@ -206,4 +206,4 @@ def test_without_a_service_every_command_says_so(alone, tmp_path):
     for words in (("invite",), ("connections", "list"), ("keys", "list"), ("identity", "rotate")):
         refused = alone(*words, "--data-dir", tmp_path)
         assert (refused.code, refused.out) == (1, "")
-        assert "start `mediator serve`" in refused.err
+        assert f"start `mediator serve --data-dir {tmp_path}`" in refused.err

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from mediator.cli import app
+from mediator.cli.options import AsJson
 from tests.integration.test_cli import Service, alone, external, mediator, run, service
 from tests.unit.test_cli import commands
 
@@ -281,3 +282,75 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
     everything = json.dumps(guarded.logged())
     assert address not in everything
     assert "the payload" not in everything
+
+
+# --json.
+
+WITHOUT_JSON = {"serve": "runs on", "gateway": "runs on", "init": "writes a file"}
+
+
+def test_each_command_that_prints_data_has_the_same_json_option_last():
+    for path, command in commands(app):
+        name = path.removeprefix("mediator ")
+        *_, (last, parameter) = inspect.signature(command.callback).parameters.items()
+        if name in WITHOUT_JSON:
+            assert last != "as_json"
+        else:
+            assert (last, parameter.annotation, parameter.default) == ("as_json", AsJson, False), name
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("mailbox create", {"mail_address", "token"}),
+        ("mailbox list", {"mailboxes", "more"}),
+        ("mailbox show json.box", {"tenant", "groups"}),
+        ("send json.box text", {"msg_id"}),
+        ("query json.box", {"messages"}),
+        ("fetch json.box --group g --deliver earliest", {"messages"}),
+        ("ack json.box 0 --group g", {"acknowledged"}),
+        ("dead list json.box --group g", {"messages"}),
+        ("agent list", {"agents", "states", "total"}),
+        ("status", {"nats", "ready"}),
+        ("doctor json.box", {"findings"}),
+        ("cleanup", {"removed"}),
+        ("cleanup --dry-run", {"findings"}),
+        ("cleanup --confirm-clock", {"ahead_seconds"}),
+        ("try", {"steps"}),
+        ("connections list", {"connections", "total"}),
+        ("invite", {"v1_url"}),
+    ],
+)
+def test_json_is_one_object_with_an_empty_error(mediator, command, fields):
+    mediator("mailbox", "create", "json.box", "--public")
+    result = mediator(*command.split(), "--json")
+    assert (result.code, result.out.count("\n"), result.json["error"]) == (0, 1, ""), result.err
+    assert fields <= set(result.json)
+
+
+def test_json_without_a_service(alone, tmp_path):
+    assert alone("check", "--json").json["settings"]["tenants"] == "everybody is default"
+    assert "MQ9" in alone("check", "--snippet", "--json").json["snippet"]
+    assert alone("migrate", "--data-dir", "d", "--json").json["applied"][0].startswith("0001_")
+    assert alone("migrate", "--data-dir", "d", "--json").json == {"error": "", "applied": []}
+
+
+def test_json_of_a_failure_is_one_object_with_the_error(alone, mediator):
+    gone = "mailbox nobody does not exist"
+    result = mediator("send", "nobody", "text", "--json")
+    assert (result.code, result.err) == (1, f"mediator: {gone}\n")
+    assert result.json == {"error": gone, "error_code": "mailbox_not_found", "msg_id": -1}
+    assert mediator("mailbox", "show", "nobody", "--json").json == {"error": gone}
+    assert mediator("agent", "import", "none.json", "--json").json["refused"] == 1
+    (code, error) = alone("migrate", "--data-dir", "/proc/none", "--json").json.popitem()
+    assert (code, error) == ("error_code", "setup")
+    assert alone("status", "--data-dir", "none", "--json").json["error"].startswith("no service runs on ")
+
+
+def test_json_pages_are_joined(mediator, monkeypatch):
+    for number in range(3):
+        card = {"name": f"N{number}", "mailbox": f"json.n{number}"}
+        mediator("agent", "register", "-", stdin=json.dumps(card).encode())
+    monkeypatch.setattr("mediator.cli.agent_search.PAGE", 2)
+    found = mediator("agent", "list", "--json").json
+    assert len(found["agents"]) == len(found["states"]) == found["total"] >= 3
