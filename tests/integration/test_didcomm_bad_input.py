@@ -440,6 +440,20 @@ async def test_keylist_theft(door: Mediator, generation: Generation) -> None:
     assert (await waiting(victim), await waiting(thief)) == (1, 0)
 
 
+@pytest.mark.rule("D8")
+@BOTH
+async def test_keys_of_the_mediator_and_of_who_is_connected_cannot_be_registered(
+    door: Mediator, generation: Generation
+) -> None:
+    victim, key = await door.holder(generation)
+    thief, _ = await door.holder(generation)
+    for name in (thief.link.theirs, *thief.link.routing, victim.link.mine):
+        with pytest.raises(ProblemError, match="client_error"):
+            await thief.change_keys([(name, "add")])
+    await door.post(await mail(door, victim, key))
+    assert (await waiting(victim), await waiting(thief)) == (1, 0)
+
+
 # Forwards.
 
 
