@@ -80,7 +80,8 @@ One program, `mediator`. `mediator COMMAND --help` shows what stands here.
   to no other; only a `nats_url` in the settings is used then. `agent eval` speaks to nobody.
 - `mailbox list`, `show`, `set` and `delete`, `dead`, `doctor` and `status`, and for DIDComm `invite`, `invitations`,
   `connections`, `keys` and `identity`, are the operator's: they ask the service on this machine through `control.sock`
-  in its data directory, which only the user that runs the service may open. They see every tenant.
+  in its data directory, which only the user that runs the service may open. They see every tenant: `mailbox list` and
+  `status` show all of them, the others one, that of `--tenant`.
 
 A SPAN is written `500ms`, `90s`, `5m`, `2h`, `7d`, `1h30m`; a number alone is seconds. WHEN is a span from now (ahead
 for `send`, back for `fetch` and `query`), a date such as `2026-01-31T12:00Z` (local time without a zone), or Unix
