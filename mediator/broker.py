@@ -27,7 +27,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mediation import forwarding
 from mediator.mediation.forwarding import Forward, Outcome
 from mediator.mediation.records import Rules
-from mediator.store.base import Place, Store, Transaction
+from mediator.store.base import Integrity, Place, Store, Transaction
 from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
 T = TypeVar("T")
@@ -293,12 +293,23 @@ class Broker:
         return await self._writer.write(place, work)
 
     async def check(self) -> str | None:
-        """Say why the store cannot be written, if it cannot (A9)."""
+        """Say why the store cannot be read or written, if it cannot (A9)."""
+
+        def write(tx: Transaction, now: int) -> None:
+            tx.beat(now)
+            tx.require_room()
+
         try:
-            await self.write(lambda tx, now: tx.beat(now))
+            await self.write(write)
+            await self.read(lambda tx, now: tx.messages.expired(now, 1))
         except MediatorError as error:
             return str(error)
-        return None
+        # Requests may have met pages that the probe does not.
+        return self._store.damage
+
+    async def find_damage(self, seconds: float) -> Integrity:
+        """Read the whole database, as far as that goes in so many seconds; see :class:`mediator.store.base.Store`."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.find_damage, seconds)
 
     def wake_key(self, place: Place) -> bytes:
         """Name a mailbox for :meth:`wake`: a hash, since other instances are told, and an address is a secret (A7)."""

@@ -176,6 +176,28 @@ class BusyError(UnavailableError):
     _what = "server busy"
 
 
+class StoreDamagedError(UnavailableError):
+    """The database file is damaged: what is asked for cannot be read or written, however often it is tried (A9)."""
+
+    code = "store_damaged"
+    retry = False
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the database is damaged ({why}); the command doctor says where")
+
+
+class StorageFullError(MediatorError):
+    """The disk under the database is full (A9): what adds to it waits; FETCH, ACK, DELETE and clean-up work."""
+
+    code = "storage_full"
+    status = 507
+    retry = True
+    problem = "e.p.me.res.storage"
+
+    def __init__(self) -> None:
+        super().__init__("unavailable: storage_full, the disk has no room; acknowledge or delete mail, or try later")
+
+
 class EnvelopeError(BadRequestError):
     """Bytes that are no DIDComm envelope for one of our keys, or that are not what they claim to be (D8, D12)."""
 

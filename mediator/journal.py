@@ -53,6 +53,10 @@ _MIB = 1 << 20
 _SOFT = frozenset({What.STORED, What.DELIVERED})
 """Events that need no row: messages tell that they were stored, and a delivery without lease that a crash takes back is
 made again."""
+_GIVING = frozenset({What.STORED, What.RELEASED})
+_ENDING = frozenset({What.MAILBOX_EXPIRED, What.MAILBOX_DELETED})
+COMPARED = 10_000
+"""Mailboxes that a start compares with what the journal says of them: those that got mail last."""
 
 log = structlog.get_logger("journal")
 
@@ -92,11 +96,20 @@ class _Past:
     events: int = 0
     stored: dict[tuple[int, int], int] = field(default_factory=dict)
     """Mailbox number and msg_id of what came into being behind the mark, with the seq that tells it."""
+    given: dict[int, int] = field(default_factory=dict)
+    """The highest msg_id that each mailbox gave; those that did so last are last."""
+    ended: set[int] = field(default_factory=set)
+    """Mailboxes that ended."""
 
     def absorb(self, line: Line) -> None:
         """Learn from a line."""
         seq = line["seq"]
         self.last = max(seq, self.last or 0)
+        for what, mailbox, msg_id in zip(line["what"], line["mailbox"], line["msg_id"], strict=True):
+            if what in _GIVING:
+                self.given[mailbox] = max(msg_id, self.given.pop(mailbox, -1))
+            elif what in _ENDING:
+                self.ended.add(mailbox)
         if self.settled:
             return
         self.events += len(line["what"])
@@ -150,6 +163,8 @@ class Journal:
         """Whether rows were added since they were counted."""
         # Of the relay.
         self._past = _Past(True)
+        self.missing = 0
+        """Messages of which the journal told at the start and that the database never had, as far as it knows."""
         self._written = 0
         self._numbers: list[int] = []
         """Rows whose lines were all queued when they were counted."""
@@ -174,6 +189,7 @@ class Journal:
         except OSError as error:
             raise SetupError(f"{self._folder}: {error.strerror}") from error
         await broker.write(self._recover)
+        await self._compare()
         more = True
         while more:
             more, self._last = await broker.write(self._rebuild)
@@ -342,6 +358,26 @@ class Journal:
         # No former run can have reached this number, not even one that a backup which was put back knows nothing of.
         first = max(now * 1000, (past.last or 0) + 1)
         self._seqs, self._last, self._written = count(first), past.last, first - 1
+
+    async def _compare(self) -> None:
+        """Look whether the database has what the journal's newest files tell of.
+
+        SQLite takes a damaged log for one that ends earlier, and says nothing.
+        """
+        given = dict(list(self._past.given.items())[-COMPARED:])
+        numbers = [no for no in given if no not in self._past.ended]
+        for start in range(0, len(numbers), AT_ONCE):
+            some = numbers[start : start + AT_ONCE]
+            next_ids = await self._broker.read(
+                lambda tx, _now, some=some: {no: box.next_id for no, box in tx.mailboxes.by_no(some).items()}  # type: ignore[misc]
+            )
+            self.missing += sum(max(0, given[no] + 1 - next_ids.get(no, 0)) for no in some)
+        self._metrics.missing_messages.set(self.missing)
+        if self.missing:
+            log.error(
+                "the database lacks messages that the journal has: its log was damaged, or a backup was put back",
+                messages=self.missing,
+            )
 
     def _rebuild(self, tx: Transaction, now: int) -> tuple[bool, int | None]:
         """Put into the tail what messages tell and no line does; return whether there may be more, and the last seq."""

@@ -94,6 +94,11 @@ class Metrics:
             "Journal files dropped for space before they were read.",
             registry=registry,
         )
+        self.missing_messages = Gauge(
+            "mediator_missing_messages",
+            "Messages that the journal told of at the last start and the database did not have.",
+            registry=registry,
+        )
         self.pending = Gauge("mediator_pending_requests", "Requests waiting inside the service.", registry=registry)
         self.waiting = Gauge("mediator_waiting_fetches", "FETCH requests waiting for mail.", registry=registry)
         self.expiry_paused = Gauge(

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from mediator.private_files import make_folder, open_file
+
 FINAL = ".jsonl"
 ACTIVE = ".jsonl.open"
 GAPS = "gaps.jsonl"
@@ -51,7 +53,7 @@ class Segments:
 
     def settle(self) -> bool:
         """Close what a predecessor left open, without the line it was torn in; return whether it left nothing."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         left = sorted(self._folder.glob(f"*{ACTIVE}"))
         for path in left:
             self._finish(path, _mend(path))
@@ -121,7 +123,7 @@ class Segments:
     def _open(self, number: int) -> None:
         number = max(number, self._number + 1)
         path = self._folder / f"{number:020d}-{self._instance}{ACTIVE}"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             self._sync_folder()
         except OSError:
@@ -229,7 +231,7 @@ def _summary(path: Path) -> Line:
 def _replace(path: Path, data: bytes) -> None:
     """Write a small file whole or not at all."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    with os.fdopen(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,11 @@ from mediator.nats.tenants import Tenants
 from mediator.nats.wakes import Wakes
 from mediator.operators.archive import ArchiveOperating
 from mediator.operators.control import ControlServer
-from mediator.operators.diagnosis import Examine
+from mediator.operators.diagnosis import Examine, Finding
+from mediator.operators.integrity import missing_findings
 from mediator.operators.operating import Operating
 from mediator.operators.runs import RunsOperating
+from mediator.private_files import narrow
 from mediator.scheduler import Scheduler
 from mediator.settings import Settings
 from mediator.settings_files import fit_service
@@ -66,6 +69,7 @@ CLIENT_NAME = "mediator"
 OWN_CONNECTIONS = 64
 """Connections to the managed NATS server that are not clients': the service's, gateways' and commands'."""
 WATCH_SECONDS = 5.0
+PROBE_SECONDS = 10
 THREAD_SWITCH_SECONDS = 0.0005
 """The store's thread gives the interpreter away at each statement; by default it gets it back after 5 ms."""
 
@@ -99,7 +103,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     metrics = Metrics()
     health = Health()
     async with AsyncExitStack() as stack:
-        store = await asyncio.to_thread(open_store, settings)
+        store = await asyncio.to_thread(_open_store, settings)
         stack.callback(store.close)
         control_key = await asyncio.to_thread(_control_key, settings, store)
         behind, connection = await _nats(settings, control_key, metrics, stack)
@@ -112,15 +116,20 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         control = ControlServer(settings.data_dir)
         control.register("journal-rotate", journal.rotate)
         liveness = settings.registry.liveness
-        keep_groups = settings.push.keep_days * DAY
         scheduler = Scheduler(
-            broker, settings.cleanup, settings.didcomm.forget_after, liveness, metrics, control, keep_groups=keep_groups
+            broker,
+            settings.cleanup,
+            settings.didcomm.forget_after,
+            liveness,
+            metrics,
+            control,
+            keep_groups=settings.push.keep_days * DAY,
         )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         await control.start()
         stack.push_async_callback(control.stop)
-        examined: list[Examine] = []
+        examined: list[Examine] = [partial(_examine_journal, journal)]
         directory = await _open_registry(settings, broker, connection, metrics, control, health, examined, stack)
         await _open_pipeline(settings, broker, scheduler, metrics, control, examined, stack)
         # Before the door, so that answers to the last requests find their way.
@@ -133,6 +142,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             "nats": door.check,
         }.items():
             health.add(name, check)
+        # So that metrics tell it where nobody asks for /readyz.
+        scheduler.also(partial(_probe, health), PROBE_SECONDS)
         http = HttpServer(settings.http, settings.http_max_connections, metrics.http_closed)
         metrics.http_connections.set_function(lambda: http.connections)
         await http.bind()
@@ -151,6 +162,21 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.callback(watch.cancel)
         yield Running(nats_url, http.port, broker, health)
         log.info("stopping")
+
+
+def _open_store(settings: Settings) -> Store:
+    """Open the store, and take from others what they could read of it before."""
+    for path in narrow(settings.data_dir):
+        log.warning("others could read it; now only the service can", file=path.name)
+    return open_store(settings)
+
+
+async def _examine_journal(journal: Journal) -> list[Finding]:
+    return list(missing_findings(journal.missing))
+
+
+async def _probe(health: Health) -> None:
+    await health.report()
 
 
 async def serve(settings: Settings, ready: Callable[[Running], None]) -> None:

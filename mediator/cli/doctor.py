@@ -54,10 +54,13 @@ def _installation(config: Path | None, data_dir: Path | None) -> list[dict[str, 
     except CommandError as error:
         from dataclasses import asdict
 
+        from mediator.operators.integrity import file_findings, offline_findings
         from mediator.operators.operating import disk_findings
 
+        folder = load(config, data_dir=data_dir).data_dir
         first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
-        return [first, *(asdict(finding) for finding in disk_findings(load(config, data_dir=data_dir).data_dir))]
+        seen = [*disk_findings(folder), *file_findings(folder), *offline_findings(folder)]
+        return [first, *(asdict(finding) for finding in seen)]
     return found
 
 

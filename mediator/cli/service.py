@@ -1,6 +1,7 @@
 """The commands around the service itself: serve, init, check, migrate, cleanup."""
 
 import asyncio
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from mediator.cli import show
 from mediator.cli.failing import CommandError
 from mediator.cli.options import AsJson, Config, DataDir, Password, User, load
+from mediator.private_files import open_file
 
 if TYPE_CHECKING:
     from mediator.service import Running
@@ -98,7 +100,8 @@ def init(
     from mediator.cli.template import template
 
     try:
-        with file.open("x", encoding="utf-8") as new:
+        # Passwords will be written into it.
+        with os.fdopen(open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as new:
             new.write(template())
     except FileExistsError:
         raise CommandError(f"{file} is there already; nothing was written") from None

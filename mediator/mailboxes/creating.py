@@ -48,6 +48,7 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
     holder = tx.mailboxes.find(request.tenant, address)
     if holder is not None and holder.lives(now):
         return _taken(holder, request)
+    tx.require_room()
     if holder is not None:
         expire(tx, holder, now)
     ttl = bounds.default_ttl if request.ttl is None else request.ttl

@@ -412,5 +412,8 @@ class Transaction(Protocol):
     due: int | None
     """The earliest due time of what was delayed, for the scheduler, after the commit."""
 
+    def require_room(self) -> None:
+        """Raise :class:`StorageFullError` while the disk has only as much room as is kept for ACK and DELETE."""
+
     def beat(self, now: int) -> None:
         """Write something of no importance, so that a database that takes nothing is noticed."""

@@ -49,6 +49,7 @@ def send(
         answered = tx.dedup_ids.find(mailbox, draft.dedup_id, now)
         if answered is not None:
             return answered
+    tx.require_room()
     archive = draft.archive or mailbox.archive
     if archive and tx.outbox.backlog() >= bounds.archive_limit:
         raise ArchiveBacklogFullError(bounds.archive_limit)

@@ -220,6 +220,8 @@ class NatsServer:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", _LEASH, str(os.getpid())),
+                # The umask by a shell: uvloop knows no other way.
+                *("/bin/sh", "-c", 'umask 077 && exec "$0" "$@"'),
                 *(binary, "-c", self._config, "--ports_file_dir", self._folder),
                 stdin=DEVNULL,
                 stdout=DEVNULL,

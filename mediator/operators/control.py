@@ -15,6 +15,7 @@ import orjson
 import structlog
 
 from mediator.errors import BadRequestError, MediatorError, SetupError, UnavailableError
+from mediator.private_files import OTHERS, make_folder
 
 SOCKET_FILE = "control.sock"
 MAX_REQUEST = 64 * 1024
@@ -56,13 +57,17 @@ class ControlServer:
 
     async def start(self) -> None:
         """Listen; :class:`SetupError` when another service does so here, or the socket cannot be made."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _short(self._path) as address:
                 _clear(self._path, address)
-                listener.bind(address)
-            # Nobody can connect before it listens.
+                # The socket's mode comes from the umask alone; a file that another thread makes meanwhile is closer.
+                before = os.umask(OTHERS)
+                try:
+                    listener.bind(address)
+                finally:
+                    os.umask(before)
             self._path.chmod(0o600)
             self._inode = self._path.stat().st_ino
             listener.setblocking(False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mediator import __version__
 from mediator.broker import Broker
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, UnavailableError
 from mediator.http.health import Health, Report
 from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
@@ -24,6 +24,7 @@ from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operators.control import ControlServer
 from mediator.operators.diagnosis import Examine, Finding, Level, diagnose
 from mediator.operators.inspecting import GroupView, View, inspect
+from mediator.operators.integrity import CHECK_SECONDS, damage_findings, file_findings
 from mediator.operators.requests import Request, number, text
 from mediator.operators.spans import show_bytes, show_count, show_moment
 from mediator.segments import read_gaps
@@ -156,14 +157,24 @@ class Operating:
 
     async def _installation(self, _request: Request) -> Answer:
         report = await self._health.report()
-        backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
         files = await asyncio.to_thread(self._files)
-        further = [finding for examine in self._further for finding in await examine()]
-        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *further, *files])}
+        whole: list[Finding] = []
+        try:
+            whole += damage_findings(await self._broker.find_damage(CHECK_SECONDS))
+            backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
+            further = [finding for examine in self._further for finding in await examine()]
+        except UnavailableError:
+            # The readiness says why; the rest does not need the store.
+            return {"findings": _told([*_readiness(report), *whole, *files])}
+        return {"findings": _told([*_readiness(report), *self._load(backlog, due), *further, *whole, *files])}
 
     def _files(self) -> list[Finding]:
         folder = self._settings.data_dir
-        return [*disk_findings(folder), *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock())]
+        return [
+            *disk_findings(folder),
+            *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock()),
+            *file_findings(folder),
+        ]
 
     def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:
         settings, broker = self._settings, self._broker

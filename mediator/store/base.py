@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mediator.agents import ports as agents
@@ -21,6 +22,17 @@ Place = tuple[str, str]
 """Tenant and address of a mailbox."""
 
 
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    """What a look at the whole database found."""
+
+    problems: list[str] = field(default_factory=list)
+    checked: int = 0
+    """How many tables were read through."""
+    unchecked: list[str] = field(default_factory=list)
+    """The tables for which there was no time."""
+
+
 class Store(Protocol):
     """One database. Not safe for several threads, but for ``reading`` and ``checkpoint``, which are."""
 
@@ -33,6 +45,13 @@ class Store(Protocol):
         ``places`` are the mailboxes that will be asked for, so that a store can lock them in one go and in order.
         Raises :class:`UnavailableError` when the database cannot be written (A9).
         """
+
+    @property
+    def damage(self) -> str | None:
+        """What was found damaged within the last minute, None when nothing was."""
+
+    def find_damage(self, seconds: float) -> "Integrity":
+        """Read the whole database, as far as that goes in so many seconds, and say what is wrong with it."""
 
     def reading(self) -> AbstractContextManager[Transaction]:
         """Open a snapshot of what is committed; nothing may be changed in it."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.message import Message
-from mediator.store.base import Place, Transaction
+from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.memory_agents import Agents, Vectors
 from mediator.store.memory_data import Data
 from mediator.store.memory_groups import Groups, Leases, Pushed
@@ -38,6 +38,13 @@ class MemoryStore:
                 for step in reversed(undo):
                     step()
                 raise
+
+    damage = None
+
+    def find_damage(self, seconds: float) -> Integrity:
+        """Memory is never damaged."""
+        del seconds
+        return Integrity()
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -90,6 +97,9 @@ class MemoryTransaction:
         """See :class:`mediator.store.base.Transaction`."""
         self._data.control_key = self._data.control_key or made
         return self._data.control_key
+
+    def require_room(self) -> None:
+        """Memory has no disk."""
 
     def beat(self, now: int) -> None:
         """Memory always takes what is written."""

@@ -8,16 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
 from peewee import SqliteDatabase
 
-from mediator.errors import StoreHeldError, UnavailableError
+from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
 from mediator.mailboxes.lanes import Lane
-from mediator.store.base import Place, Transaction
+from mediator.private_files import make_file, make_folder, open_file
+from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.migrate import migrate
+from mediator.store.reserve import Reserve
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.sql.dialect import MESSAGE_COLUMNS
 from mediator.store.sql.known import Counts, Known, Remembered
@@ -35,6 +38,14 @@ READ_SECONDS = 4.0
 WAL_PAGES = 32_768
 """Pages (of 4 kB) in the WAL above which even a busy writer stops to let it begin anew."""
 VACUUM_PAGES = 64
+VACUUM_PAGES_WHEN_FULL = 1024
+DAMAGE_SECONDS = 60.0
+"""How long the store is called damaged after damage was last found: the requests between may meet other pages."""
+LARGE_TABLES = ("outbox", "dedup", "message", "body")
+MAX_PROBLEMS = 10
+"""Problems that a look at the whole database names of each table."""
+
+_log = structlog.get_logger("store")
 
 _LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
 _ROWS = (64, 16, 4, 1)
@@ -51,10 +62,16 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``; :class:`StoreHeldError` when another process owns it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self._held = hold(path)
+        self._damaged: tuple[float, str] | None = None
+        self._reserve = Reserve(path.with_name(f"{path.name}.reserve"))
         try:
+            # SQLite gives its log and index the mode of the database.
+            for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+                if name == path.name or path.with_name(name).exists():
+                    make_file(path.with_name(name))
             self._database = SqliteDatabase(
                 str(path),
                 pragmas={
@@ -75,6 +92,9 @@ class SqliteStore:
         except sqlite3.Error as error:
             self._held.close()
             raise UnavailableError(f"cannot open {path.name}: {error}") from error
+        except OSError as error:
+            self._held.close()
+            raise UnavailableError(f"cannot open {path.name}: {error.strerror}") from error
         except BaseException:
             self._held.close()
             raise
@@ -86,6 +106,34 @@ class SqliteStore:
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._wal_pages = 0
+        self._reserve.adjust(self._log_bytes())
+
+    @property
+    def damage(self) -> str | None:
+        """What was found damaged within the last minute."""
+        if self._damaged is None or time.monotonic() - self._damaged[0] > DAMAGE_SECONDS:
+            return None
+        return self._damaged[1]
+
+    def _failure(self, error: sqlite3.Error) -> UnavailableError:
+        """Return what a failure means to whoever asked, and do what it takes."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            self._reserve.give_back()
+            return UnavailableError("the disk is full")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            damage = StoreDamagedError(str(error))
+            if self.damage is None:
+                _log.error("the database is damaged", why=str(error))
+            self._damaged = time.monotonic(), str(damage)
+            return damage
+        return UnavailableError(str(error))
+
+    def _log_bytes(self) -> int:
+        try:
+            return self._path.with_name(f"{self._path.name}-wal").stat().st_size
+        except OSError:
+            return 0
 
     def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
@@ -95,7 +143,9 @@ class SqliteStore:
     @contextmanager
     def _transaction(self) -> Iterator[SqlTransaction]:
         connection = self._writer.connection
-        tx = SqlTransaction(self._writer, self._known, self._remembered, self._counts)
+        if self._reserve.short:
+            self._make_room()
+        tx = SqlTransaction(self._writer, self._known, self._remembered, self._counts, full=self._reserve.short)
         try:
             connection.execute("BEGIN IMMEDIATE")
             yield tx
@@ -107,29 +157,39 @@ class SqliteStore:
                 self._known.forget(mailbox)
             tx.groups.take_back()
             self._counts.take_back()
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise UnavailableError(str(error)) from error
+                raise self._failure(error) from error
             raise
         self._counts.keep()
         for mailbox in tx.session.touched.values():
             mailbox.dirty = False
         self._known.trim()
+        self._reserve.grow(self._log_bytes())
+        if self._reserve.short:
+            self._make_room()
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
-        with self._readers.take() as connection:
-            try:
-                connection.execute("BEGIN")
-                yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Counts())
-            except sqlite3.OperationalError as error:
-                if "interrupted" in str(error):
-                    raise UnavailableError("the question took too long; narrow it by since or before_id") from error
-                raise UnavailableError(str(error)) from error
-            finally:
-                connection.execute("ROLLBACK")
+        try:
+            with self._readers.take() as connection:
+                try:
+                    connection.execute("BEGIN")
+                    yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Counts())
+                finally:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise UnavailableError("the question took too long; narrow it by since or before_id") from error
+            raise self._failure(error) from error
+
+    def find_damage(self, seconds: float) -> Integrity:
+        """Look table by table, on a connection of its own."""
+        return find_damage(self._path, seconds)
 
     def checkpoint(self) -> None:
         """Copy the WAL into the file as far as it goes, on a connection of its own: the writer goes on meanwhile."""
@@ -139,7 +199,10 @@ class SqliteStore:
                     self._keeper = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
                 _, self._wal_pages, _ = self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             except sqlite3.Error as error:
-                raise UnavailableError(str(error)) from error
+                failure = self._failure(error)
+                # On a full disk it is to go on with :meth:`upkeep`, which may find room.
+                if not self._reserve.short:
+                    raise failure from error
 
     def upkeep(self, busy: bool) -> None:
         """Let the WAL begin anew, and give free pages back when there is time.
@@ -149,21 +212,39 @@ class SqliteStore:
         """
         connection = self._writer.connection
         try:
+            if self._reserve.short:
+                self._make_room()
+                return
             if busy:
                 if self._wal_pages > WAL_PAGES:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                     self._wal_pages = 0
-                return
-            if self._wal_pages:
-                # A reader keeps the WAL from being cut; nobody waits for that.
-                connection.execute("PRAGMA busy_timeout = 0")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-                self._wal_pages = 0
-            # executescript steps through to the end; execute would free one page only.
-            connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+            else:
+                if self._wal_pages:
+                    self._truncate_log()
+                # executescript steps through to the end; execute would free one page only.
+                connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         except sqlite3.Error as error:
-            raise UnavailableError(str(error)) from error
+            raise self._failure(error) from error
+        self._reserve.adjust(self._log_bytes())
+
+    def _truncate_log(self) -> None:
+        connection = self._writer.connection
+        # A reader keeps the WAL from being cut; nobody waits for that.
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        self._wal_pages = 0
+
+    def _make_room(self) -> None:
+        """Give the disk what is free in the database and its log, and look whether there is room again."""
+        # Each helps the other, and may fail for want of room before it was helped.
+        for _ in range(2):
+            with suppress(sqlite3.Error):
+                self._truncate_log()
+            with suppress(sqlite3.Error):
+                self._writer.connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_WHEN_FULL})")
+        self._reserve.adjust(self._log_bytes())
 
     def close(self) -> None:
         """Write what was only remembered and what the WAL holds into the file, and let go of it."""
@@ -289,7 +370,7 @@ class Hold:
     """A lock file that names its owner; the lock goes with the process, however that ends."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -316,6 +397,43 @@ def _describe(path: Path, owner: str) -> str:
         return f"{database} is held by another process"
 
 
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def find_damage(path: Path, seconds: float) -> Integrity:
+    """Read all tables and their indexes, the small ones first, as far as that goes in so many seconds.
+
+    Raises :class:`StoreDamagedError` when not even their list can be read.
+    """
+    try:
+        with closing(_connect_to_read(path)) as connection:
+            return _look_at_all(connection, seconds)
+    except sqlite3.Error as error:
+        raise StoreDamagedError(str(error)) from error
+
+
+def _look_at_all(connection: sqlite3.Connection, seconds: float) -> Integrity:
+    end = time.monotonic() + seconds
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    # What is large by its nature comes last, so that it does not keep the others from being read.
+    tables = sorted((row[0] for row in found), key=lambda name: (name in LARGE_TABLES, name))
+    connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+    problems: list[str] = []
+    for number, table in enumerate(tables):
+        if time.monotonic() > end:
+            return Integrity(problems, number, tables[number:])
+        try:
+            rows = connection.execute(f'PRAGMA quick_check("{table}")').fetchmany(MAX_PROBLEMS)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                return Integrity(problems, number, tables[number:])
+            rows = [(str(error),)]
+        problems += [f"{table}: {row[0]}" for row in rows if row[0] != "ok"]
+    return Integrity(problems, len(tables))
+
+
 class _Readers:
     """A few read-only connections that threads share."""
 
@@ -332,9 +450,7 @@ class _Readers:
             with self._lock:
                 connection = self._free.pop() if self._free else None
             if connection is None:
-                connection = sqlite3.connect(
-                    f"{self._path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-                )
+                connection = _connect_to_read(self._path)
             end = time.monotonic() + READ_SECONDS
             connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
             try:

@@ -1,5 +1,6 @@
 """A transaction of a SQL store: all tables over one session."""
 
+from mediator.errors import StorageFullError
 from mediator.mailboxes.events import Event
 from mediator.store.sql.agents import Agents, Clock
 from mediator.store.sql.dialect import Dialect
@@ -21,7 +22,11 @@ from mediator.store.sql.waiting import DedupIds, Delays, Outbox
 class SqlTransaction:
     """See :class:`mediator.store.base.Transaction`."""
 
-    def __init__(self, dialect: Dialect, known: Known, remembered: Remembered, counts: Counts) -> None:
+    def __init__(
+        self, dialect: Dialect, known: Known, remembered: Remembered, counts: Counts, *, full: bool = False
+    ) -> None:
+        """``full``: the disk has no room for more."""
+        self._full = full
         self.session = session = Session(dialect, known)
         self.mailboxes = Mailboxes(session)
         self.messages = Messages(session)
@@ -49,6 +54,11 @@ class SqlTransaction:
         """See :class:`mediator.store.base.Transaction`."""
         self.session.dialect.execute("INSERT INTO control_key (no, key) VALUES (1, ?) ON CONFLICT DO NOTHING", (made,))
         return bytes(self.session.one("SELECT key FROM control_key WHERE no = 1")[0])
+
+    def require_room(self) -> None:
+        """See :class:`mediator.mailboxes.ports.Transaction`."""
+        if self._full:
+            raise StorageFullError
 
     def beat(self, now: int) -> None:
         """Write the time, or one above the last: where nothing changes SQLite writes nothing, and answers at once."""

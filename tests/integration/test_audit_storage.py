@@ -1,0 +1,294 @@
+"""Faults of disk and files: damaged pages, a log cut short, a full disk, one that may not be written, wide modes."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from mediator.broker import Broker
+from mediator.cli import main
+from mediator.errors import MediatorError, NoSuchMailboxError, StorageFullError, StoreDamagedError
+from mediator.journal import Journal, events
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.fetching import Deliver, Fetch
+from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.querying import Query
+from mediator.mailboxes.sending import Send
+from mediator.mailboxes.settling import Ack
+from mediator.metrics import Metrics
+from mediator.operators.control import ask
+from mediator.service import running
+from mediator.settings import Settings
+from mediator.store.sqlite import SqliteStore
+from tests.integration.house import until
+
+TENANT, BOX = "default", "task"
+PAGE = 4096
+QUIET = {"registry": {"enabled": False}, "didcomm": {"enabled": False}}
+
+
+@asynccontextmanager
+async def opened(path: Path, *, journal: bool = False) -> AsyncIterator[Broker]:
+    """Open a broker over a SQLite file, as a service does."""
+    store = SqliteStore(path)
+    try:
+        metrics = Metrics()
+        kept = Journal(Settings().journal, path.parent, "test", metrics)
+        broker = Broker(store, Bounds(), observers=[kept.observe] if journal else [])
+        try:
+            if journal:
+                await kept.start(broker)
+            yield broker
+        finally:
+            with suppress(MediatorError):
+                await kept.stop()
+            await broker.close()
+    finally:
+        store.close()
+
+
+async def create(broker: Broker) -> None:
+    await broker.create(Create(TENANT, BOX))
+
+
+async def send(broker: Broker, payload: bytes) -> int:
+    return await broker.send(Send(TENANT, BOX, Draft(payload)))
+
+
+async def stored(broker: Broker) -> list[bytes]:
+    found = await broker.query(Query(TENANT, BOX, limit=1000, budget=1 << 30))
+    return [message.payload for message in found]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Return the modes of a folder and all in it, by name."""
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
+
+
+def ballast(folder: Path) -> None:
+    """Fill the disk to the last page, as others may."""
+    with (folder / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * PAGE)
+
+
+# Who may read the files.
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Let files be readable by everybody, unless the program says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.rule("A7")
+async def test_nobody_else_may_read_what_the_service_writes(tmp_path: Path, open_umask: None) -> None:
+    folder = tmp_path / "data"
+    settings = Settings(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    for _ in range(2):
+        async with running(settings) as service:
+            await service.broker.create(Create(TENANT, None))
+            found = modes(folder)
+            assert {"mediator.db", "mediator.db-wal", "mediator.db-shm", "mediator.db.lock", "control.sock"} <= set(
+                found
+            )
+            assert {name: oct(bits) for name, bits in found.items() if bits & 0o077} == {}
+        # So an older version left them.
+        for path in (folder, folder / "journal", folder / "mediator.db"):
+            await asyncio.to_thread(path.chmod, 0o755)
+
+
+@pytest.mark.rule("A7")
+def test_the_configuration_that_init_writes_is_for_its_owner(
+    tmp_path: Path, open_umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mediator", "init", str(tmp_path / "mediator.toml")])
+    with suppress(SystemExit):
+        main()
+    assert modes(tmp_path)["mediator.toml"] == 0o600
+
+
+# Damage.
+
+
+def damage(path: Path, table: str) -> None:
+    """Write over every page that a table's rows are in."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        pages = [
+            row[0]
+            for row in connection.execute(
+                "SELECT rootpage FROM sqlite_master WHERE tbl_name = ? AND rootpage > 0", (table,)
+            )
+        ]
+    with path.open("r+b") as file:
+        for page in pages:
+            file.seek((page - 1) * PAGE)
+            file.write(b"\xa5" * PAGE)
+
+
+@pytest.mark.rule("A9")
+async def test_a_damaged_database_is_told_by_requests_and_by_health(tmp_path: Path) -> None:
+    path = tmp_path / "mediator.db"
+    async with opened(path) as broker:
+        await create(broker)
+        await send(broker, b"before")
+    damage(path, "message")
+    async with opened(path) as broker:
+        with pytest.raises(StoreDamagedError, match=r"^unavailable: the database is damaged"):
+            await send(broker, b"x")
+        with pytest.raises(StoreDamagedError):
+            await stored(broker)
+        with pytest.raises(StoreDamagedError):
+            await broker.fetch(Fetch(TENANT, BOX, "g", Deliver.EARLIEST, max_wait=0))
+        assert "damaged" in str(await broker.check())
+        found = await broker.find_damage(10)
+        assert found.problems
+        assert all("message" in problem for problem in found.problems)
+
+
+@pytest.mark.rule("A9")
+async def test_a_look_at_the_whole_database_ends_in_time(tmp_path: Path) -> None:
+    async with opened(tmp_path / "mediator.db") as broker:
+        await create(broker)
+        for _ in range(20):
+            await asyncio.gather(*(send(broker, b"x" * 2000) for _ in range(100)))
+        whole = await broker.find_damage(60)
+        assert (whole.problems, whole.unchecked) == ([], [])
+        short = await broker.find_damage(0)
+        assert short.unchecked
+        assert short.problems == []
+        assert len(short.unchecked) + short.checked == whole.checked
+
+
+def spoil_log(path: Path) -> None:
+    """Change one byte in the fourth page of a write-ahead log: SQLite drops that page and all behind it."""
+    with path.open("r+b") as file:
+        file.seek(32 + 3 * (24 + PAGE) + 24 + 100)
+        file.write(b"\xa5")
+
+
+@pytest.mark.rule("A8", "A9")
+async def test_messages_that_a_damaged_log_lost_are_missed_at_the_next_start(tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed"
+    async with opened(tmp_path / "data" / "mediator.db", journal=True) as broker:
+        await create(broker)
+        for number in range(20):
+            await send(broker, b"%d" % number)
+        await until(lambda: any(event["msg_id"] == 19 for event in events(tmp_path / "data" / "journal")))
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", crashed, ignore=shutil.ignore_patterns("*.lock"))
+    await asyncio.to_thread(spoil_log, crashed / "mediator.db-wal")
+    settings = Settings(data_dir=crashed, instance="test", nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    async with running(settings) as service:
+        with pytest.raises(NoSuchMailboxError):
+            await stored(service.broker)
+        found = (await ask(crashed, "installation"))["findings"]
+        assert any("lost 20 messages" in finding["text"] for finding in found)
+        async with ClientSession() as http, http.get(f"http://127.0.0.1:{service.http_port}/metrics") as reply:
+            assert "\nmediator_missing_messages 20.0\n" in await reply.text()
+
+
+# A full disk.
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 24 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small disk")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no small disk can be mounted: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def fill(broker: Broker) -> list[int]:
+    """Send until the disk is full, and return what was accepted."""
+    accepted = []
+    for _ in range(2000):
+        try:
+            accepted.append(await send(broker, os.urandom(250_000)))
+        except StorageFullError:
+            # The store first makes what room it can.
+            if await broker.check() is not None:
+                return accepted
+    raise AssertionError("the disk never got full")
+
+
+@pytest.mark.rule("A8", "A9")
+@pytest.mark.parametrize("how", ["delete", "acknowledge"])
+@pytest.mark.parametrize("by", ["our own mail", "others' files"])
+async def test_a_full_disk_takes_no_mail_until_room_was_made(disk: Path, how: str, by: str) -> None:
+    async with opened(disk / "mediator.db") as broker:
+        await broker.create(Create(TENANT, BOX, retention=Retention.UNTIL_ACK))
+        if by == "others' files":
+            for _ in range(20):
+                await send(broker, b"x" * 250_000)
+            ballast(disk)
+        sent = await fill(broker)
+        last = (sent or [19])[-1]
+        refused = await broker.check()
+        assert refused is not None
+        assert "storage_full" in refused
+        with pytest.raises(StorageFullError, match="the disk has no room"):
+            await create_another(broker)
+        # All of it can be read, and all of it can go, though it is much more than what is kept back.
+        here = [
+            message.msg_id
+            for message in await broker.fetch(
+                Fetch(TENANT, BOX, "g", Deliver.EARLIEST, num_msgs=1000, max_wait=0, budget=1 << 30)
+            )
+        ]
+        assert here == list(range(last + 1))
+        for number, msg_id in enumerate(here[:-1]):
+            if how == "delete":
+                await broker.delete(TENANT, BOX, msg_id)
+            elif number % 5 == 4:
+                await broker.ack(Ack(TENANT, BOX, "g", [msg_id]))
+        if by == "others' files":
+            await asyncio.to_thread((disk / "ballast").unlink)
+        async with asyncio.timeout(20):
+            while await broker.check() is not None:
+                await broker.upkeep()
+        after = await send(broker, b"after")
+        assert after == last + 1
+    async with opened(disk / "mediator.db") as broker:
+        assert (await stored(broker))[-1] == b"after"
+
+
+async def create_another(broker: Broker) -> None:
+    await broker.create(Create(TENANT, "another"))
+
+
+@pytest.mark.rule("A9")
+async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) -> None:
+    async with opened(disk / "mediator.db") as broker:
+        await create(broker)
+        for number in range(20):
+            assert await send(broker, os.urandom(250_000)) == number
+    ballast(disk)
+    async with opened(disk / "mediator.db") as broker:
+        last = 19 + len(await fill(broker))
+        for msg_id in range(last + 1):
+            await broker.delete(TENANT, BOX, msg_id)
+        async with asyncio.timeout(20):
+            while await broker.check() is not None:
+                await broker.upkeep()
+        assert await send(broker, b"after") == last + 1
