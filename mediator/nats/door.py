@@ -307,7 +307,7 @@ class Door:
         drafts = batches.drafts(message.data, self._answers.budget)
         batch = Batch(drafts, partial(self._sent_batch, message.reply, tenant, size, _shape(message), started))
         asker = self._asker(message, tenant)
-        batch.send(lambda draft, done: self._submit(Send(tenant, address, draft), asker, done))
+        batch.send(lambda draft, done: self._submit_one(Send(tenant, address, draft), asker, done))
         self._answers.hold(size)
 
     def _sent_batch(
@@ -321,12 +321,38 @@ class Door:
     def _store(self, message: Request, request: Send, named: Named, started: float) -> None:
         shape = _shape(message)
         size = len(message.data)
-        done = partial(self._sent, message.reply, request.tenant, size, named, shape, started)
-        self._submit(request, self._asker(message, request.tenant), done)
+        tenant, asker = request.tenant, self._asker(message, request.tenant)
+        self._work.enter(tenant, asker, size)
+        try:
+            self._broker.send_soon(
+                request, partial(self._sent, message.reply, tenant, asker, size, named, shape, started)
+            )
+        except BaseException:
+            self._work.leave(tenant, asker, size)
+            raise
         self._answers.hold(size)
 
-    def _submit(self, request: Send, asker: Hashable, done: Done) -> None:
-        """Hand a message to the store, counted in until it is there; raises :class:`BusyError`."""
+    def _sent(
+        self,
+        reply: bytes,
+        tenant: str,
+        asker: Hashable,
+        size: int,
+        named: Named,
+        shape: Shape,
+        started: float,
+        outcome: Any,
+    ) -> None:
+        self._work.leave(tenant, asker, size)
+        self._answers.hold(-size)
+        if isinstance(outcome, MediatorError):
+            self._refuse(reply, "SEND", tenant, named(outcome), started)
+            return
+        self._note("SEND", tenant, OK, started)
+        self._answers.put(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
+
+    def _submit_one(self, request: Send, asker: Hashable, done: Done) -> None:
+        """Hand a message of a batch to the store, counted in on its own; raises :class:`BusyError`."""
         tenant, size = request.tenant, len(request.draft.payload)
         self._work.enter(tenant, asker, size)
 
@@ -339,16 +365,6 @@ class Door:
         except BaseException:
             self._work.leave(tenant, asker, size)
             raise
-
-    def _sent(
-        self, reply: bytes, tenant: str, size: int, named: Named, shape: Shape, started: float, outcome: Any
-    ) -> None:
-        self._answers.hold(-size)
-        if isinstance(outcome, MediatorError):
-            self._refuse(reply, "SEND", tenant, named(outcome), started)
-            return
-        self._note("SEND", tenant, OK, started)
-        self._answers.put(reply, shape(b'{"error":"","msg_id":%d}' % outcome))
 
     def _broadcasting(self, name: str, message: Request) -> tuple[str, Callable[[str, bytes], Awaitable[bytes]]] | None:
         if not name.startswith(broadcasts.PUBLISHED):

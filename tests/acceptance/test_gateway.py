@@ -1,6 +1,7 @@
 """The gateway as users run it: inside the service, and as a process of its own that outlives services."""
 
 import asyncio
+import base64
 import os
 import signal
 import subprocess
@@ -78,12 +79,22 @@ async def test_a_gateway_of_its_own_serves_on_when_the_service_is_started_again(
 
 
 @pytest.mark.rule("E6")
-async def test_before_a_server_of_somebody_else_it_listens_where_it_is_told(services: Services):
+@pytest.mark.parametrize("apart", [False, True])
+async def test_before_a_server_of_somebody_else_it_listens_where_it_is_told(
+    services: Services, tmp_path: Path, request: pytest.FixtureRequest, apart: bool
+):
     url, port = await services.nats_server(), free_port()
     service = services.new(nats_url=url)
-    service.environment["MEDIATOR_GATEWAY__LISTEN"] = f"127.0.0.1:{port}"
+    key = {"MEDIATOR_CONTROL_KEY": base64.b64encode(bytes(32)).decode()}
+    service.environment |= key if apart else {"MEDIATOR_GATEWAY__LISTEN": f"127.0.0.1:{port}"}
     service.start()
     await service.ready()
+    if apart:
+        command = [sys.executable, "-m", "mediator", "gateway", "--data-dir", str(tmp_path / "elsewhere")]
+        command += ["--listen", f"127.0.0.1:{port}", "--nats-url", url]
+        process = spawn(command, tmp_path / "gateway.log", {**os.environ, **key})
+        request.addfinalizer(process.kill)
+        await until(lambda: listening(port), PATIENCE, "the gateway listens")
     client, sender = await nats.connect(f"nats://127.0.0.1:{port}"), await nats.connect(url)
     await ask(sender, "MAILBOX.CREATE", b'{"name":"orders"}')
     subscription = await client.subscribe(BOX, queue="workers")
@@ -99,6 +110,10 @@ async def test_a_gateway_without_a_service_says_so(tmp_path: Path):
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no service runs on" in done.stderr
+    elsewhere = [*command, "--nats-url", "nats://127.0.0.1:1"]
+    done = await asyncio.to_thread(subprocess.run, elsewhere, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "control_key: expected the key that the services have set as well" in done.stderr
     done = await asyncio.to_thread(subprocess.run, command[:-2], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "gateway.listen" in done.stderr
