@@ -1,5 +1,6 @@
 """Disk space that is kept back, so that ACK, DELETE and the clean-up work on a full disk (A9)."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -55,8 +56,10 @@ class Reserve:
                 if disk.f_bavail * disk.f_frsize + self._size < 2 * size:
                     return
             self._allocate(size)
-        except OSError:
-            self._miss()
+        except OSError as error:
+            # Any other failure says nothing of room, and the database will meet it too.
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._miss()
             return
         if self.short:
             _log.warning("there is room on the disk again")

@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 
 from mediator.broker import Broker
 from mediator.cli import main
-from mediator.errors import MediatorError, NoSuchMailboxError, StorageFullError, StoreDamagedError
+from mediator.errors import MediatorError, NoSuchMailboxError, StorageFullError, StoreDamagedError, UnavailableError
 from mediator.journal import Journal, events
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
@@ -292,3 +292,69 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
             while await broker.check() is not None:
                 await broker.upkeep()
         assert await send(broker, b"after") == last + 1
+
+
+# A file system that may not be written any more.
+
+
+def mount(*arguments: str | Path) -> None:
+    """Mount something, or skip the test where that is not allowed."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount")
+    done = subprocess.run(["mount", *arguments], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"it cannot be mounted: {done.stderr.decode().strip()}")
+
+
+@pytest.mark.rule("A8", "A9")
+async def test_a_folder_that_becomes_read_only_is_told_and_written_again(disk: Path) -> None:
+    settings = Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    async with running(settings) as service:
+        await create(service.broker)
+        acknowledged = [await send(service.broker, b"before")]
+        mount("--bind", disk, disk)
+        try:
+            mount("-o", "remount,bind,ro", disk)
+            # Files that are open may be written on, new ones may not be made.
+            assert "Read-only file system" in (await ask(disk, "journal-rotate"))["error"]
+            report = await service.health.report()
+            assert not report.ready
+            assert "Read-only file system" in report.checks["journal"]
+            acknowledged.append(await send(service.broker, b"meanwhile"))
+        finally:
+            await asyncio.to_thread(subprocess.run, ["umount", disk], check=True)
+        assert (await ask(disk, "journal-rotate"))["error"] == ""
+        assert (await service.health.report()).ready
+        acknowledged.append(await send(service.broker, b"after"))
+        assert acknowledged == [0, 1, 2]
+        assert await stored(service.broker) == [b"before", b"meanwhile", b"after"]
+
+
+@pytest.mark.rule("A8", "A9")
+async def test_a_file_system_that_gives_up_writing_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("mkfs.ext4 is not installed")
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread(subprocess.run, ["truncate", "-s", "24m", image], check=True)
+    await asyncio.to_thread(subprocess.run, ["mkfs.ext4", "-q", image], check=True)
+    mount("-o", "loop", image, folder)
+    try:
+        async with opened(folder / "data" / "mediator.db") as broker:
+            await create(broker)
+            for number in range(20):
+                await send(broker, b"%d" % number)
+            # As after an error of the device.
+            mount("-o", "remount,abort", folder)
+            with pytest.raises(UnavailableError):
+                await send(broker, b"lost")
+            assert await broker.check() is not None
+            assert len(await stored(broker)) == 20, "what is there can be read"
+        await asyncio.to_thread(subprocess.run, ["umount", folder], check=True)
+        mount("-o", "loop", image, folder)
+        async with opened(folder / "data" / "mediator.db") as broker:
+            assert await broker.check() is None
+            assert await stored(broker) == [b"%d" % number for number in range(20)]
+            assert await send(broker, b"after") == 20
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", folder], check=False)
