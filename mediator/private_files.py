@@ -41,6 +41,9 @@ def make_file(path: Path) -> None:
 
 def exposed(data_dir: Path) -> Iterator[Path]:
     """Yield what others may look into: the data directory, and the service's own files in it."""
+    if not data_dir.is_dir():
+        # A file that was named by mistake is somebody else's.
+        return
     if _is_exposed(data_dir):
         yield data_dir
     for path in _entries(data_dir):

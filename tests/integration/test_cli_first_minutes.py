@@ -194,12 +194,16 @@ def test_a_data_directory_that_cannot_be_is_one_line(alone, tmp_path, command):
 @pytest.mark.parametrize("command", ["serve", "migrate"])
 def test_what_makes_a_data_directory_says_why_it_cannot(alone, tmp_path, command):
     (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o644)
+    mode = (tmp_path / "file").stat().st_mode
     for place, why in (("file", "there is a file of this name"), ("file/below", "Not a directory")):
         said = (
             f"mediator: data_dir: cannot write to {tmp_path / place}: {why}; choose another directory with --data-dir"
         )
         result = alone(command, "--data-dir", place)
-        assert (result.code, result.err.startswith(said)) == (2, True)
+        assert (result.code, said in result.err) == (2, True)
+        # A file that was named by mistake is nobody's to change.
+        assert (tmp_path / "file").stat().st_mode == mode
     # There, but not to be written to, by the superuser either.
     assert "cannot write to /proc/self: " in alone(command, "--data-dir", "/proc/self").err
 
