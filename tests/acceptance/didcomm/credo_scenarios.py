@@ -15,7 +15,7 @@ ONLINE = 5
 OFFLINE = 25
 BURST = 200
 BURST_WITHIN = 120.0
-EMPTIED_WITHIN = 10.0
+EMPTIED_WITHIN = 30.0
 
 
 async def emptied(door: Door) -> None:
