@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from mediator.nats.stored import ANY, overlaps
 
-PREFIX: Final = "_INBOX."
+_ROOT: Final = "_INBOX."
 ANSWER_SECONDS: Final = 2.0
 """For a holder to answer its PING."""
 MAX_HELD: Final = 100
@@ -62,11 +62,14 @@ class Inboxes:
         self._contests: dict[Connected, _Contest] = {}
 
     def claim(self, asker: Connected, sid: bytes, subject: str, queue: str) -> bool | None:
-        """Say whether a connection may subscribe to an inbox, which it then holds.
+        """Say whether a connection may subscribe to an inbox, which it then holds; see :func:`may_match`.
 
+        A subject with a wildcard in place of ``_INBOX`` must match no inbox that another one holds, and holds none.
         None: that is not known yet. The asker is told to resume, and must ask for nothing else until then.
         """
-        claim = _Claim(asker, subject, queue, _prefixes(subject))
+        first, _, rest = subject.partition(".")
+        inbox = _ROOT + rest
+        claim = _Claim(asker, inbox, queue, _prefixes(inbox))
         contest = self._contests.get(asker)
         if contest is None:
             holders = {each.holder for each in self._conflicts(claim)}
@@ -82,7 +85,7 @@ class Inboxes:
             for each in list(self._conflicts(claim)):
                 self._drop(each)
         held = self._claims.setdefault(asker, {})
-        if len(held) < MAX_HELD and sid not in held:
+        if first != ANY and len(held) < MAX_HELD and sid not in held:
             held[sid] = claim
             self._at.setdefault(claim.prefixes[-1], set()).add(claim)
             for prefix in claim.prefixes:
@@ -127,6 +130,11 @@ class Inboxes:
         _discard(self._at, claim.prefixes[-1], claim)
         for prefix in claim.prefixes:
             _discard(self._below, prefix, claim)
+
+
+def may_match(subject: str) -> bool:
+    """Whether a subject that the gateway does not refuse anyway can match an inbox."""
+    return subject.startswith((_ROOT, f"{ANY}."))
 
 
 def _prefixes(subject: str) -> list[str]:

@@ -230,7 +230,7 @@ class Session:
             # As with nats-server, the first one stays. What the server does with the sid, only we may say.
             return self._command(_private_frame(first))
         if isinstance(found, stored.Plain):
-            if text.startswith(inboxes.PREFIX):
+            if inboxes.may_match(text):
                 allowed = self._inboxes.claim(self, sid, text, queue.decode("utf-8", "replace"))
                 self.waiting = allowed is None
                 if self.waiting:

@@ -283,7 +283,18 @@ HELD = b"SUB _INBOX.mine.* 1\r\n"
 
 
 @pytest.mark.rule("N10")
-@pytest.mark.parametrize("subject", [b"_INBOX.mine.*", b"_INBOX.mine.>", b"_INBOX.mine.7", b"_INBOX.mine.* queue"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        b"_INBOX.mine.*",
+        b"_INBOX.mine.>",
+        b"_INBOX.mine.7",
+        b"_INBOX.mine.* queue",
+        b"*.mine.*",
+        b"*.mine.>",
+        b"*.mine.7",
+    ],
+)
 def test_the_inbox_of_a_connection_that_answers_is_no_other_ones(subject: bytes) -> None:
     shared = Shared()
     holder, thief = shared.way(), shared.way()
@@ -336,6 +347,14 @@ def test_an_inbox_is_free_after_its_connection_and_shared_in_a_queue() -> None:
     second.session.close()
     alone = b"SUB _INBOX.mine 1\r\n"
     assert third.client(alone)[0] == alone
+
+
+@pytest.mark.rule("N10")
+def test_a_pattern_that_takes_in_no_inbox_is_held_by_nobody() -> None:
+    shared = Shared()
+    shared.way().client(HELD)
+    for pattern in (b"SUB *.events.* 1\r\n", b"SUB * 1\r\n"):
+        assert shared.way().client(pattern)[0] == shared.way().client(pattern)[0] == pattern
 
 
 COMMANDS = st.sampled_from(
