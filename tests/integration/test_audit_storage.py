@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
+from mediator.agents import registering
+from mediator.agents.records import Liveness, Registration
 from mediator.broker import Broker
 from mediator.cli import main
 from mediator.errors import MediatorError, NoSuchMailboxError, StorageFullError, StoreDamagedError, UnavailableError
@@ -25,6 +27,8 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
+from mediator.mediation import connecting
+from mediator.mediation.records import Generation, NewConnection, Rules
 from mediator.metrics import Metrics
 from mediator.operators.control import ask
 from mediator.service import running
@@ -247,8 +251,9 @@ async def test_a_full_disk_takes_no_mail_until_room_was_made(disk: Path, how: st
         refused = await broker.check()
         assert refused is not None
         assert "storage_full" in refused
-        with pytest.raises(StorageFullError, match="the disk has no room"):
-            await create_another(broker)
+        for add in (create_another, register_another, connect_another):
+            with pytest.raises(StorageFullError, match="the disk has no room"):
+                await add(broker)
         # All of it can be read, and all of it can go, though it is much more than what is kept back.
         here = [
             message.msg_id
@@ -275,6 +280,16 @@ async def test_a_full_disk_takes_no_mail_until_room_was_made(disk: Path, how: st
 
 async def create_another(broker: Broker) -> None:
     await broker.create(Create(TENANT, "another"))
+
+
+async def register_another(broker: Broker) -> None:
+    new = Registration(TENANT, "another", "Another", b"{}", b"", None)
+    await broker.write(lambda tx, now: registering.register(tx, Liveness(), 0, new, now))
+
+
+async def connect_another(broker: Broker) -> None:
+    new = NewConnection(TENANT, Generation.V2, "did:key:z1", "did:key:z2", ("did:key:z1",), 0)
+    await broker.write(lambda tx, now: connecting.meet(tx, Rules(), new, now))
 
 
 @pytest.mark.rule("A9")
