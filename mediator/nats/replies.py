@@ -19,7 +19,7 @@ EMPTY: Mapping[str, Mapping[str, Any]] = {
     "BROADCAST": {"msg_id": -1},
     "FETCH": {"messages": []},
     "QUERY": {"messages": []},
-    "ACK": {},
+    "ACK": {"acknowledged": 0},
     "NACK": {"returned": 0},
     "EXTEND": {"extended": 0},
     "DELETE": {"deleted": False},

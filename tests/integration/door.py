@@ -43,7 +43,7 @@ EMPTY: dict[str, dict[str, Any]] = {
     "MSG.SEND": {"msg_id": -1},
     "MSG.BATCH": {"msg_ids": [], "errors": {}},
     "MSG.FETCH": {"messages": []},
-    "MSG.ACK": {},
+    "MSG.ACK": {"acknowledged": 0},
     "MSG.NACK": {"returned": 0},
     "MSG.EXTEND": {"extended": 0},
     "MSG.QUERY": {"messages": []},
