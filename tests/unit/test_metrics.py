@@ -21,7 +21,11 @@ ALERTS = {
     "MediatorLateReleases",
     "MediatorJournalDropped",
     "MediatorExpiryPaused",
+    "MediatorMessagesMissing",
     "MediatorNatsDown",
+    "MediatorControlMessagesRefused",
+    "MediatorHttpConnectionsFull",
+    "MediatorBroadcastsLost",
     "MediatorDidcommFailures",
     "MediatorDidcommMailDropped",
     "MediatorDidcommRelayGivesUp",
@@ -63,6 +67,8 @@ def exercised() -> Metrics:
     metrics.removed("messages", 7)
     metrics.journal_written(100)
     metrics.journal_dropped()
+    metrics.control_refused("forged")
+    metrics.http_closed("evicted")
     metrics.events([event(What.STORED, Lane.URGENT)])
     return metrics
 
