@@ -79,7 +79,7 @@ class Broker:
         self._stopping = False
 
     def trust(self, trusts: Callable[[int], bool]) -> None:
-        """Have ``trusts`` say, on the store's thread, whether a time is right: only then what expired is removed."""
+        """Set what says whether a time can be right; if not, expired messages stay. Called on the store's thread."""
         self._quotas.trusts = trusts
 
     def listen(self, told: Callable[[Committed], None]) -> None:

@@ -177,17 +177,17 @@ class BusyError(UnavailableError):
 
 
 class StoreDamagedError(UnavailableError):
-    """The database file is damaged: what is asked for cannot be read or written, however often it is tried (A9)."""
+    """The database file is damaged, so this request fails however often it is tried (A9)."""
 
     code = "store_damaged"
     retry = False
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"the database is damaged ({why}); the command doctor says where")
+        super().__init__(f"the database is damaged ({why}); run mediator doctor to see where")
 
 
 class StorageFullError(MediatorError):
-    """The disk under the database is full (A9): what adds to it waits; FETCH, ACK, DELETE and clean-up work."""
+    """The disk under the database is full (A9): what adds to it is refused; FETCH, ACK, DELETE and clean-up work."""
 
     code = "storage_full"
     status = 507

@@ -56,7 +56,7 @@ made again."""
 _GIVING = frozenset({What.STORED, What.RELEASED})
 _ENDING = frozenset({What.MAILBOX_EXPIRED, What.MAILBOX_DELETED})
 COMPARED = 10_000
-"""Mailboxes that a start compares with what the journal says of them: those that got mail last."""
+"""Mailboxes of which a start compares database and journal: those that got mail last."""
 
 log = structlog.get_logger("journal")
 
@@ -164,7 +164,7 @@ class Journal:
         # Of the relay.
         self._past = _Past(True)
         self.missing = 0
-        """Messages of which the journal told at the start and that the database never had, as far as it knows."""
+        """Messages that the journal had at the start and the database did not."""
         self._written = 0
         self._numbers: list[int] = []
         """Rows whose lines were all queued when they were counted."""
@@ -360,7 +360,7 @@ class Journal:
         self._seqs, self._last, self._written = count(first), past.last, first - 1
 
     async def _compare(self) -> None:
-        """Look whether the database has what the journal's newest files tell of.
+        """Compare the database with the journal's newest files.
 
         SQLite takes a damaged log for one that ends earlier, and says nothing.
         """

@@ -84,6 +84,6 @@ def _is_exposed(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    # What cannot be listed cannot be served either, which is told by whoever opens it.
+    # A folder that cannot be listed fails with a clear error where it is used.
     with suppress(OSError):
         yield from islice(folder.iterdir(), MAX_LOOKED_AT)

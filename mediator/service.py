@@ -142,7 +142,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             "nats": door.check,
         }.items():
             health.add(name, check)
-        # So that metrics tell it where nobody asks for /readyz.
+        # So that mediator_ready is current where nothing asks for /readyz.
         scheduler.also(partial(_probe, health), PROBE_SECONDS)
         http = HttpServer(settings.http, settings.http_max_connections, metrics.http_closed)
         metrics.http_connections.set_function(lambda: http.connections)
@@ -167,7 +167,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 def _open_store(settings: Settings) -> Store:
     """Open the store, and take from others what they could read of it before."""
     for path in narrow(settings.data_dir):
-        log.warning("others could read it; now only the service can", file=path.name)
+        log.warning("others could read a file of the service: permissions narrowed", file=path.name)
     return open_store(settings)
 
 

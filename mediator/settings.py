@@ -279,8 +279,8 @@ class Settings(BaseSettings):
         le=1_000_000,
         description="HTTP connections that may be open at once, WebSockets aside, for which didcomm.max_sockets holds. "
         "Protects open files and memory: above it, a new connection takes the place of one that is idle or does not "
-        "send its request, first of the address that has the most; while all are being answered, others than /livez, "
-        "/readyz and /metrics get 503. Raise it where very many clients ask at the same time.",
+        "send its request, first of the address that has the most; while all are being answered, everything but "
+        "/livez, /readyz and /metrics gets 503. Raise it where very many clients ask at the same time.",
     )
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
         default=None,

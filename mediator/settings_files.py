@@ -43,7 +43,7 @@ def _fit(settings: Settings, wanted: dict[str, int]) -> Settings:
             continue
         section, _, option = name.rpartition(".")
         model = getattr(settings, section) if section else settings
-        # What nobody chose is no reason to warn.
+        # Falling short of a default that nobody chose is no reason to warn.
         say = log.warning if option in model.model_fields_set else log.info
         say("fewer open files allowed than wanted", option=name, wanted=getattr(model, option), allowed=allowed[name])
         if section:

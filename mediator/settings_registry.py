@@ -16,7 +16,7 @@ class Registry(BaseModel):
 
     model_config = CLOSED
 
-    enabled: bool = Field(default=True, description="Open the registry. Turn it off where nobody is to be found.")
+    enabled: bool = Field(default=True, description="Open the registry. Disable it if you don't need agent discovery.")
     semantic: bool = Field(
         default=True,
         description="Search by meaning, where `agent-mediator[search]` is installed. Turn it off to save the memory of "

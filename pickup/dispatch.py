@@ -217,11 +217,11 @@ def _in_time(call: Call) -> None:
     """Refuse what its sender wants done no more, but for forwards: who is late there must not be told (D9)."""
     expires, name = call.message.expires_time, call.message.type.name
     if expires is not None and name != "forward" and expires * 1000 <= call.office.broker.clock():
-        raise BadRequestError("expires_time", "expected a time to come, got one that is past")
+        raise BadRequestError("expires_time", "expected a time in the future, got one in the past")
 
 
 def _taken_once(call: Call) -> Envelope | None:
-    """Return what is remembered of a call, if it says who sent it; BadRequestError when it is too old for that."""
+    """Return what is remembered of a call whose sender is known; BadRequestError when it is too old for that."""
     if call.caller is None:
         return None
     message = call.message

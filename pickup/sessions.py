@@ -161,7 +161,7 @@ class Sessions:
 
     @asynccontextmanager
     async def leases(self, connection: Connection) -> AsyncIterator[LiveLeases]:
-        """Give the leases of the holder's live session, which change for nobody else within the block (D6).
+        """Lock the leases of the holder's live session for this block, and give them (D6).
 
         Without a session on this instance there are none, and what is taken is not kept.
         """

@@ -62,7 +62,7 @@ class Embedder:
         self._refused: dict[int, int] = {}
         """Cards that the model cannot read, as they were: the agent's number and the revision."""
         self._embedded: dict[int, int] = {}
-        """Cards of the batch before, as they were: found in the store, they may be told of only then."""
+        """Cards of the batch before, by revision: a registration that is announced late need not be embedded twice."""
         self._search = True
         """Whether the store is to be asked what is missing."""
         self._problem: str | None = None
@@ -123,7 +123,7 @@ class Embedder:
         self._search = False
         self._embedded = {}
         while True:
-            # Chosen when the encoder is free, so that nobody who came meanwhile waits for two batches.
+            # Chosen when the encoder is free, so that a card that came meanwhile waits for one batch only.
             batch, after = await self._next(space, after)
             if batch is None:
                 return

@@ -1,4 +1,4 @@
-"""Tells data from language in a text: base64, hashes and data URIs say nothing of what an agent does."""
+"""Removes data from texts: base64, hashes and data URIs say nothing about what an agent does."""
 
 import re
 

@@ -180,7 +180,7 @@ def list_keys(
 def rotate(
     tenant: Tenant = "default", config: Config = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Make new keys and DIDs for the mediator; who is connected goes on with the ones it knows."""
+    """Make new keys and DIDs for the mediator; existing connections keep their current keys."""
     answer = ask_service(config, data_dir, "identity-rotate", tenant=tenant)
     if as_json:
         show.as_json(answer)

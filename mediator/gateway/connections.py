@@ -283,10 +283,10 @@ class ClientSide(_Side):
 
 
 async def _begins_tls(transport: asyncio.Transport) -> bool:
-    """Wait for what the peer writes and say whether that is TLS, which is left to be read; else it is taken."""
+    """Wait for the first bytes and return whether they are TLS, which stays unread; anything else is thrown away."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
-    # The loop lets nobody else watch a transport's own descriptor.
+    # The loop refuses a second watcher on the transport's own descriptor.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
         loop.add_reader(peer, readable.set)
         try:

@@ -25,7 +25,7 @@ FIRST_PAUSE: Final = 1.0
 """Seconds until an OPEN that nobody answered is sent again; doubled each time."""
 LONGEST_PAUSE: Final = 5.0
 ANSWER_SECONDS: Final = 2.0
-"""Seconds until a client's PONG waits no longer for a subscription that nobody answers, and up to a beat more."""
+"""Seconds that a client's PONG waits for the service to answer a subscription, and up to a beat more."""
 CLOSE_SECONDS: Final = 2.0
 MAX_TOLD: Final = 5000
 """Tokens in one message."""

@@ -114,7 +114,7 @@ class Session:
         """Those whose sids the client may not use again: it has not ended them, nor had all that it asked for."""
         self._made = 0
         self._unanswered: dict[Subscription, None] = {}
-        """Those of which the service has said nothing, in their order."""
+        """Those that the service has not answered yet, in their order."""
         self._held: deque[list[int]] = deque()
         """PONGs that wait: for the subscription with this number and all before it, and how many do."""
         self._unconfirmed: set[Subscription] = set()
@@ -128,7 +128,7 @@ class Session:
         self.changed: Callable[[], None] = _nothing
         """Called when there is something to write that no bytes have brought about."""
         self.resume: Callable[[], None] = _nothing
-        """Called when the client is to be read on, with no bytes at first."""
+        """Called when reading from the client can go on."""
         self.waiting = False
         """Whether nothing more of what the client writes can be read for now."""
         self.account = ""
@@ -174,7 +174,7 @@ class Session:
         self.changed()
 
     def answered(self, subscription: Subscription) -> None:
-        """Hold no PONG for a subscription any longer: the service has taken it, or says nothing for too long."""
+        """Release the PONGs that wait for a subscription: the service has accepted it, or took too long."""
         if subscription in self._unanswered:
             self._tell(self._released_by(subscription))
             self.changed()
@@ -227,7 +227,7 @@ class Session:
             return b""
         first = self._by_sid.get(sid)
         if first is not None:
-            # As with nats-server, the first one stays. What the server does with the sid, only we may say.
+            # As with nats-server, the first one stays. The client's subject must not reach the server under this sid.
             return self._command(_private_frame(first))
         if isinstance(found, stored.Plain):
             if inboxes.may_match(text):
@@ -358,7 +358,7 @@ class Session:
         return b""
 
     def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
-        """Count a push, and remember how far it goes; one that nobody waits for any more does not pass."""
+        """Count a push, and remember how far it goes; drop it if its subscription has ended."""
         subscription = self._by_sid.get(sid)
         if subscription is None or subscription.token != token.decode():
             return False
@@ -387,7 +387,7 @@ class Session:
             self._to_client.append(self._down.insert(_PING))
 
     def _forget(self, subscription: Subscription) -> bytes:
-        """End a subscription, and return what waited for it; what is not confirmed may have been thrown away."""
+        """End a subscription, and return the PONGs that waited for it; unconfirmed pushes count as not received."""
         del self._by_sid[subscription.sid]
         self._unconfirmed.discard(subscription)
         for confirms in self._pings:
@@ -441,7 +441,7 @@ class Session:
         return False
 
     def _tell(self, frames: bytes) -> None:
-        """Tell the client; not while what the server says is read, whose place such frames take."""
+        """Write frames to the client; not to be used while frames of the server are being read, which return theirs."""
         if frames:
             self._to_client.append(self._down.insert(frames))
 

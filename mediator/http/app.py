@@ -121,7 +121,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             return _error(504, f"no answer within {seconds:g} s", CODES[504])
         return _unexpected(request)
     except ConnectionError:
-        # Mostly the caller's, and then nobody reads this any more.
+        # Mostly the caller closed its connection, and no one reads this answer.
         return _unexpected(request) if request.transport else _error(400, "the connection is over", "bad_request")
     except Exception:
         return _unexpected(request)

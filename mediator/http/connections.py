@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: how many there may be, who goes for a new one, how long a head may take.
+"""The connections of the HTTP server: how many there may be, which is closed for a new one, how long a head may take.
 
 A connection that we wait for (idle, half a request, a body that does not come, an answer that is not read) gives way to
 a new one. While all are being worked for, a few more are taken in, and only asked about health.
@@ -15,7 +15,7 @@ from aiohttp import web
 HEAD_SECONDS: Final = 10.0
 """For the line and the headers of a request, from the first connection or the first byte on."""
 RESERVE: Final = 32
-"""Connections above the bound that are answered about health, and told that the server is busy about all else."""
+"""Connections above the bound that get health and metrics; other requests on them are refused as busy."""
 SAY_SECONDS: Final = 60.0
 """Between two lines of the log about the bound."""
 
@@ -79,7 +79,7 @@ class ConnectionLimiter:
             theirs[connection] = None
 
     def note(self, reason: str) -> None:
-        """Count a connection that was closed before its time, and say so now and then."""
+        """Count a connection that was closed before its time, and log it once a minute."""
         self._closed(reason)
         now = asyncio.get_running_loop().time()
         if reason is not SLOW and (self._said is None or now - self._said > SAY_SECONDS):

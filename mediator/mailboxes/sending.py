@@ -110,7 +110,7 @@ def _due_at(draft: Draft, now: int) -> int | None:
 
 def _expire_at(draft: Draft, now: int) -> int | None:
     if draft.expire_at is not None and draft.expire_at <= now:
-        raise BadRequestError("mq9-expire-at", "expected a time to come, got one that is past")
+        raise BadRequestError("mq9-expire-at", "expected a time in the future, got one in the past")
     if not draft.ttl:
         return draft.expire_at
     by_ttl = now + draft.ttl

@@ -142,7 +142,7 @@ class SturdyClient(EncryptingClient):
         await super()._process_pong()
 
     async def _read_loop(self) -> None:
-        """Connect again at once when the loop ends by an error that nats-py only logs: nobody would read any more."""
+        """Connect again at once when the loop ends by an error that nats-py only logs and does not recover from."""
         await super()._read_loop()
         if self.is_connected and asyncio.current_task() is self._reading_task:
             await self._process_op_err(NatsError("nats: what the server sent could not be read"))

@@ -1,4 +1,4 @@
-"""Authenticates what services and gateways tell each other over NATS, on subjects that clients could publish to.
+"""Authenticates messages between services and gateways over NATS, on subjects that clients could publish to.
 
 A control message carries its sender, a stamp that only grows, and an HMAC over both, its subject and its body. The key
 is shared by all services on one database and by their gateways. What is forged, recorded and sent again, or older than
@@ -66,7 +66,7 @@ class ControlSealer:
         """Return the payload of a control message."""
         now = self._clock()
         if now + _MAX_AGE < self._stamp:
-            # The clock was far ahead and has been set back: nobody would take what that sender says any more.
+            # The clock was far ahead and has been set back: receivers would refuse this sender's messages from now on.
             self._sender, self._stamp = secrets.token_bytes(8), 0
         self._stamp = max(self._stamp + 1, now)
         mac = _mac(self._key, subject, self._sender, self._stamp, body)

@@ -230,7 +230,7 @@ class Door:
             self._refuse(message.reply, verb, tenant, MediatorError(), started)
 
     def _asker(self, message: Request, tenant: str) -> Hashable:
-        """Tell connections apart: without accounts clients could write themselves what the server says of them."""
+        """Name the connection; without accounts by its inbox, since clients could forge the server's header."""
         return (message.asker or tenant) if self._accounts else message.inbox
 
     def _did(self, pool: AdmissionPool, tenant: str, asker: Hashable, size: int, task: asyncio.Task[None]) -> None:
@@ -282,7 +282,7 @@ class Door:
         self._answers.put(reply, replies.failure(verb, error))
 
     def _note(self, verb: str, tenant: str, result: str, started: float) -> None:
-        """Count an answered request and, if wanted, log it; a mailbox's address is not told, since it is a secret."""
+        """Count an answered request, and log it at debug level; not with the address, which is a secret (A7)."""
         seconds = time.perf_counter() - started
         self._metrics.request(verb, result, seconds)
         if self._logs_requests:

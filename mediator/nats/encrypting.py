@@ -1,4 +1,4 @@
-"""A NATS client that turns a connection into TLS by the streams' own means, so that its end causes no warning."""
+"""A NATS client that starts TLS on the stream it has, so that closing it causes no warning."""
 
 import asyncio
 import ssl
@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 
 
 class EncryptingClient(Client):
-    """nats-py's client; it makes a new stream for TLS, of which asyncio then logs that it was not told about TLS."""
+    """nats-py's client, which makes a second stream for TLS; asyncio then warns when the first one is closed."""
 
     async def _connect_to_server(self, s: Srv) -> None:
         if s.uri.scheme not in ("nats", "tls"):
@@ -27,7 +27,7 @@ class EncryptingClient(Client):
         # nats-py would go on in the clear, and send the password so.
         server = self._current_server
         if initial_connection and server is not None and server.uri.scheme == "tls" and not info.get("tls_required"):
-            raise NatsError("nats: it does not encrypt, which tls:// asks for")
+            raise NatsError("nats: the server does not encrypt, but the URL begins with tls://")
         await super()._process_info(info, initial_connection)
 
 
@@ -42,7 +42,7 @@ class _Transport(TcpTransport):
             async with asyncio.timeout(connect_timeout):
                 await writer.start_tls(ssl_context, server_hostname=name)
         except BaseException:
-            # The stream is not told of the end of a connection whose handshake failed: nobody may wait for it.
+            # The stream does not learn that a connection whose handshake failed is closed: waiting for it would hang.
             writer.transport.abort()
             self._io_writer = None
             raise

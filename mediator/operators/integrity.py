@@ -1,4 +1,4 @@
-"""What the doctor says of the database's pages, of messages it lost, and of files that others may read."""
+"""The doctor's findings about damaged pages, lost messages, and files that others may read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,22 +38,22 @@ def damage_findings(found: Integrity) -> Iterator[Finding]:
     if found.unchecked:
         yield Finding(
             Level.NOTE,
-            f"The database is large: {found.checked} of its tables were checked in the time there was, not "
+            f"The database is large: there was time to check {found.checked} of its tables, but not "
             f"{', '.join(found.unchecked)}.",
             "For all of it: `sqlite3 mediator.db 'PRAGMA quick_check'` on a copy or while the service is stopped.",
         )
     elif found.checked and not found.problems:
-        yield Finding(Level.OK, "The database is whole.")
+        yield Finding(Level.OK, "The database is intact.")
 
 
 def missing_findings(missing: int) -> Iterator[Finding]:
-    """Say how many messages the journal told of at the last start that the database did not have."""
+    """Report how many messages the journal had at the last start and the database did not."""
     if missing:
         count = "1 message" if missing == 1 else f"{missing} messages"
         yield Finding(
             Level.PROBLEM,
-            f"The database has lost {count}, at least, that the journal knows to have been stored.",
-            "Unless you put a backup back: its log was damaged. Check the disk; the journal names the mailboxes.",
+            f"The database has lost {count} or more that the journal has as stored.",
+            "If no backup was put back, its log was damaged: check the disk. The journal names the mailboxes.",
         )
 
 
@@ -65,5 +65,5 @@ def file_findings(data_dir: Path) -> Iterator[Finding]:
         yield Finding(
             Level.PROBLEM,
             f"{path} has mode {mode:o}: others on this machine may read it.",
-            "Take it from them (chmod go=), or give the service a data directory and a user of its own.",
+            "Take the permission away (chmod go=), or give the service a data directory and a user of its own.",
         )

@@ -57,7 +57,7 @@ class Reserve:
                     return
             self._allocate(size)
         except OSError as error:
-            # Any other failure says nothing of room, and the database will meet it too.
+            # Any other failure is not about room, and the database will meet it too.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._miss()
             return
@@ -67,7 +67,7 @@ class Reserve:
 
     def _miss(self) -> None:
         if not self.short:
-            _log.error("the disk is full: nothing is accepted until there is room again")
+            _log.error("the disk is full: no mail is accepted until there is room again")
         self.short = True
 
     def _allocate(self, size: int) -> None:

@@ -18,7 +18,7 @@ class Opened:
     sender: str | None
     """Whose key sealed it. v1: canonical key; v2: the DID of the sender's key as written there. None: anonymous."""
     mark: bytes
-    """No other envelope has it, and nobody who sends this one again can change it, by wrapping it anew either."""
+    """Identifies the envelope: whoever sends it again cannot change it, not by wrapping it in another layer either."""
 
 
 class Envelopes(Protocol):

@@ -144,7 +144,7 @@ async def test_no_client_reaches_what_is_kept_by_another_way(service: Service, g
         ("a.b", {"mq9-ttl": "soon"}, 'mq9-ttl: expected whole seconds, got "soon"'),
         ("a.b", {"mq9-delay": "5"}, "mq9-delay: has no meaning for a broadcast"),
         ("a.b", {"mq9-key": "k"}, "mq9-key: has no meaning for a broadcast"),
-        ("a.b", {"mq9-expire-at": "1"}, "mq9-expire-at: expected a time to come, got one that is past"),
+        ("a.b", {"mq9-expire-at": "1"}, "mq9-expire-at: expected a time in the future, got one in the past"),
     ],
 )
 async def test_a_broadcast_that_is_wrong_is_refused_and_nobody_gets_it(

@@ -131,7 +131,7 @@ def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monk
             (f"nats://127.0.0.1:{service.http}", "no NATS server answers there within "),
             (f"nats://127.0.0.1:{silent.getsockname()[1]}", "no NATS server answers there within "),
             ("nats://nowhere.invalid:4222", "no such host"),
-            (service.nats.replace("nats:", "tls:"), "it does not encrypt, which tls:// asks for"),
+            (service.nats.replace("nats:", "tls:"), "the server does not encrypt, but the URL begins with tls://"),
         ):
             result = alone("send", "a", "x", "--server", server)
             assert result.code == 1

@@ -357,8 +357,8 @@ async def test_a_header_with_prefix_wins(service: Service) -> None:
     [
         ({"expire_at": "soon"}, 'expire_at: expected Unix seconds, got "soon"'),
         ({"Send_At": "x"}, 'Send_At: expected Unix seconds, got "x"'),
-        ({"expire_at": "1"}, "expire_at: expected a time to come, got one that is past"),
-        ({"mq9-expire-at": "1"}, "mq9-expire-at: expected a time to come, got one that is past"),
+        ({"expire_at": "1"}, "expire_at: expected a time in the future, got one in the past"),
+        ({"mq9-expire-at": "1"}, "mq9-expire-at: expected a time in the future, got one in the past"),
         ({"dedup_id": "d" * 513}, "dedup_id: expected at most 512 characters, got 513"),
         ({"persist": "maybe"}, 'persist: expected true or false, got "maybe"'),
         ({"mq9-persist": "1"}, 'mq9-persist: expected true or false, got "1"'),

@@ -604,7 +604,7 @@ async def test_the_time_to_live_of_a_message(service: Service) -> None:
         await service.release()
         assert ids(await service.query()) == ids(await service.fetch()) == left
     reply = await service.ask("MSG.SEND.task", b"", {"mq9-expire-at": str(now() - 1)})
-    assert reply == {"error": "mq9-expire-at: expected a time to come, got one that is past", "msg_id": -1}
+    assert reply == {"error": "mq9-expire-at: expected a time in the future, got one in the past", "msg_id": -1}
 
 
 @pytest.mark.rule("S6")

@@ -127,8 +127,8 @@ def test_what_lasts(rest, headers, payload, lasting):
 @pytest.mark.rule("E3", "N3")
 def test_an_error_of_the_commit_is_about_the_header_the_sender_wrote():
     found = publishing.read(Edition.LATER, "a", b"", {"Expire_At": "1", "mq9-send-at": "1"})
-    late = found.named(BadRequestError("mq9-expire-at", "expected a time to come, got one that is past"))
-    assert str(late) == "Expire_At: expected a time to come, got one that is past"
+    late = found.named(BadRequestError("mq9-expire-at", "expected a time in the future, got one in the past"))
+    assert str(late) == "Expire_At: expected a time in the future, got one in the past"
     for error in (BadRequestError("mq9-send-at", "x: y"), MessageTooLargeError(2, 1)):
         assert found.named(error) is error
 
