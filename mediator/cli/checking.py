@@ -151,7 +151,7 @@ async def _privacy(settings: Settings, urls: list[str], user: str | None, passwo
         return [f"verified   {who} cannot list what others subscribe to"]
     if settings.nats_accounts:
         raise CommandError(
-            f"{who} can list what others subscribe to, their addresses and inboxes among it: deny publishing to $SYS.> "
+            f"{who} can list what others subscribe to, with addresses and inboxes: deny publishing to $SYS.> "
             "in the permissions of the account and of each user that has its own, see `mediator check --snippet`"
         )
     return [

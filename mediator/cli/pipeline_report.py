@@ -58,7 +58,8 @@ def report(
         bool,
         typer.Option(
             "--addresses",
-            help="Name mailboxes by their addresses, from the service's database; who knows one may read it.",
+            help="Name mailboxes by their addresses, from the service's database; whoever knows an address may "
+            "read its mail.",
         ),
     ] = False,
     csv_file: Annotated[

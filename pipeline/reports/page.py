@@ -43,10 +43,13 @@ const fit = new ResizeObserver(seen => {
 document.querySelectorAll(".plots section").forEach(section => fit.observe(section));
 """
 NUMBERS = (
-    "Mailboxes and groups stand here by number: the journal holds no addresses, because who knows an address may read."
-    " <code>mediator mailbox list</code> has both; <code>mediator pipeline report --addresses</code> shows both here."
+    "Mailboxes and groups stand here by number: the journal holds no addresses, since whoever knows one may read its"
+    " mail. <code>mediator mailbox list</code> has both;"
+    " <code>mediator pipeline report --addresses</code> shows both here."
 )
-ADDRESSES = "Who knows the address of a mailbox may read it: keep this page to yourself. Groups stand here by number."
+ADDRESSES = (
+    "Whoever knows the address of a mailbox may read its mail: keep this page to yourself. Groups stand here by number."
+)
 _TOTALS = {
     "sent": "sent",
     "delayed": "of them delayed",
