@@ -18,8 +18,8 @@ from mediator.gateway.rewriting import Session
 BUFFER_BYTES: Final = 256 * 1024
 """What may wait to be written to one side before the other is read no more."""
 UNREAD_BYTES: Final = 4 * 1024 * 1024
-"""What may wait for a client that writes on though it does not read: of its own refusals, since a server that is read
-no more adds none."""
+"""What may wait for a client that writes on though it does not read, or in the midst of a payload whose rest does not
+come: of its own refusals, since a server that is read no more adds none."""
 CONNECT_SECONDS: Final = 5.0
 """For the way to nats-server."""
 HELLO_SECONDS: Final = 10.0
@@ -226,7 +226,10 @@ class ClientSide(_Side):
         if session is not None and self._server is not None:
             self._server.write(session.take_to_server())
             self.write(session.take_to_client())
-            if self._full and self.transport is not None and self.transport.get_write_buffer_size() > UNREAD_BYTES:
+            unread = session.held
+            if self._full and self.transport is not None:
+                unread += self.transport.get_write_buffer_size()
+            if unread > UNREAD_BYTES and self.transport is not None:
                 log.info("a client does not read what it is refused")
                 self.transport.abort()
 

@@ -106,6 +106,8 @@ class _Stream:
         """Bytes of a refused payload that are still to come."""
         self._waiting: list[bytes] = []
         self._so_far = 0, 0
+        self.held = 0
+        """Bytes of the frames of our own that wait."""
         self.violation: ProtocolViolationError | None = None
         """What was wrong behind the frames that were handed on last; nothing more may be fed."""
 
@@ -114,6 +116,7 @@ class _Stream:
         if not self._left:
             return frame
         self._waiting.append(frame)
+        self.held += len(frame)
         return b""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -137,6 +140,7 @@ class _Stream:
         if self._waiting and not self._left:
             out += (data[:at], *self._waiting)
             self._waiting.clear()
+            self.held = 0
         else:
             mark = 0
         try:

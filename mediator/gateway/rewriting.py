@@ -143,6 +143,11 @@ class Session:
         """How many subscriptions to stored mail there are."""
         return len(self._by_sid)
 
+    @property
+    def held(self) -> int:
+        """How many bytes the client is not told before the payload that is on its way has come."""
+        return self._down.held
+
     # Bytes.
 
     def from_client(self, data: bytes) -> None:

@@ -45,6 +45,13 @@ async def deafen(edge: Edge, peer: Peer) -> None:
         await sender.settled(b"PUB flood 1000000\r\n%b\r\n" % (b"x" * 1_000_000))
 
 
+async def flood(peer: Peer, data: bytes) -> None:
+    """Write for as long as anybody takes it."""
+    while True:
+        peer.write(data)
+        await peer.writer.drain()
+
+
 # Past the gateway (B2).
 
 
@@ -81,6 +88,14 @@ async def test_an_automatic_unsubscribe_is_exact_and_its_sid_free_again(tried: E
 
 
 # What a PONG says (C2, C4).
+
+
+@pytest.mark.rule("N10")
+async def test_refusals_behind_an_unread_payload_do_not_pile_up(tried: Edge) -> None:
+    flooder = await tried.peer()
+    await deafen(tried, flooder)
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(flood(flooder, b"SUB > 1\r\n" * 10_000), PATIENCE)
 
 
 @pytest.mark.rule("N10")
