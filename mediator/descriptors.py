@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 OWN_FILES: Final = 300
-"""For the database, the journal, our own connections and those we make to others; never given away."""
+"""For the database, the journal, our own connections and those we make to others; half of all there are, if fewer."""
 
 
 def divide(wanted: Mapping[str, int], available: int) -> dict[str, int]:
@@ -21,7 +21,8 @@ def divide(wanted: Mapping[str, int], available: int) -> dict[str, int]:
 
 def budget(wanted: Mapping[str, int]) -> dict[str, int]:
     """Have the system allow as many open files as are ``wanted`` if it lets us, and divide what it allows."""
-    return divide(wanted, _allow(sum(wanted.values()) + OWN_FILES) - OWN_FILES)
+    allowed = _allow(sum(wanted.values()) + OWN_FILES)
+    return divide(wanted, allowed - min(OWN_FILES, allowed // 2))
 
 
 def _allow(count: int) -> int:

@@ -1,5 +1,9 @@
 """Open files are divided so that every door has some, and none more than it wants."""
 
+import resource
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,3 +32,15 @@ def test_no_more_is_given_than_there_is(wanted: dict[str, int], available: int) 
     assert sum(given.values()) <= max(available, len(wanted))
     assert all(1 <= given[name] <= wanted[name] for name in wanted)
     assert sum(given.values()) == sum(wanted.values()) or sum(given.values()) >= min(available, sum(wanted.values()))
+
+
+def test_every_door_works_where_few_files_may_be_open() -> None:
+    code = "from mediator.descriptors import budget; print(sorted(budget({'a': 1000, 'b': 1000, 'c': 20}).values()))"
+    few = subprocess.run(
+        [sys.executable, "-c", code],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert few.stdout == "[20, 54, 54]\n"
