@@ -188,11 +188,11 @@ class Journal:
             await asyncio.to_thread(self._look_back)
         except OSError as error:
             raise SetupError(f"{self._folder}: {error.strerror}") from error
-        await broker.write(self._recover)
+        await broker.write(self._recover, when_full=True)
         await self._compare()
         more = True
         while more:
-            more, self._last = await broker.write(self._rebuild)
+            more, self._last = await broker.write(self._rebuild, when_full=True)
         self._past = _Past(True)
         self._started = True
         await self._tidy()
@@ -214,12 +214,12 @@ class Journal:
         await asyncio.to_thread(self._flush)
         saved = False
         with suppress(MediatorError):
-            self._numbers = await self._broker.write(self._let_go)
+            self._numbers = await self._broker.write(self._let_go, when_full=True)
             saved = True
         written = await asyncio.to_thread(self._flush)
         if saved and written:
             with suppress(MediatorError):
-                await self._broker.write(lambda tx, now: tx.tail.remove(self._numbers))
+                await self._broker.write(lambda tx, now: tx.tail.remove(self._numbers), when_full=True)
         with suppress(OSError):
             await asyncio.to_thread(self._segments.close, saved or written)
 
@@ -368,10 +368,8 @@ class Journal:
         numbers = [no for no in given if no not in self._past.ended]
         for start in range(0, len(numbers), AT_ONCE):
             some = numbers[start : start + AT_ONCE]
-            next_ids = await self._broker.read(
-                lambda tx, _now, some=some: {no: box.next_id for no, box in tx.mailboxes.by_no(some).items()}  # type: ignore[misc]
-            )
-            self.missing += sum(max(0, given[no] + 1 - next_ids.get(no, 0)) for no in some)
+            next_ids = await self._broker.read(partial(_next_ids, some))
+            self.missing += sum(max(0, given[no] + 1 - next_id) for no, next_id in next_ids.items())
         self._metrics.missing_messages.set(self.missing)
         if self.missing:
             log.error(
@@ -465,7 +463,7 @@ class Journal:
         """Forget the rows that were counted before the last flush, and count those that the next one makes needless."""
         adopt = self._loop.time() >= self._adopt_at
         try:
-            self._numbers = await self._broker.chore(partial(self._sweep, self._numbers, adopt))
+            self._numbers = await self._broker.chore(partial(self._sweep, self._numbers, adopt), when_full=True)
         except MediatorError as error:
             self._rows = True
             log.warning("the tail cannot be tidied", why=str(error))
@@ -562,3 +560,9 @@ class Journal:
                     past.absorb(line)
         except (ValueError, KeyError, TypeError) as error:
             log.error("a journal file is damaged", segment=path.name, why=str(error))
+
+
+def _next_ids(numbers: Sequence[int], tx: Transaction, _now: int) -> dict[int, int]:
+    found = tx.mailboxes.by_no(numbers)
+    # Where instances share a database, a mailbox that is not there was ended by another one, which told so elsewhere.
+    return {no: found[no].next_id if no in found else 0 for no in numbers if no in found or tx.tail.ordered}

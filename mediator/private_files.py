@@ -62,12 +62,14 @@ def narrow(data_dir: Path) -> list[Path]:
     """
     narrowed = []
     for path in list(exposed(data_dir)):
-        about = path.lstat()
-        if about.st_uid == os.geteuid() and (
-            path != data_dir or all(_is_any(entry, _OURS) for entry in _entries(data_dir))
-        ):
-            path.chmod(stat.S_IMODE(about.st_mode) & ~OTHERS)
-            narrowed.append(path)
+        # A file may be gone by now, and one that cannot be changed is told of by the doctor.
+        with suppress(OSError):
+            about = path.lstat()
+            if about.st_uid == os.geteuid() and (
+                path != data_dir or all(_is_any(entry, _OURS) for entry in _entries(data_dir))
+            ):
+                path.chmod(stat.S_IMODE(about.st_mode) & ~OTHERS)
+                narrowed.append(path)
     return narrowed
 
 

@@ -15,9 +15,17 @@ from aiohttp import ClientSession
 
 from mediator.agents import registering
 from mediator.agents.records import Liveness, Registration
-from mediator.broker import Broker
+from mediator.broker import Broker, wall_clock
 from mediator.cli import main
-from mediator.errors import MediatorError, NoSuchMailboxError, StorageFullError, StoreDamagedError, UnavailableError
+from mediator.errors import (
+    MediatorError,
+    NoSuchMailboxError,
+    SetupError,
+    StorageFullError,
+    StoreDamagedError,
+    UnavailableError,
+)
+from mediator.housekeeping.collector import Collector
 from mediator.journal import Journal, events
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
@@ -34,7 +42,11 @@ from mediator.operators.control import ask
 from mediator.service import running
 from mediator.settings import Settings
 from mediator.store.sqlite import SqliteStore
+from pickup.client import Holder, ProblemError, Sender, Wallet
 from tests.integration.house import until
+from tests.postgres import Server, postgres
+
+__all__ = ["postgres"]
 
 TENANT, BOX = "default", "task"
 PAGE = 4096
@@ -204,6 +216,34 @@ async def test_messages_that_a_damaged_log_lost_are_missed_at_the_next_start(tmp
             assert "\nmediator_missing_messages 20.0\n" in await reply.text()
 
 
+@pytest.mark.postgres
+@pytest.mark.rule("A9")
+async def test_a_mailbox_that_another_instance_ended_is_not_missed(tmp_path: Path, postgres: Server) -> None:
+    from mediator.store.postgres import PostgresStore
+
+    @asynccontextmanager
+    async def instance(name: str) -> AsyncIterator[tuple[Broker, Journal]]:
+        store, journal = PostgresStore(database), Journal(Settings().journal, tmp_path / name, name, Metrics())
+        broker = Broker(store, Bounds(), observers=[journal.observe])
+        try:
+            await journal.start(broker)
+            yield broker, journal
+            await journal.stop()
+        finally:
+            await broker.close()
+            store.close()
+
+    with postgres.database(migrated=True) as database:
+        async with instance("one") as (one, _):
+            await create(one)
+            await send(one, b"x")
+        async with instance("two") as (two, _):
+            await two.delete_mailbox(TENANT, BOX)
+            await Collector(wall_clock(), 0, Liveness()).run(two)
+        async with instance("one") as (_, journal):
+            assert journal.missing == 0
+
+
 # A full disk.
 
 
@@ -309,6 +349,33 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
         assert await send(broker, b"after") == last + 1
 
 
+@pytest.mark.rule("A9")
+async def test_on_a_full_disk_only_what_makes_room_or_acknowledges_is_taken(disk: Path) -> None:
+    settings = Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
+    async with running(settings) as service, ClientSession(f"http://127.0.0.1:{service.http_port}") as http:
+        url, card = (await ask(disk, "invite"))["v2_url"], {"name": "weather", "mailbox": "weather"}
+        async with await Holder.connect(url, wallet=Wallet()) as holder, Sender() as sender:
+            grant, did = await holder.mediate(), await holder.add_key()
+            await sender.send_v2(did, grant.routing[0], grant.endpoint, {"id": "1", "type": "note", "body": {}})
+            async with http.post("/agents", json=card) as answer:
+                assert answer.status == 201
+            await create(service.broker)
+            ballast(disk)
+            await fill(service.broker)
+
+            async with http.post("/agents", json=card | {"mailbox": "other"}) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (507, "storage_full")
+            with pytest.raises(ProblemError, match=r"e\.p\.me\.res\.storage"):
+                await holder.add_key()
+            assert "storage_full" in (await ask(disk, "invite"))["error"]
+
+            mails = await holder.fetch()
+            assert len(mails) == 1
+            assert (await holder.received([mail.id for mail in mails])).count == 0
+            async with http.delete("/agents/weather") as answer:
+                assert answer.status == 204
+
+
 # A file system that may not be written any more.
 
 
@@ -319,6 +386,15 @@ def mount(*arguments: str | Path) -> None:
     done = subprocess.run(["mount", *arguments], capture_output=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"it cannot be mounted: {done.stderr.decode().strip()}")
+
+
+@pytest.mark.rule("A9")
+async def test_a_start_on_a_read_only_file_system_says_so(disk: Path) -> None:
+    # tmpfs makes it with mode 1777, which cannot be changed any more.
+    mount("-o", "remount,ro", disk)
+    with pytest.raises(SetupError, match="Read-only file system"):
+        async with running(Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)):
+            pass
 
 
 @pytest.mark.rule("A8", "A9")
