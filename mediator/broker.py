@@ -109,20 +109,22 @@ class Broker:
         """Make a mailbox (M1, M2)."""
         place = None if request.name is None else (request.tenant, request.name)
         return await self._writer.write(
-            place, lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now)
+            place, lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now), when_full=True
         )
 
     async def update(self, request: creating.Update) -> Mailbox:
         """Change the words of a mailbox (M4)."""
-        return await self._change(request, creating.update)
+        return await self._writer.write(
+            (request.tenant, request.address), lambda tx, now: creating.update(tx, request, now)
+        )
 
     def send_soon(self, request: sending.Send, done: Done) -> None:
         """Keep a message; ``done`` gets its msg_id or the error after the commit. For doors that send in bulk."""
-        self._writer.submit((request.tenant, request.address), partial(self._send, request), done)
+        self._writer.submit((request.tenant, request.address), partial(self._send, request), done, when_full=True)
 
     async def send(self, request: sending.Send) -> int:
         """Keep a message and return its msg_id (S1–S7)."""
-        return await self._writer.write((request.tenant, request.address), partial(self._send, request))
+        return await self._writer.write((request.tenant, request.address), partial(self._send, request), when_full=True)
 
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
         return sending.send(tx, self.bounds, self._quotas, request, now, partial(forwarding.addressee, tx))
@@ -207,7 +209,7 @@ class Broker:
         async with self._looks:
             if request.group is None:
                 return await self.read(look)
-            return await self._writer.write((request.tenant, request.address), look)
+            return await self._writer.write((request.tenant, request.address), look, when_full=True)
 
     async def ack(self, request: settling.Ack) -> int:
         """Settle messages; return how many were still there (K1–K4)."""
@@ -237,7 +239,9 @@ class Broker:
 
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""
-        await self._writer.write((tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now))
+        await self._writer.write(
+            (tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now), when_full=True
+        )
 
     # What operators ask for.
 
@@ -251,7 +255,9 @@ class Broker:
 
     async def delete_mailbox(self, tenant: str, address: str) -> Mailbox:
         """End a mailbox (M4)."""
-        return await self._writer.write((tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now))
+        return await self._writer.write(
+            (tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now), when_full=True
+        )
 
     async def set_ack_wait(self, tenant: str, address: str, ack_wait: int | None) -> Mailbox:
         """Give a mailbox its own lease (F8)."""
@@ -279,28 +285,27 @@ class Broker:
         with self._store.reading() as tx:
             return look(tx, self.clock())
 
-    async def chore(self, work: Work[T]) -> T:
-        """Run housekeeping while requests leave time for it."""
-        return await self._writer.chore(work)
+    async def chore(self, work: Work[T], *, when_full: bool = False) -> T:
+        """Run housekeeping while requests leave time for it; ``when_full`` as for :meth:`write`."""
+        return await self._writer.chore(work, when_full=when_full)
 
     async def upkeep(self) -> None:
         """Let the store keep its own house."""
         await asyncio.get_running_loop().run_in_executor(self._readers, self._store.checkpoint)
         await self._writer.upkeep()
 
-    async def write(self, work: Work[T], place: Place | None = None) -> T:
-        """Run a change that is no verb, with the next commit; ``place`` is the mailbox it will ask for."""
-        return await self._writer.write(place, work)
+    async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
+        """Run a change that is no verb, with the next commit; ``place`` is the mailbox it will ask for.
+
+        On a full disk it ends in :class:`StorageFullError`, but for what makes room, acknowledges or hands out, which
+        says so by ``when_full``.
+        """
+        return await self._writer.write(place, work, when_full=when_full)
 
     async def check(self) -> str | None:
         """Say why the store cannot be read or written, if it cannot (A9)."""
-
-        def write(tx: Transaction, now: int) -> None:
-            tx.beat(now)
-            tx.require_room()
-
         try:
-            await self.write(write)
+            await self.write(lambda tx, now: tx.beat(now))
             await self.read(lambda tx, now: tx.messages.expired(now, 1))
         except MediatorError as error:
             return str(error)
@@ -346,7 +351,9 @@ class Broker:
         self._readers.shutdown(wait=True)
 
     async def _change(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]") -> T:
-        return await self._writer.write((request.tenant, request.address), lambda tx, now: verb(tx, request, now))
+        return await self._writer.write(
+            (request.tenant, request.address), lambda tx, now: verb(tx, request, now), when_full=True
+        )
 
     def _tell(self, committed: Committed) -> None:
         for told in self._told:
@@ -357,4 +364,4 @@ class Broker:
             self.wake(map(self.wake_key, committed.woken))
 
 
-_R = TypeVar("_R", creating.Update, settling.Ack, settling.Nack, settling.Extend, settling.Dead)
+_R = TypeVar("_R", settling.Ack, settling.Nack, settling.Extend, settling.Dead)

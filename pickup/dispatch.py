@@ -74,20 +74,21 @@ class Call:
     after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
     """Run once the answers are written: True when they went out on the channel the message came by."""
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: Work[T], *, when_full: bool = False) -> T:
         """Run a change with the next commit; the caller's mailbox is locked before its connection, as everywhere.
 
+        ``when_full`` as for :meth:`~mediator.broker.Broker.write`.
         The first change of a handler whose messages are taken once ends in :class:`ReplayedError` when this one was.
         """
         place = None if self.connection is None else self.connection.place
         envelope = self.once
         if envelope is None:
-            return await self.office.broker.write(work, place)
+            return await self.office.broker.write(work, place, when_full=when_full)
 
         def first(tx: Transaction, now: int) -> tuple[T] | None:
             return replaying.once(tx, envelope, lambda: work(tx, now), now)
 
-        done = await self.office.broker.write(first, place)
+        done = await self.office.broker.write(first, place, when_full=when_full)
         if done is None:
             raise ReplayedError
         self.once = None
@@ -95,7 +96,7 @@ class Call:
 
     async def remember(self) -> None:
         """Note that this envelope was taken, where the handler itself writes nothing (D13)."""
-        await self.write(lambda _tx, _now: None)
+        await self.write(lambda _tx, _now: None, when_full=True)
 
     def connected(self) -> Connection:
         """Return the caller's connection; :class:`NotEnrolledError` for a stranger (D8)."""

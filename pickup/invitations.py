@@ -106,7 +106,7 @@ class Invitations:
                 raise NoSuchInvitationError
             tx.invitations.remove(found)
 
-        await self._broker.write(forget)
+        await self._broker.write(forget, when_full=True)
 
     async def open(self, id: str) -> Invitation:
         """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""

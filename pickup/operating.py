@@ -124,7 +124,9 @@ class DidcommOperating:
         tenant, no = self._tenant(request), number(request, "connection", 0, 1 << 62)
 
         connection = await self._broker.read(lambda tx, _now: _owned(tx, tenant, no))
-        await self._broker.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection.place)
+        await self._broker.write(
+            lambda tx, now: connecting.disconnect(tx, connection, now), connection.place, when_full=True
+        )
         return {"connection": no, "removed": True}
 
     def _listed(self, tx: Transaction, connection: Connection, now: int) -> Answer:
@@ -155,7 +157,7 @@ class DidcommOperating:
 
     async def _detach(self, request: Request) -> Answer:
         tenant, key = self._tenant(request), text(request, "key")
-        await self._broker.write(lambda tx, _now: attaching.detach(tx, tenant, key))
+        await self._broker.write(lambda tx, _now: attaching.detach(tx, tenant, key), when_full=True)
         return {"key": key, "detached": True}
 
     async def _list_keys(self, request: Request) -> Answer:

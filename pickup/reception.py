@@ -82,7 +82,7 @@ class Reception:
         if connection is None:
             return None
         if broker.clock() - connection.seen_at >= connecting.SEEN_EVERY:
-            await broker.write(lambda tx, now: connecting.seen(tx, connection, now))
+            await broker.write(lambda tx, now: connecting.seen(tx, connection, now), when_full=True)
         if connection.endpoint is not None:
             self._came(connection)
         return connection

@@ -225,7 +225,9 @@ class Relay:
     async def _next(self, connection: Connection) -> list[Message]:
         cursor = self._passed.get(connection.mailbox_no or 0, 0)
         messages, _ = await self._broker.write(
-            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now), connection.place
+            lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now),
+            connection.place,
+            when_full=True,
         )
         return messages
 
@@ -236,7 +238,7 @@ class Relay:
             taking.acknowledge(tx, connection, [message.msg_id], now)
             connecting.seen(tx, connection, now)
 
-        await self._broker.write(confirm, connection.place)
+        await self._broker.write(confirm, connection.place, when_full=True)
         self._meters.delivered("relay", 1)
 
     def _pass(self, connection: Connection, message: Message) -> None:

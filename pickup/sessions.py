@@ -284,7 +284,9 @@ class Sessions:
         async with session.leases.lock:
             leased = session.leases.leased(self._broker.clock())
             messages, behind = await self._broker.write(
-                lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now, leased), session.place
+                lambda tx, now: taking.arrived(tx, connection, cursor, BATCH, BATCH_BYTES, now, leased),
+                session.place,
+                when_full=True,
             )
             session.leases.take(messages, self._broker.clock())
         if not messages:
@@ -307,7 +309,7 @@ class Sessions:
         """Push envelopes as they are, and remove them once the transport says that they were read (D7)."""
         connection, channel = session.connection, session.channel
         messages = await self._broker.write(
-            lambda tx, now: taking.deliver(tx, connection, BATCH, None, BATCH_BYTES, now), session.place
+            lambda tx, now: taking.deliver(tx, connection, BATCH, None, BATCH_BYTES, now), session.place, when_full=True
         )
         if not messages:
             return False
@@ -317,7 +319,9 @@ class Sessions:
         if not await channel.confirmed():
             raise _GoneError
         ids = [message.msg_id for message in messages]
-        await self._broker.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now), session.place)
+        await self._broker.write(
+            lambda tx, now: taking.acknowledge(tx, connection, ids, now), session.place, when_full=True
+        )
         self._meters.delivered("implicit", len(messages))
         return True
 

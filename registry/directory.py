@@ -105,7 +105,9 @@ class Directory:
 
     async def unregister(self, tenant: str, who: Who) -> Agent:
         """Forget an agent (G2); :class:`NoSuchAgentError`."""
-        agent = await self._broker.write(lambda tx, now: registering.unregister(tx, tenant, who.address, who.name, now))
+        agent = await self._broker.write(
+            lambda tx, now: registering.unregister(tx, tenant, who.address, who.name, now), when_full=True
+        )
         await self._following.reach(agent.revision)
         return agent
 

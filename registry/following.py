@@ -11,7 +11,7 @@ import structlog
 from mediator.agents.ports import Reread
 from mediator.agents.records import Liveness
 from mediator.broker import Broker
-from mediator.errors import BusyError, MediatorError
+from mediator.errors import BusyError, MediatorError, StorageFullError
 from mediator.store.base import Transaction
 from registry.changes import View, apply, look
 from registry.index import Index
@@ -198,7 +198,9 @@ class Following:
             news = await self._broker.read(lambda tx, _now: look(tx, view))
             await asyncio.to_thread(apply, view, news, self._liveness)
             if news.reread:
-                await self._broker.chore(partial(_keep, news.reread))
+                # On a full disk they are read anew at the next start as well.
+                with suppress(StorageFullError):
+                    await self._broker.chore(partial(_keep, news.reread))
             if not news.more:
                 return
 

@@ -155,7 +155,7 @@ class Meanings:
 
     async def _drop_others(self, kept: str) -> None:
         for space in await self._broker.read(_spaces):
-            while space != kept and await self._broker.chore(partial(_drop, space)) > 0:
+            while space != kept and await self._broker.chore(partial(_drop, space), when_full=True) > 0:
                 pass
 
 

@@ -134,6 +134,3 @@ class Tables(Protocol):
     def agents(self) -> Agents: ...  # noqa: D102
     @property
     def vectors(self) -> Vectors: ...  # noqa: D102
-
-    def require_room(self) -> None:
-        """See :class:`mediator.mailboxes.ports.Transaction`."""

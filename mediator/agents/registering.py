@@ -40,7 +40,6 @@ def register(tx: Tables, liveness: Liveness, limit: int, new: Registration, now:
     Either is a sign of life. :class:`QuotaExceededError` when it would be one more than the ``limit`` agents that the
     tenant may have; 0: any number.
     """
-    tx.require_room()
     former = tx.agents.find(new.tenant, new.address)
     if former is None:
         _make_room(tx, limit, new.tenant, 1)
@@ -53,7 +52,6 @@ def take(tx: Tables, liveness: Liveness, limit: int, tenant: str, space: str, re
     Of several for one mailbox the last counts. An agent that is there with this card stays as it is, so that the same
     once more changes nothing: somebody else hands it in, and that is no sign of life.
     """
-    tx.require_room()
     wanted = {each.new.address: each for each in read}
     former = {address: tx.agents.find(tenant, address) for address in wanted}
     added = sum(agent is None for agent in former.values())

@@ -27,7 +27,7 @@ async def remove_slowly(broker: Broker, copies: Sequence[Copy]) -> int:
             begun = time.perf_counter()
             return tx.outbox.remove(part), begun
 
-        gone, begun = await broker.chore(work)
+        gone, begun = await broker.chore(work, when_full=True)
         size.took(len(part), time.perf_counter() - begun)
         removed += gone
     return removed

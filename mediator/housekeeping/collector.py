@@ -179,7 +179,7 @@ class Collector:
             begun = time.perf_counter()
             return step(tx, now, size.limit), begun
 
-        outcome = await broker.chore(work)
+        outcome = await broker.chore(work, when_full=True)
         if outcome is None:
             return None
         done, begun = outcome

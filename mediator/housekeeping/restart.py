@@ -16,7 +16,7 @@ _log = structlog.get_logger("restart")
 async def forget_volatile(broker: Broker, instance: str) -> int:
     """Remove all that was to last until this start of the instance, and return how many messages it was (E5)."""
     total = 0
-    while gone := await broker.write(partial(_slice, instance)):
+    while gone := await broker.write(partial(_slice, instance), when_full=True):
         total += gone
     if total:
         _log.info("removed what was to last until this start", messages=total)

@@ -31,7 +31,7 @@ class RunBook:
     async def end(self, no: int, outcome: Outcome, numbers: Mapping[str, object], error: str) -> bool:
         """Keep how a run ended; False when it had ended already, or is forgotten."""
         end = ending(outcome, numbers, error)
-        run = await self._broker.write(lambda tx, now: tx.runs.end(no, end, now))
+        run = await self._broker.write(lambda tx, now: tx.runs.end(no, end, now), when_full=True)
         if run is not None:
             self._metrics.run_ended(run.outcome.value)
             await self.measure()

@@ -124,7 +124,6 @@ def _open_invitation(tx: Transaction, tenant: str, id: str, now: int) -> Invitat
 
 
 def _add(tx: Transaction, rules: Rules, new: NewConnection, now: int) -> Connection:
-    tx.require_room()
     if rules.max_connections and (there := tx.connections.about(new.tenant)) >= rules.max_connections:
         raise QuotaExceededError("connections in the tenant", rules.max_connections, there)
     connection = tx.connections.add(new)

@@ -61,8 +61,6 @@ def forward(tx: Transaction, bounds: Bounds, quotas: Quotas, rules: Rules, reque
     for payload in request.payloads:
         if len(payload) > bounds.max_message:
             raise MessageTooLargeError(len(payload), bounds.max_message)
-    # Whether its recipients are known or not (D9).
-    tx.require_room()
     queued = unroutable = full = 0
     places: list[tuple[str, str]] = []
     expired = request.expire_at is not None and request.expire_at <= now

@@ -172,7 +172,7 @@ class Door:
         try:
             # Requests are committed in the order they came: when this one is, all are.
             async with asyncio.timeout(seconds):
-                await self._broker.write(lambda _tx, _now: None)
+                await self._broker.write(lambda _tx, _now: None, when_full=True)
         except (MediatorError, TimeoutError) as error:
             log.warning("last requests", error=str(error) or type(error).__name__)
         await self._answers.close(seconds)

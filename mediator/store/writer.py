@@ -58,6 +58,7 @@ class _Job:
     place: Place | None
     work: Work[Any]
     done: Done
+    when_full: bool = False
 
 
 class _Failing:
@@ -103,7 +104,12 @@ class _Company:
 
 
 class Writer:
-    """The one that changes the store. Made and used on the event loop; the work runs on its own thread."""
+    """The one that changes the store. Made and used on the event loop; the work runs on its own thread.
+
+    The room that is kept back for a full disk is for work that was handed in with ``when_full``: it removes,
+    acknowledges or hands out, or calls :meth:`~mediator.mailboxes.ports.Transaction.require_room` itself before it adds
+    anything. All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
+    """
 
     def __init__(
         self,
@@ -137,10 +143,10 @@ class Writer:
         """How many requests wait for a commit."""
         return len(self._jobs) + (len(self._company.jobs) if self._company is not None else 0)
 
-    def submit(self, place: Place | None, work: Work[Any], done: Done) -> None:
+    def submit(self, place: Place | None, work: Work[Any], done: Done, *, when_full: bool = False) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
-        self._jobs.append(_Job(place, work, done))
+        self._jobs.append(_Job(place, work, done, when_full))
         self._ring_soon()
 
     def _admit(self) -> None:
@@ -149,10 +155,10 @@ class Writer:
         if self.pending >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
 
-    async def write(self, place: Place | None, work: Work[T]) -> T:
+    async def write(self, place: Place | None, work: Work[T], *, when_full: bool = False) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
-        self.submit(place, work, partial(_settle, answer))
+        self.submit(place, work, partial(_settle, answer), when_full=when_full)
         return await answer
 
     async def write_in_company(self, place: Place | None, work: Work[T]) -> T:
@@ -176,12 +182,12 @@ class Writer:
             self._jobs.extend(company.jobs)
             self._ring_soon()
 
-    async def chore(self, work: Work[T]) -> T:
+    async def chore(self, work: Work[T], *, when_full: bool = False) -> T:
         """Run a piece of housekeeping in a transaction of its own, while requests leave time for it."""
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        self._chores.append(_Job(None, work, partial(_settle, answer)))
+        self._chores.append(_Job(None, work, partial(_settle, answer), when_full))
         self._ring_soon()
         return await answer
 
@@ -273,6 +279,8 @@ class Writer:
         with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
             for job in batch:
                 try:
+                    if not job.when_full:
+                        tx.require_room()
                     outcomes.append((job, job.work(tx, now)))
                 except UnavailableError:
                     raise

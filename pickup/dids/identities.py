@@ -42,7 +42,7 @@ class Identities:
     async def open(cls, broker: Broker, vault: Vault, tenants: Sequence[str], public_url: str) -> "Identities":
         """Load what is kept, and make what is missing; raises :class:`SetupError` when the vault has another key."""
         identities = cls(broker, vault, tenants, Place(public_url.rstrip("/")))
-        identities._take(await broker.write(identities._settle))
+        identities._take(await broker.write(identities._settle, when_full=True))
         return identities
 
     def current(self, tenant: str) -> Identity:

@@ -116,7 +116,7 @@ async def messages_received(call: Call) -> Sequence[Reply]:
             taking.acknowledge(tx, settled, ids, now)
             return taking.status(tx, settled, None, now, leased)
 
-        waiting = await call.write(acknowledge)
+        waiting = await call.write(acknowledge, when_full=True)
         leases.release(ids)
     return [_status_reply(call, waiting, None)]
 
@@ -156,7 +156,7 @@ def holder(call: Call) -> Connection:
 
 async def settle(call: Call, connection: Connection) -> None:
     """Remove what an earlier batch handed out: whoever asks again has it (D7), and asks so only once (D13)."""
-    await call.write(lambda tx, now: taking.settle_handed(tx, connection, now))
+    await call.write(lambda tx, now: taking.settle_handed(tx, connection, now), when_full=True)
 
 
 def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
@@ -183,7 +183,7 @@ async def hand_out(
     clock = call.office.broker.clock
     async with call.office.sessions.leases(connection) as leases:
         leased = leases.leased(clock())
-        mails = await call.write(lambda tx, now: work(tx, now, leased))
+        mails = await call.write(lambda tx, now: work(tx, now, leased), when_full=True)
         if call.repeated:
             return mails
         leases.take(mails, clock())

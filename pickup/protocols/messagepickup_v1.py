@@ -108,7 +108,7 @@ class Batches:
             if call.channel.persistent:
                 await self._removed(call, connection, [mail.msg_id for mail in mails])
             else:
-                await call.write(lambda tx, _now: taking.hand_over(tx, connection, mails, handed_in))
+                await call.write(lambda tx, _now: taking.hand_over(tx, connection, mails, handed_in), when_full=True)
 
         call.after.append(sent)
         call.office.meters.delivered("batch", len(mails))
@@ -120,7 +120,7 @@ class Batches:
 
         async def confirm() -> None:
             if await call.channel.confirmed():
-                await call.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now))
+                await call.write(lambda tx, now: taking.acknowledge(tx, connection, ids, now), when_full=True)
 
         # Beside the handling: the confirmation may stand behind frames that are read when this one is done with.
         confirming = asyncio.create_task(confirm(), name="didcomm-batch")

@@ -44,5 +44,5 @@ async def note(call: Call) -> Sequence[Reply]:
     )
     if connection is not None and not call.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]
-        await call.write(lambda tx, _now: taking.keep_handed(tx, connection, about))
+        await call.write(lambda tx, _now: taking.keep_handed(tx, connection, about), when_full=True)
     return ()

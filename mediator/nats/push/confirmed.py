@@ -1,13 +1,15 @@
 """How far the mail of each mailbox was confirmed, gathered for a while and kept with few writes (E4)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.mailboxes import pushing
+from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.pushing import Item
 
 KEEP_SECONDS = 0.25
@@ -57,6 +59,10 @@ class Confirmed:
         for start in range(0, len(numbers), AT_ONCE):
             some = {no: marks[no] for no in numbers[start : start + AT_ONCE]}
             try:
-                await self._broker.write(lambda tx, _now, some=some: pushing.note(tx, some))  # type: ignore[misc]
+                await self._broker.write(partial(_note, some), when_full=True)
             except MediatorError as error:
                 log.warning("what was confirmed is not kept", error=str(error))
+
+
+def _note(marks: Mapping[int, Sequence[int]], tx: Transaction, _now: int) -> None:
+    pushing.note(tx, marks)

@@ -63,7 +63,9 @@ class Mail(ABC):
 
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
-        no = await self._broker.write(lambda tx, now: pushing.join(tx, place, name, self._keep, now), place)
+        no = await self._broker.write(
+            lambda tx, now: pushing.join(tx, place, name, self._keep, now), place, when_full=True
+        )
         return Member(target, partial(self._group, place, no, name, concerns))
 
     def _frames(self, message: Message) -> Frames:

@@ -178,7 +178,7 @@ class Sharing:
         self._confirmed, self._returned, self._again = [], [], []
         try:
             return await self._broker.write(
-                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._place
+                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._place, when_full=True
             )
         except NoSuchMailboxError:
             # Its subscriptions stay, and stay silent.
