@@ -62,7 +62,7 @@ def narrow(data_dir: Path) -> list[Path]:
     """
     narrowed = []
     for path in list(exposed(data_dir)):
-        # A file may be gone by now, and one that cannot be changed is told of by the doctor.
+        # A file may be gone by now; the doctor reports one that cannot be changed.
         with suppress(OSError):
             about = path.lstat()
             if about.st_uid == os.geteuid() and (
