@@ -56,6 +56,9 @@ def test_data_in_cards_and_requests_takes_no_part_in_ranking(data: str) -> None:
         "根据时间（公历或农历）、性别来获取八字信息。solarDatetime和lunarDatetime必须传且只传其中一个。",
         "Rindfleischetikettierungsüberwachungsaufgabenübertragungsgesetz",
         "the data: high, low",
+        "en/de/fr/es/it/pt/nl/pl/cs/sk/hu/ro/bg/el",
+        "get_user_id_by_tx_id_or_ip_v4_or_v6",
+        "X509_PKI_TLS1_3_AES256_GCM_SHA2_ED25519",
     ],
 )
 def test_words_identifiers_and_scripts_without_spaces_are_kept(text: str) -> None:
