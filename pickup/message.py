@@ -93,8 +93,9 @@ class Message:
     """v2: what the plaintext says of its sender, which must agree with the envelope (D8)."""
     to: tuple[str, ...] = ()
     created_time: int | None = None
-    """v2: Unix seconds, as ``expires_time``."""
+    """v2: Unix seconds; None also for a time in another form, such as the text that Veramo writes."""
     expires_time: int | None = None
+    """v2: Unix seconds."""
 
     @property
     def thread(self) -> str:
@@ -141,6 +142,9 @@ def _read_v2(raw: Mapping[str, Any]) -> Message:
     to = raw.get("to")
     if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
         raise BadRequestError("to", "expected a list of DIDs")
+    created, expires = raw.get("created_time"), raw.get("expires_time")
+    if expires is not None and type(expires) is not int:
+        raise BadRequestError("expires_time", "expected Unix seconds")
     return Message(
         generation=Generation.V2,
         type=MessageType.parse(raw.get("type"), "type"),
@@ -152,16 +156,9 @@ def _read_v2(raw: Mapping[str, Any]) -> Message:
         return_route=optional_text(raw, "return_route", MAX_ID),
         from_did=optional_text(raw, "from", MAX_FROM),
         to=tuple(to or ()),
-        created_time=_seconds(raw, "created_time"),
-        expires_time=_seconds(raw, "expires_time"),
+        created_time=created if type(created) is int else None,
+        expires_time=expires,
     )
-
-
-def _seconds(raw: Mapping[str, Any], name: str) -> int | None:
-    value = raw.get(name)
-    if value is not None and type(value) is not int:
-        raise BadRequestError(name, "expected Unix seconds")
-    return value
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -112,12 +112,20 @@ async def test_a_change_whose_own_time_is_too_far_away_is_refused(door: Door, ap
     assert (await peer.ask("messagepickup/3.0/status-request", **asked)).name == "status"
 
 
-@pytest.mark.rule("D12")
-async def test_a_time_that_is_no_time_is_named(door: Door) -> None:
+@pytest.mark.rule("D13")
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00.000Z", "1767225600", 1767225600.5, True, {}])
+async def test_a_time_in_another_form_counts_as_none(door: Door, created: Any) -> None:
     peer = await door.holder(1, generation=V2)
-    data = peer.ask("messagepickup/3.0/status-request", created_time="yesterday")
-    with pytest.raises(BadRequestError, match="created_time"):
-        await data
+    answer = await peer.ask("coordinate-mediation/3.0/mediate-request", created_time=created)
+    assert answer.name == "mediate-grant"
+    assert [one.name for one in await played_again(door, peer)] == ["mediate-grant"]
+
+
+@pytest.mark.rule("D12")
+async def test_an_expiry_that_is_no_time_is_named(door: Door) -> None:
+    peer = await door.holder(1, generation=V2)
+    with pytest.raises(BadRequestError, match="expires_time"):
+        await peer.ask("messagepickup/3.0/status-request", expires_time="tomorrow")
 
 
 async def played_again(door: Door, peer: Peer, wire: Wire | None = None) -> list[Answer]:
