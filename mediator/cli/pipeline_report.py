@@ -145,6 +145,8 @@ def _write(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file whole or not at all; a private one for its owner alone."""
     new = path.with_name(f"{path.name}.new")
     try:
+        # One that a crash left is open to whom it was.
+        new.unlink(missing_ok=True)
         new.touch(0o600 if private else 0o666)
         new.write_text(text, "utf-8")
         new.replace(path)

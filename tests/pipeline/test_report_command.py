@@ -84,6 +84,7 @@ def test_the_page_tells_what_the_journal_told_and_what_it_could_not(run: Run, tm
     with closing(SqliteStore(tmp_path / "mediator.db")) as store, store.transaction() as tx:
         for number in range(1, 8):
             add(tx, f"box.{number}")
+    page.with_name(f"{page.name}.new").touch(0o644)
     assert run("report", "--addresses", "--output", page)[0] == 0
     assert "7 box.7" in Parsed(page.read_text()).text
     assert page.stat().st_mode & 0o777 == 0o600

@@ -233,8 +233,8 @@ class Door:
         meters = Meters(self.registry)
         identities = cast(Identities, OneIdentity())
         resolver: Resolver = self.phonebook
-        post = Post(Glass(), resolver, identities, self.outbox)
-        self.sessions = Sessions(self.broker, post, meters, live_lease=LIVE_LEASE, instance="one")
+        self.post = Post(Glass(), resolver, identities, self.outbox)
+        self.sessions = Sessions(self.broker, self.post, meters, live_lease=LIVE_LEASE, instance="one")
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:
             protocol.register(dispatcher)
@@ -254,7 +254,11 @@ class Door:
         self.sent = 0
         self.last = b""
         """The envelope that came last."""
-        self.reception = Reception(self.office, post, lambda _connection: None)
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the reception forget what it has in memory alone."""
+        self.reception = Reception(self.office, self.post, lambda _connection: None)
 
     async def close(self) -> None:
         await self.sessions.close()

@@ -12,7 +12,6 @@ from mediator.mediation.records import Generation
 from mediator.mediation.replaying import KEPT, Envelope
 from mediator.store.memory import MemoryStore
 from pickup.dispatch import Dispatcher
-from pickup.reception import Reception
 from tests.unit.broker import TENANT
 from tests.unit.mediation import key
 from tests.unit.protocols import V2, Answer, Door, Peer, Wire, open_door
@@ -41,11 +40,6 @@ def take(store: MemoryStore, envelope: Envelope, now: int = NOW) -> bool:
 def collect(store: MemoryStore, now: int) -> int:
     with store.transaction() as tx:
         return replaying.forget(tx, now, 1000)
-
-
-def ahead_of_restart(door: Door) -> None:
-    """Let the door forget what it only has in memory."""
-    door.reception = Reception(door.office, door.reception._post, lambda _connection: None)
 
 
 @pytest.mark.rule("D13")
@@ -130,7 +124,7 @@ async def test_an_expiry_that_is_no_time_is_named(door: Door) -> None:
 
 async def played_again(door: Door, peer: Peer, wire: Wire | None = None) -> list[Answer]:
     """Send the peer's last envelope again, to a door that has been started since."""
-    ahead_of_restart(door)
+    door.restart()
     wire = wire or Wire()
     await door.again(wire)
     return wire.answers
