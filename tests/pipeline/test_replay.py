@@ -146,7 +146,9 @@ async def test_it_arrives_as_it_was_in_order_and_with_its_time(
         assert item["priority"] == {"low": "normal"}.get(row.lane, row.lane)
         assert (item.get("key"), item.get("reply_to")) == (row.key, row.reply_to)
         assert item.get("tags", []) == row.tags
-        assert item["headers"] == {**row.headers, ORIGINAL_TIME: f"{at:.3f}"}
+        # FETCH shows the address for an answer twice, since mq9's own clients look for it in the headers.
+        answers = {} if row.reply_to is None else {"mq9-reply-to": row.reply_to}
+        assert item["headers"] == {**row.headers, **answers, ORIGINAL_TIME: f"{at:.3f}"}
         assert item["dedup_id"] == f"replay:{row.mailbox_no}.{row.msg_id}.{round(at * 1000)}"
         assert abs(item["expire_at"] - item["create_time"] - 3600) <= 1
     # Nothing is left of it, and made anew at once it sends nothing twice.
