@@ -182,6 +182,24 @@ async def test_large_messages_wait_for_room_and_go_round_nobody(service: Service
     assert worker.ids == [0, 1, 2]
 
 
+@pytest.mark.rule("A2", "A8")
+async def test_a_small_message_does_not_overtake_a_large_one_that_has_no_room(
+    service: Service, gateway: Gateway
+) -> None:
+    workers = [await gateway.subscribe(SUBJECT, "workers", reads=False) for _ in range(2)]
+    for worker in workers:
+        await service.send(b"x" * (pushwire.WINDOW_BYTES * 2 // 3))
+        await worker.got(1)
+    for size in (pushwire.WINDOW_BYTES * 3 // 8, 1):
+        service.broker.send_soon(Send("default", "task", Draft(b"x" * size)), lambda outcome: None)
+    await service.send(b"x")
+    await gateway.settled(workers[0].owner)
+    assert [worker.ids for worker in workers] == [[0], [1]]
+    await workers[0].confirm()
+    await until(lambda: sum(len(worker.ids) for worker in workers) == 5)
+    assert workers[0].ids[1] == 2
+
+
 @pytest.mark.rule("A5", "E7")
 async def test_a_push_acknowledges_for_nobody_else(service: Service, gateway: Gateway) -> None:
     await service.create("jobs", retention="until_ack")

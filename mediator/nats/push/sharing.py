@@ -13,7 +13,7 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
-from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
 from mediator.nats.push.frames import MakeFrames
@@ -215,15 +215,17 @@ class Sharing:
         )
 
     async def _give(self, messages: list[Message]) -> None:
-        """Push each message to the next member that wants it."""
+        """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
         frames: list[bytes] = []
+        blocked: set[Lane] = set()
         for message in messages:
             if not self._concerns(message):
                 self._confirmed.append((message.lane, message.msg_id))
                 continue
-            member = self._next(message)
+            member = None if message.lane in blocked else self._next(message)
             if member is None:
                 self._returned.append((message.lane, message.msg_id))
+                blocked.add(message.lane)
                 self._blocked = True
                 continue
             if not member.target.window.count:
