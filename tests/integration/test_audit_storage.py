@@ -42,7 +42,7 @@ from mediator.operators.control import ask
 from mediator.service import running
 from mediator.settings import Settings
 from mediator.store.sqlite import SqliteStore
-from pickup.client import Holder, ProblemError, Sender, Wallet
+from pickup.client import Holder, ProblemError, RefusedError, Sender, Wallet
 from tests.integration.house import until
 from tests.postgres import Server, postgres
 
@@ -349,14 +349,15 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
         assert await send(broker, b"after") == last + 1
 
 
-@pytest.mark.rule("A9")
+@pytest.mark.rule("A9", "D9")
 async def test_on_a_full_disk_only_what_makes_room_or_acknowledges_is_taken(disk: Path) -> None:
     settings = Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
     async with running(settings) as service, ClientSession(f"http://127.0.0.1:{service.http_port}") as http:
         url, card = (await ask(disk, "invite"))["v2_url"], {"name": "weather", "mailbox": "weather"}
         async with await Holder.connect(url, wallet=Wallet()) as holder, Sender() as sender:
             grant, did = await holder.mediate(), await holder.add_key()
-            await sender.send_v2(did, grant.routing[0], grant.endpoint, {"id": "1", "type": "note", "body": {}})
+            message = {"id": "1", "type": "note", "body": {}}
+            await sender.send_v2(did, grant.routing[0], grant.endpoint, message)
             async with http.post("/agents", json=card) as answer:
                 assert answer.status == 201
             await create(service.broker)
@@ -368,6 +369,9 @@ async def test_on_a_full_disk_only_what_makes_room_or_acknowledges_is_taken(disk
             with pytest.raises(ProblemError, match=r"e\.p\.me\.res\.storage"):
                 await holder.add_key()
             assert "storage_full" in (await ask(disk, "invite"))["error"]
+            for recipient in (did, Wallet().new_did()):
+                with pytest.raises(RefusedError, match=r"507.*storage_full"):
+                    await sender.send_v2(recipient, grant.routing[0], grant.endpoint, message)
 
             mails = await holder.fetch()
             assert len(mails) == 1
