@@ -103,9 +103,14 @@ async def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:
 
 
 def children() -> list[int]:
-    """The processes whose parent is this one."""
-    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return [int(pid) for pid in text.split()]
+    """The processes whose parent is this one; the kernel's own list of them may miss some while others end."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()]
+
+
+def parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def command_line(pid: int) -> str:
