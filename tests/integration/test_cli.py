@@ -842,7 +842,10 @@ def test_the_snippet_makes_a_server_that_check_is_content_with(alone, external, 
     assert (listed.code, "a can list what others subscribe to" in listed.err) == (1, True)
     unmapped = alone("check", "--user", "o", "--password", "po")
     assert (unmapped.code, "account OTHER, which is no tenant's" in unmapped.err) == (1, True)
-    wrong = alone("check", "--user", "a", "--password", "no")
+    with monkeypatch.context() as patched:
+        # For so long it tries.
+        patched.setattr("mediator.nats.connection.CONNECT_SECONDS", 1.0)
+        wrong = alone("check", "--user", "a", "--password", "no")
     assert (wrong.code, "cannot connect to NATS" in wrong.err) == (2, True)
     # The login of a tenant instead of the service's own.
     monkeypatch.setenv("MEDIATOR_NATS_URL", f"nats://a:pa@127.0.0.1:{port}")
