@@ -21,7 +21,7 @@ from mediator.nats.encrypting import EncryptingClient
 
 _CRLF = b"\r\n"
 _ABOUT_ASKER = b"Nats-Request-Info:"
-_ASKER_STARTS = len(_CRLF + _ABOUT_ASKER)
+_ASKER_LINE = _CRLF + _ABOUT_ASKER
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 
 log = structlog.get_logger("nats")
@@ -49,11 +49,10 @@ class Request(NamedTuple):
 
     @property
     def _asker(self) -> tuple[str, str]:
-        # What a sender writes cannot hold a line break, so this is a line; the server takes out a sender's own.
-        start = self.block.find(_CRLF + _ABOUT_ASKER)
-        if start < 0:
-            return "", ""
-        return _read_asker(self.block[start + _ASKER_STARTS : self.block.find(_CRLF, start + _ASKER_STARTS)])
+        # What a sender writes cannot hold a line break, so this is a line, and the last; the server takes out a
+        # sender's own.
+        _, found, told = self.block.partition(_ASKER_LINE)
+        return _read_asker(told) if found else ("", "")
 
     @property
     def inbox(self) -> bytes:
@@ -65,7 +64,7 @@ class Request(NamedTuple):
 def _read_asker(told: bytes) -> tuple[str, str]:
     """Return a name for a connection, and what its client calls itself."""
     try:
-        fields = orjson.loads(told)
+        fields = orjson.loads(told.partition(_CRLF)[0])
         server, number, name = fields.get("server"), fields.get("id"), fields.get("name")
     except (orjson.JSONDecodeError, AttributeError):
         return "", ""
