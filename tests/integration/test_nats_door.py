@@ -800,7 +800,7 @@ async def test_an_ack_names_the_mailbox_of_its_subject(service: Service) -> None
     await service.fetch(group_name="g")
     for wrong in ("other", "Task", "task.0"):
         reply = await service.ask("MSG.ACK.task", {"group_name": "g", "mail_address": wrong, "msg_id": 0})
-        assert reply == {"error": f"mail_address: expected task as in the subject, got {wrong}"}
+        assert reply == refused("MSG.ACK", f"mail_address: expected task as in the subject, got {wrong}")
     assert ids(await service.fetch(group_name="g")) == [0]
     for same in ("task", "", None):
         await service.done("MSG.ACK.task", {"group_name": "g", "mail_address": same, "msg_id": 0.0})
