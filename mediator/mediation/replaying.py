@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 KEPT = 30 * DAY
 """How long an envelope is remembered, in milliseconds."""
-MAX_KEPT = 100_000
+MAX_KEPT = 10_000
 """How many envelopes of one sender and one kind are remembered; beyond it the oldest are forgotten."""
 _SENDER_BYTES = 8
 
