@@ -5,29 +5,30 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Tests at the same time; each has its servers to itself. More need a machine with more cores than that.
 JOBS ?= 2
-# Its pins are older than what it works with, so it comes alone; what it imports is in pyproject.toml.
+# The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [dev].
 DIDCOMM := --no-deps didcomm==0.3.2
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
 ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
 # Another peer of tests: Credo in two editions, which need Node 20, and a C++ compiler for two of their packages.
-CREDO := tests/acceptance/credo
+CREDO := tests/slow/peers/credo
 NODE_ROOT = $(shell node -p 'require("path").resolve(process.execPath, "../..")')
 # Compiled with node's own headers where they are installed; npm downloads them otherwise.
 NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_nodedir=$(NODE_ROOT))
 # What semantic search must reach on four public benchmarks, as nDCG@10.
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
-.PHONY: serve test check bench eval fuzz pipeline-demo peers clean
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-slow check bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[search]'
-	$(BIN)/pip install --quiet $(DIDCOMM)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet $(DIDCOMM)
 	@touch $@
 
 $(VENV)/.pipeline: $(VENV)/.core
@@ -37,6 +38,9 @@ $(VENV)/.pipeline: $(VENV)/.core
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/pip install --quiet -e '.[dev,fuzz]'
 	@touch $@
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.core  ## run the service on its embedded defaults: make serve ARGS="--nats 0.0.0.0:4222"
 	$(BIN)/mediator serve $(ARGS)
@@ -53,14 +57,19 @@ $(CREDO)/%/node_modules/.installed: $(CREDO)/%/package-lock.json $(CREDO)/%/.npm
 
 peers: $(VENV)-acapy/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed  ## install ACA-Py and Credo, in folders of their own, for tests and benchmarks
 
-test: $(VENV)/.dev  ## run every test: make test ARGS="-k fetch"
-	-@$(MAKE) --no-print-directory --keep-going peers
+test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make test ARGS="-k fetch"
 	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.dev  ## lint, format and types
+test-slow: $(VENV)/.dev  ## run the tests with Spark, with models, with kill -9 in series, and with other clients
+	-@$(MAKE) --no-print-directory --keep-going peers
+	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
+
+check: $(VENV)/.dev  ## lint, format, types, imports and names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.class_names
 
 bench: $(VENV)/.dev  ## run the benchmarks and print the table of ratios: make bench ARGS="send fetch"
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -74,5 +83,5 @@ fuzz: $(VENV)/.fuzz  ## fuzz the parsers for a minute each: make fuzz ARGS="--se
 pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: make pipeline-demo ARGS="--no-open"
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
-clean:
-	rm -rf $(VENV) $(VENV)-acapy tests/acceptance/node/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the environments and what the tools keep
+	rm -rf $(VENV) $(VENV)-acapy tests/slow/peers/node/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,1 @@
-"""The claims about speed and size: one module a claim, each measured beside its peer in the same run."""
+"""Benchmarks: one module for each claim about speed or size, measured next to a peer in the same run."""

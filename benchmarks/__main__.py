@@ -1,4 +1,4 @@
-"""Runs the claims and prints one table: `python -m benchmarks [--quick] [CLAIM …]`."""
+"""Runs the benchmarks and prints one table: `python -m benchmarks [--quick] [CLAIM …]`."""
 
 import argparse
 import importlib
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.bench import Bench, Row
+from benchmarks.bench import Bench, ResultRow
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
@@ -40,17 +40,17 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.claims) - set(CLAIMS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(CLAIMS)}")
-    # Ours and peer compute on one thread each; numpy looks here when a claim first imports it.
+    # Both sides compute on one thread; numpy reads this when a benchmark first imports it.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # What the registry's parts log when they are used here would tear the progress bar.
+    # Log lines of the registry's code, when it runs in this process, would break the progress bar.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     claims = [claim for claim in CLAIMS if claim in options.claims or not options.claims]
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),
         console=Console(stderr=True),
     )  # fmt: skip
-    rows: list[Row] = []
-    # The disk that is measured is the one of TMPDIR.
+    rows: list[ResultRow] = []
+    # TMPDIR decides which disk is measured.
     with tempfile.TemporaryDirectory(prefix="mediator-bench-") as folder, progress:
         fsync = [fsync_ms(Path(folder))]
         task = progress.add_task("claims", total=len(claims))
@@ -62,12 +62,12 @@ def main() -> int:
                     progress.console.print(f"{row.claim}: {row.ours}, met: {MET[row.met]}", highlight=False)
             progress.advance(task)
         fsync.append(fsync_ms(Path(folder)))
-    rows.append(Row("this disk: fsync of 4 kB before / after", f"{fsync[0]:.2f} / {fsync[1]:.2f} ms"))
+    rows.append(ResultRow("this disk: fsync of 4 kB before / after", f"{fsync[0]:.2f} / {fsync[1]:.2f} ms"))
     _print(rows, options.quick)
     return 1 if any(row.met is False for row in rows) else 0
 
 
-def _print(rows: list[Row], quick: bool) -> None:
+def _print(rows: list[ResultRow], quick: bool) -> None:
     console = Console(width=180 if not sys.stdout.isatty() else None)
     table = Table("claim", "ours", "peer", "ratio", "limit", "met", box=MARKDOWN)
     for row in rows:

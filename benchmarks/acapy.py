@@ -1,7 +1,6 @@
 """ACA-Py as a mediator, the peer of the DIDComm claim: its own queue holds mail in memory.
 
-What speaks the pickup protocol for it is a plugin from a repository of its own, which is not installed here; so it is
-asked for what it does without: taking forwards.
+Its pickup protocol is a plugin from a separate repository, which is not installed here, so only forwards are compared.
 """
 
 import json
@@ -12,17 +11,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers import READY_SECONDS, Server, free_port
+from benchmarks.servers import READY_SECONDS, ServerProcess, free_port
 
 PROGRAM = Path(__file__).parents[1] / ".venv-acapy" / "bin" / "aca-py"
 """Made by `make peers`."""
 
 
-class Mediator(Server):
-    """An agent that grants mediation to everybody."""
+class AcaPyMediator(ServerProcess):
+    """An ACA-Py agent that grants mediation to everybody."""
 
     def __init__(self, folder: Path) -> None:
-        """Start, and return once its admin API answers."""
+        """Start it and return when its admin API answers."""
         folder.mkdir(parents=True)
         http, ws, admin = free_port(), free_port(), free_port()
         self._admin = f"http://127.0.0.1:{admin}"
@@ -62,7 +61,7 @@ class Mediator(Server):
             return json.load(answer)
 
     def invitation(self) -> str:
-        """Make an invitation that may be used again and again."""
+        """Create a multi-use invitation."""
         body = {"handshake_protocols": ["https://didcomm.org/connections/1.0"]}
         made = self._ask("POST", "/out-of-band/create-invitation?auto_accept=true&multi_use=true", body)
         return str(made["invitation_url"])

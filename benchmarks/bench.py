@@ -1,4 +1,4 @@
-"""What every claim gets to work with, and the rows it gives back."""
+"""What a benchmark is given, the rows it returns, and helpers to compare medians."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table. ``met`` is None where nothing is claimed and the figure only stands beside the others."""
+class ResultRow:
+    """One line of the table; ``met`` is None if no limit is claimed."""
 
     claim: str
     ours: str
@@ -20,58 +20,60 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One run: how long it may take, where its files go, and how it says what it is doing."""
+    """Settings of one run: how long it may take, where its files go, and how to report progress."""
 
     quick: bool
     folder: Path
-    """On the disk that is measured; emptied by whoever made it."""
-    say: Callable[[str], None]
+    """On the disk that is measured; the caller deletes it."""
+    status: Callable[[str], None]
 
     @property
     def rounds(self) -> int:
-        """Ours and peer take turns this many times; medians are shown."""
+        """How many times the service and its peer take turns; medians are reported."""
         return 3 if self.quick else 5
 
     @property
     def seconds(self) -> float:
-        """Length of one measurement."""
+        """Length of one measurement, in seconds."""
         return 1.0 if self.quick else 3.0
 
 
-def at_least(claim: str, unit: str, ours: list[float], peer: list[float], factor: float) -> Row:
-    """Compare medians; ours must be ``factor`` times the peer's or more."""
+def at_least(claim: str, unit: str, ours: list[float], peer: list[float], factor: float) -> ResultRow:
+    """Compare medians: ours must be at least ``factor`` times the peer's."""
     return _versus(claim, unit, ours, peer, f"≥ {factor:g}×", lambda ratio: ratio >= factor)
 
 
-def at_most(claim: str, unit: str, ours: list[float], peer: list[float], factor: float) -> Row:
-    """Compare medians; ours must be ``factor`` times the peer's or less."""
+def at_most(claim: str, unit: str, ours: list[float], peer: list[float], factor: float) -> ResultRow:
+    """Compare medians: ours must be at most ``factor`` times the peer's."""
     return _versus(claim, unit, ours, peer, f"≤ {factor:g}×", lambda ratio: ratio <= factor)
 
 
 def _versus(
     claim: str, unit: str, ours: list[float], peer: list[float], limit: str, holds: Callable[[float], bool]
-) -> Row:
+) -> ResultRow:
     ratio = median(ours) / median(peer)
-    return Row(claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×", limit, holds(ratio))
+    return ResultRow(
+        claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×", limit, holds(ratio)
+    )
 
 
-def beside(claim: str, unit: str, ours: list[float], peer: list[float]) -> Row:
-    """Compare medians where nothing is claimed."""
+def beside(claim: str, unit: str, ours: list[float], peer: list[float]) -> ResultRow:
+    """Compare medians without a limit."""
     ratio = median(ours) / median(peer)
-    return Row(claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×")
+    return ResultRow(claim, number(median(ours), unit), number(median(peer), unit), f"{ratio:.2f}×")
 
 
-def below(claim: str, unit: str, ours: list[float], limit: float) -> Row:
-    """Compare a median with a limit it must not pass."""
-    return Row(claim, number(median(ours), unit), limit=f"≤ {number(limit, unit)}", met=median(ours) <= limit)
+def below(claim: str, unit: str, ours: list[float], limit: float) -> ResultRow:
+    """Compare a median with an upper limit."""
+    return ResultRow(claim, number(median(ours), unit), limit=f"≤ {number(limit, unit)}", met=median(ours) <= limit)
 
 
-def above(claim: str, unit: str, ours: list[float], limit: float) -> Row:
-    """Compare a median with a limit it must reach."""
-    return Row(claim, number(median(ours), unit), limit=f"≥ {number(limit, unit)}", met=median(ours) >= limit)
+def above(claim: str, unit: str, ours: list[float], limit: float) -> ResultRow:
+    """Compare a median with a lower limit."""
+    return ResultRow(claim, number(median(ours), unit), limit=f"≥ {number(limit, unit)}", met=median(ours) >= limit)
 
 
 def number(value: float, unit: str) -> str:
-    """Write a figure with three digits that mean something."""
+    """Format a figure with three significant digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f} {unit}".replace(",", " ")

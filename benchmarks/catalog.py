@@ -1,4 +1,4 @@
-"""Agents' cards and the requests that look for them, made up of a few hundred words; always the same ones."""
+"""Generates agent cards and requests for them from a few hundred words; deterministic."""
 
 import json
 import random
@@ -76,7 +76,7 @@ def cards(count: int) -> Iterator[bytes]:
 
 
 def requests(count: int, sentences: int, name: str) -> list[str]:
-    """Return different requests; those of another ``name`` are others, so that nothing is remembered of them."""
+    """Return ``count`` different requests; each ``name`` has its own, so no cache knows them."""
     writer = _Writer(name)
     return [" ".join(_request(writer) for _ in range(sentences)) for _ in range(count)]
 
@@ -112,7 +112,7 @@ def _request(writer: "_Writer") -> str:
 
 
 class _Writer:
-    """Uses words as people do: few of them often, most of them rarely."""
+    """Picks words with a natural frequency distribution: few are common, most are rare."""
 
     def __init__(self, name: str) -> None:
         brands = random.Random("brands")

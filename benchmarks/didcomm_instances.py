@@ -10,36 +10,36 @@ from statistics import median
 
 import uvloop
 
-from benchmarks.bench import Bench, Row, below, number
-from benchmarks.servers import JetStream, Service, running
-from benchmarks.wallets import TEXT
-from mediator.mediation.records import Generation
-from mediator.operators.control import ask
+from benchmarks.bench import Bench, ResultRow, below, number
+from benchmarks.didcomm_clients import TEXT
+from benchmarks.servers import JetStreamServer, ServiceProcess, running
+from mediator.ops.control import send_command
 from pickup.client import Holder, Sender
-from tests import postgres
-from tests.acceptance.didcomm.live import Live
+from pickup.mediation.records import Generation
+from tests.harness import postgres
+from tests.harness.live import Live
 
 LIMIT_MS = 50.0
 URLS = {Generation.V1: "v1_url", Generation.V2: "v2_url"}
 
 
-def run(bench: Bench) -> Iterator[Row]:
-    programs = postgres._programs()
+def run(bench: Bench) -> Iterator[ResultRow]:
+    programs = postgres.programs_found()
     if programs is None:
-        yield Row("DIDComm on two instances", "-", "PostgreSQL is not installed")
+        yield ResultRow("DIDComm on two instances", "-", "PostgreSQL is not installed")
         return
     server = postgres.PrivateServer(programs)
     try:
         with server.database() as url:
-            nats = JetStream(bench.folder / "nats")
+            nats = JetStreamServer(bench.folder / "nats")
             with running(nats):
                 shared = {
                     "MEDIATOR_DATABASE_URL": url,
                     "MEDIATOR_DIDCOMM__KEY": base64.b64encode(os.urandom(32)).decode(),
                 }
-                a = Service(bench.folder / "a", nats_url=nats.url, **shared)
+                a = ServiceProcess(bench.folder / "a", nats_url=nats.url, env=shared)
                 with running(a):
-                    b = Service(bench.folder / "b", nats_url=nats.url, **shared)
+                    b = ServiceProcess(bench.folder / "b", nats_url=nats.url, env=shared)
                     with running(b):
                         for generation in Generation:
                             yield from _rows(bench, a, b, generation)
@@ -47,11 +47,11 @@ def run(bench: Bench) -> Iterator[Row]:
         server.stop()
 
 
-def _rows(bench: Bench, a: Service, b: Service, generation: Generation) -> Iterator[Row]:
+def _rows(bench: Bench, a: ServiceProcess, b: ServiceProcess, generation: Generation) -> Iterator[ResultRow]:
     count = 200 if bench.quick else 1000
     here, there = [], []
     for turn in range(bench.rounds):
-        bench.say(f"DIDComm {generation} on two instances, round {turn + 1} of {bench.rounds}")
+        bench.status(f"DIDComm {generation} on two instances, round {turn + 1} of {bench.rounds}")
         seen = uvloop.run(_times(bench.folder / "a", (a.http_url, b.http_url), generation, count))
         here.append(seen[0])
         there.append(seen[1])
@@ -59,12 +59,12 @@ def _rows(bench: Bench, a: Service, b: Service, generation: Generation) -> Itera
     yield below(f"{what}: forward at B → live socket at A, p99", "ms", [_p99(times) for times in there], LIMIT_MS)
     for name, rounds in (("forward at A → live socket at A", here), ("forward at B → live socket at A", there)):
         p50 = number(median(median(times) for times in rounds), "ms")
-        yield Row(f"{what}: {name}", f"p50 {p50}, p99 {number(median(map(_p99, rounds)), 'ms')}")
+        yield ResultRow(f"{what}: {name}", f"p50 {p50}, p99 {number(median(map(_p99, rounds)), 'ms')}")
 
 
 async def _times(data_dir: Path, urls: tuple[str, str], generation: Generation, count: int) -> tuple[list[float], ...]:
-    """Return for A and for B how long each message took from its POST to where it is read, in ms; they take turns."""
-    made = await ask(data_dir, "invite", tenant="default", label="", ttl_ms=None, uses=None)
+    """Return the milliseconds from the POST until the message is read, for forwards at A and at B, which take turns."""
+    made = await send_command(data_dir, "invite", tenant="default", label="", ttl_ms=None, uses=None)
     taken: tuple[list[float], list[float]] = ([], [])
     async with AsyncExitStack() as stack:
         holder = await stack.enter_async_context(await Holder.connect(str(made[URLS[generation]])))
@@ -75,7 +75,7 @@ async def _times(data_dir: Path, urls: tuple[str, str], generation: Generation, 
         for place in range(2 * count):
             envelope = await _packed(sender, holder, key, str(place))
             started = time.perf_counter()
-            await sender.bring(envelope, f"{urls[place % 2]}/didcomm", generation)
+            await sender.deliver(envelope, f"{urls[place % 2]}/didcomm", generation)
             mail = await live.mail()
             taken[place % 2].append((time.perf_counter() - started) * 1000)
             await holder.received([mail.id])

@@ -8,21 +8,21 @@ from statistics import median
 
 import uvloop
 
-from benchmarks import enrolling, wallets
-from benchmarks.bench import Bench, Row, at_least, at_most, number
-from benchmarks.crowd import Listeners, clients
-from benchmarks.enrolling import Crowd
-from benchmarks.servers import Service, running
-from benchmarks.wallets import SENDERS, Result
+from benchmarks import didcomm_clients, prefill_didcomm
+from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
+from benchmarks.didcomm_clients import SENDERS, Result
+from benchmarks.holders import LiveHolders, clients
+from benchmarks.prefill_didcomm import EnrolledHolders
+from benchmarks.servers import ServiceProcess, running
 from pickup.client import Sender
-from tests import postgres
+from tests.harness import postgres
 
 FEW, MANY = 100, 10_000
 SOCKETS = 1_000
 STEP = 7919
-"""A prime: its multiples meet every connection."""
+"""A prime, so its multiples visit every connection."""
 RATE = 100.0
-"""Forwards a second to live sockets, far below what the service takes."""
+"""Forwards per second to live sockets, far below saturation."""
 BACKLOG = 100_000
 PART = 10_000
 """Messages at either end of the backlog whose rates are compared."""
@@ -34,13 +34,13 @@ STATUS_FACTOR = 1.5
 DRAIN_FACTOR = 0.8
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     yield from _connections(bench)
     yield from _sockets(bench)
     yield from _backlog(bench, "SQLite", None)
-    programs = postgres._programs()
+    programs = postgres.programs_found()
     if programs is None:
-        yield Row("DIDComm, a backlog on PostgreSQL", "-", "PostgreSQL is not installed")
+        yield ResultRow("DIDComm, a backlog on PostgreSQL", "-", "PostgreSQL is not installed")
         return
     server = postgres.PrivateServer(programs)
     try:
@@ -55,37 +55,37 @@ def run(bench: Bench) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """A service with so many connections, and what was seen of it."""
+    """A service with a given number of connections, and its results."""
 
-    crowd: Crowd
-    service: Service
+    enrolled: EnrolledHolders
+    service: ServiceProcess
     forwards: list[Result]
     pickups: list[Result]
 
 
-def _connections(bench: Bench) -> Iterator[Row]:
+def _connections(bench: Bench) -> Iterator[ResultRow]:
     each = 1_000 if bench.quick else 2_000
     with ExitStack() as stack:
         used = {}
         for count in (FEW, MANY):
-            crowd, service = stack.enter_context(_serving(bench, str(count), count))
-            used[count] = _Used(crowd, service, [], [])
+            enrolled, service = stack.enter_context(_serving(bench, str(count), count))
+            used[count] = _Used(enrolled, service, [], [])
         for turn in range(bench.rounds):
             for count, one in used.items():
-                bench.say(f"DIDComm, {_spaced(count)} connections, round {turn + 1} of {bench.rounds}")
-                # In no order that a cache or an index would like.
+                bench.status(f"DIDComm, {_spaced(count)} connections, round {turn + 1} of {bench.rounds}")
+                # A scattered order, so neither a cache nor an index gains from it.
                 uvloop.run(_use(one, [(turn * each + place) * STEP % count for place in range(each)]))
         memory = {count: one.service.resident_mb + one.service.children_mb for count, one in used.items()}
     for count, one in used.items():
         touched = _spaced(min(count, each * bench.rounds))
         what = f"DIDComm v2, {_spaced(count)} connections"
-        yield Row(f"{what}: resident with nats-server, {touched} of them used", number(memory[count], "MB"))
-        yield Row(f"{what}: forward, queued durably, {SENDERS} at a time", _figures(one.forwards))
-        yield Row(f"{what}: delivery of one and its ack, {SENDERS} at a time", _figures(one.pickups))
+        yield ResultRow(f"{what}: resident with nats-server, {touched} of them used", number(memory[count], "MB"))
+        yield ResultRow(f"{what}: forward, queued durably, {SENDERS} at a time", _figures(one.forwards))
+        yield ResultRow(f"{what}: delivery of one and its ack, {SENDERS} at a time", _figures(one.pickups))
 
 
 async def _use(one: _Used, numbers: Sequence[int]) -> None:
-    async with clients(one.crowd, one.service) as made:
+    async with clients(one.enrolled, one.service) as made:
         one.forwards.append(await made.forward(numbers))
         one.pickups.append(await made.pick_up(numbers))
 
@@ -93,35 +93,37 @@ async def _use(one: _Used, numbers: Sequence[int]) -> None:
 # Live sockets.
 
 
-def _sockets(bench: Bench) -> Iterator[Row]:
+def _sockets(bench: Bench) -> Iterator[ResultRow]:
     count = 1_000 if bench.quick else 3_000
-    with _serving(bench, "sockets", SOCKETS) as (crowd, service):
-        bench.say(f"DIDComm, {_spaced(SOCKETS)} live sockets")
-        idle, used, rounds = uvloop.run(_live(bench, crowd, service, count))
+    with _serving(bench, "sockets", SOCKETS) as (enrolled, service):
+        bench.status(f"DIDComm, {_spaced(SOCKETS)} live sockets")
+        idle, used, rounds = uvloop.run(_live(bench, enrolled, service, count))
     what = f"DIDComm v2, {_spaced(SOCKETS)} live sockets"
     memory = f"{number(idle, 'kB')}, {number(used, 'kB')}"
-    yield Row(
+    yield ResultRow(
         f"{what}: memory of the service for one, idle, and after {bench.rounds * count // SOCKETS} pushes", memory
     )
     p50, p99 = (median(_at(times, part) for times in rounds) * 1000 for part in (0.5, 0.99))
     figures = f"p50 {number(p50, 'ms')}, p99 {number(p99, 'ms')}"
-    yield Row(f"{what}: forward → pushed on the socket, {RATE:g}/s", figures)
+    yield ResultRow(f"{what}: forward → pushed on the socket, {RATE:g}/s", figures)
 
 
-async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tuple[float, float, list[list[float]]]:
-    """Return the memory of a socket in kB before and after use, and how long each forward took, in seconds by round."""
+async def _live(
+    bench: Bench, enrolled: EnrolledHolders, service: ServiceProcess, count: int
+) -> tuple[float, float, list[list[float]]]:
+    """Return the memory per socket in kB, idle and after use, and the latency of each forward in seconds, by round."""
     rounds = []
-    async with clients(crowd, service) as made:
-        # What the first messages cost is not the sockets'.
+    async with clients(enrolled, service) as made:
+        # Memory that the first messages take is not counted as the sockets'.
         await made.forward(range(SOCKETS))
         await made.pick_up(range(SOCKETS))
         before = service.resident_mb
-        listeners = Listeners(made)
+        listeners = LiveHolders(made)
         try:
             await listeners.open(SOCKETS)
             idle = service.resident_mb - before
             for turn in range(bench.rounds):
-                bench.say(f"DIDComm, {_spaced(SOCKETS)} live sockets, round {turn + 1} of {bench.rounds}")
+                bench.status(f"DIDComm, {_spaced(SOCKETS)} live sockets, round {turn + 1} of {bench.rounds}")
                 await listeners.forward(count, RATE)
                 rounds.append(listeners.spent)
                 listeners.spent = []
@@ -134,29 +136,28 @@ async def _live(bench: Bench, crowd: Crowd, service: Service, count: int) -> tup
 # A backlog.
 
 
-def _backlog(bench: Bench, database: str, url: str | None) -> Iterator[Row]:
+def _backlog(bench: Bench, database: str, url: str | None) -> Iterator[ResultRow]:
     settings = {} if url is None else {"MEDIATOR_DATABASE_URL": url}
     waiting = {MUCH: BACKLOG, AS_MUCH: BACKLOG, LITTLE: FEW}
-    with _serving(bench, database, len(waiting), waiting, **settings) as (crowd, service):
-        bench.say(f"DIDComm, {_spaced(BACKLOG)} waiting messages on {database}")
-        statuses, rates = uvloop.run(_look_and_drain(bench, crowd, service))
+    with _serving(bench, database, len(waiting), waiting, **settings) as (enrolled, service):
+        bench.status(f"DIDComm, {_spaced(BACKLOG)} waiting messages on {database}")
+        statuses, rates = uvloop.run(_look_and_drain(bench, enrolled, service))
     what = f"DIDComm v2 on {database}"
     compared = f"{_spaced(BACKLOG)} waiting / {FEW}"
     yield at_most(f"{what}: status, median latency, {compared}", "ms", statuses[MUCH], statuses[LITTLE], STATUS_FACTOR)
     part = f"the last {_spaced(PART)} of {_spaced(BACKLOG)} / the first"
-    yield at_least(f"{what}: drain, {BATCH} a delivery, {part}", "/s", rates[MUCH], rates[AS_MUCH], DRAIN_FACTOR)
+    yield at_least(f"{what}: drain, {BATCH} per delivery, {part}", "/s", rates[MUCH], rates[AS_MUCH], DRAIN_FACTOR)
 
 
 async def _look_and_drain(
-    bench: Bench, crowd: Crowd, service: Service
+    bench: Bench, enrolled: EnrolledHolders, service: ServiceProcess
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Return by holder the latencies of status in ms, and for those with much mail the rate of draining.
+    """Return the latencies of status in ms and the drain rates, both by holder.
 
-    One of them is drained until its last part is left, then they take turns: what else the machine does meanwhile
-    slows down both ends alike.
+    One backlog is drained down to its last part; then both take turns, so other load on the machine affects both alike.
     """
     statuses: dict[int, list[float]] = {MUCH: [], LITTLE: []}
-    async with clients(crowd, service) as made:
+    async with clients(enrolled, service) as made:
         for _ in range(LOOKS * bench.rounds):
             for who, spent in statuses.items():
                 spent.append(await made.status_ms(who))
@@ -175,30 +176,32 @@ async def _look_and_drain(
     return statuses, {who: [_rate(deliveries)] for who, deliveries in seen.items()}
 
 
-# What they share.
+# Shared by all three.
 
 
 @contextmanager
 def _serving(
     bench: Bench, name: str, count: int, waiting: Mapping[int, int] | None = None, **settings: str
-) -> Iterator[tuple[Crowd, Service]]:
-    """Connect so many holders, queue mail for some of them, and serve them."""
-    bench.say(f"DIDComm, {_spaced(count)} connections")
+) -> Iterator[tuple[EnrolledHolders, ServiceProcess]]:
+    """Enrol ``count`` holders, queue mail for some of them, and run the service."""
+    bench.status(f"DIDComm, {_spaced(count)} connections")
     data_dir = bench.folder / name
-    mediator = enrolling.begin(data_dir, **settings)
-    with enrolling.opened(data_dir, settings.get("MEDIATOR_DATABASE_URL")) as store:
-        crowd = enrolling.enrol(store, mediator, count)
+    mediator = prefill_didcomm.begin(data_dir, **settings)
+    with prefill_didcomm.opened(data_dir, settings.get("MEDIATOR_DATABASE_URL")) as store:
+        enrolled = prefill_didcomm.enrol(store, mediator, count)
         for who, messages in (waiting or {}).items():
-            bench.say(f"DIDComm, {_spaced(messages)} waiting messages")
-            enrolling.queue(store, crowd.recipients[who], asyncio.run(_envelope(crowd.recipients[who])), messages)
-    service = Service(data_dir, **enrolling.SETTINGS, **settings)
+            bench.status(f"DIDComm, {_spaced(messages)} waiting messages")
+            prefill_didcomm.queue(
+                store, enrolled.recipients[who], asyncio.run(_envelope(enrolled.recipients[who])), messages
+            )
+    service = ServiceProcess(data_dir, env={**prefill_didcomm.SETTINGS, **settings})
     with running(service):
-        yield crowd, service
+        yield enrolled, service
 
 
 async def _envelope(recipient: str) -> bytes:
     async with Sender() as sender:
-        return await sender.pack_v2(recipient, None, wallets.note("1"))
+        return await sender.pack_v2(recipient, None, didcomm_clients.note("1"))
 
 
 def _rate(deliveries: list[tuple[int, float]]) -> float:

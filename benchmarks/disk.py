@@ -1,4 +1,4 @@
-"""How long the disk takes to make a write durable; every rate in the table hangs on it."""
+"""Measures how long the disk takes to make a write durable; all durable rates depend on it."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from statistics import median
 
 
 def fsync_ms(folder: Path, times: int = 200) -> float:
-    """Median of appending 4 kB and fsync, in milliseconds."""
+    """Return the median of appending 4 kB with fsync, in milliseconds."""
     path = folder / "fsync"
     spent = []
     with path.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""How fast Spark embeds a catalog, beside one process that does the same, and how fast it is handed over."""
+"""Rate at which Spark embeds a catalog and hands it over, compared with one process doing the same."""
 
 import asyncio
 import time
@@ -11,15 +11,15 @@ import nats
 import uvloop
 
 from benchmarks import catalog, model
-from benchmarks.bench import Bench, Row, at_least
-from benchmarks.loads import ask
-from benchmarks.servers import Service, running
+from benchmarks.bench import Bench, ResultRow, at_least
+from benchmarks.nats_clients import ask
+from benchmarks.servers import ServiceProcess, running
 from mediator.errors import UnavailableError
-from registry.cards import read_card
-from registry.embedding.fast import Fast, folder_of
-from registry.embedding.models import DEFAULT_MODEL, find
-from registry.packing import pack_rows
-from registry.texts import texts
+from registry.cards.card import read_card
+from registry.embedding.backends import OnnxModel, export_folder
+from registry.embedding.models import DEFAULT_MODEL, find_model
+from registry.embedding.texts import card_texts
+from registry.index.packing import pack_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,35 +33,35 @@ ROUNDS = 3
 """Each takes minutes."""
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     if find_spec("pyspark") is None:
-        yield Row("embed: not measured, Spark is not installed", "-")
+        yield ResultRow("embed: not measured, Spark is not installed", "-")
         return
-    from pipeline.session import running as spark_running
+    from pipeline.session import session_scope as spark_running
 
     cards = list(catalog.cards(QUICK_CARDS if bench.quick else CARDS))
     models, source = bench.folder / "models", bench.folder / "cards.jsonl"
     source.write_bytes(b"\n".join(cards))
-    bench.say("embed: export the model")
+    bench.status("embed: export the model")
     try:
         uvloop.run(_export(models))
     except UnavailableError as error:
-        yield Row(f"embed: not measured, {error}", "-")
+        yield ResultRow(f"embed: not measured, {error}", "-")
         return
     embedded, plain, handed, registered = [], [], [], []
     with spark_running(name="benchmark") as spark:
-        # The first round starts Spark's workers and has them load the model.
+        # The first round starts Spark's workers, which load the model.
         for turn in range(ROUNDS + 1):
             folder = bench.folder / f"embed{turn}"
-            bench.say(f"embed {len(cards)} cards, round {turn} of {ROUNDS}")
+            bench.status(f"embed {len(cards)} cards, round {turn} of {ROUNDS}")
             spent = _embed(spark, folder, models, source)
             if not turn:
                 continue
             embedded.append(len(cards) / spent[0])
             handed.append(len(cards) / spent[1])
-            bench.say(f"encode {len(cards)} cards in one process, round {turn} of {ROUNDS}")
+            bench.status(f"encode {len(cards)} cards in one process, round {turn} of {ROUNDS}")
             plain.append(len(cards) / _encode(models, cards))
-            bench.say(f"REGISTER {len(cards)} cards, round {turn} of {ROUNDS}")
+            bench.status(f"REGISTER {len(cards)} cards, round {turn} of {ROUNDS}")
             registered.append(len(cards) / _register(bench.folder / f"registering{turn}", cards))
     what = f"{len(cards) // 1000} 000 cards"
     yield at_least(f"embed: {what} by Spark on all cores / a loop on one", "cards/s", embedded, plain, 1)
@@ -74,40 +74,40 @@ async def _export(models: Path) -> None:
 
 
 def _embed(spark: "SparkSession", data_dir: Path, models: Path, source: Path) -> tuple[float, float]:
-    """Return the seconds it takes to encode, and to hand over."""
-    from pipeline.embedding.handing import Service as Handed
+    """Return the seconds to encode and the seconds to hand over."""
     from pipeline.embedding.model import find_model
+    from pipeline.embedding.registry_client import RegistryClient as Handed
     from pipeline.embedding.run import embed_catalog
-    from pipeline.telling import to_nobody
+    from pipeline.progress import no_progress
 
     seen: dict[str, tuple[float, float]] = {}
 
-    def told(step: str, _done: int, _of: int | None) -> None:
+    def notify(step: str, _done: int, _of: int | None) -> None:
         now = time.perf_counter()
         seen[step] = seen.get(step, (now, now))[0], now
 
     model.give_model(models, data_dir)
-    with running(Service(data_dir, semantic=True)):
+    with running(ServiceProcess(data_dir, semantic=True)):
         asyncio.run(model.reading(data_dir))
-        chosen = find_model(DEFAULT_MODEL, models, to_nobody)
-        done = embed_catalog(spark, data_dir / "lake", [source], chosen, Handed(data_dir), "default", told)
+        chosen = find_model(DEFAULT_MODEL, models, no_progress)
+        done = embed_catalog(spark, data_dir / "lake", [source], chosen, Handed(data_dir), "default", notify)
         assert done.added == done.encoded
     (began, encoded), (_, handed) = seen["cards encoded"], seen["cards handed over"]
     return encoded - began, handed - encoded
 
 
 def _encode(models: Path, cards: Sequence[bytes]) -> float:
-    place = find(DEFAULT_MODEL)
+    place = find_model(DEFAULT_MODEL)
     assert place is not None
-    fast = Fast(folder_of(models, place.fingerprint))
+    fast = OnnxModel(export_folder(models, place.fingerprint))
     begun = time.perf_counter()
     for card in cards:
-        pack_rows(fast.encode(texts(read_card(card))))
+        pack_rows(fast.encode(card_texts(read_card(card))))
     return time.perf_counter() - begun
 
 
 def _register(data_dir: Path, cards: Sequence[bytes]) -> float:
-    service = Service(data_dir)
+    service = ServiceProcess(data_dir)
 
     async def register() -> float:
         async with await nats.connect(service.url) as client:

@@ -1,4 +1,4 @@
-"""How fast texts become vectors, and in how much memory: the exported file against sentence-transformers itself."""
+"""Speed and memory of encoding texts: the exported ONNX model compared with sentence-transformers."""
 
 import asyncio
 import random
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks.bench import Bench, Row, at_least, at_most, number
+from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
+from registry.embedding.backends import FLOAT32
 from registry.embedding.encoder import Encoder
-from registry.embedding.fast import FLOAT32
-from registry.embedding.models import DEFAULT_MODEL, find
+from registry.embedding.models import DEFAULT_MODEL, find_model
 from registry.embedding.process import Worker, start_worker
 
 CARD_WORDS = 60  # about 80 tokens
@@ -23,14 +23,14 @@ VOCABULARY = (
 )
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     yield from asyncio.run(_measure(bench))
 
 
-async def _measure(bench: Bench) -> list[Row]:
-    place = find(DEFAULT_MODEL)
+async def _measure(bench: Bench) -> list[ResultRow]:
+    place = find_model(DEFAULT_MODEL)
     assert place is not None
-    bench.say("the model is exported")
+    bench.status("the model is exported")
     began = time.perf_counter()
     encoder = Encoder(DEFAULT_MODEL, bench.folder / "cache", "bench")
     await encoder.start()
@@ -47,10 +47,10 @@ async def _measure(bench: Bench) -> list[Row]:
         queries: tuple[list[float], list[float]] = ([], [])
         for turn in range(bench.rounds):
             for which, worker in enumerate((fast, reference)):
-                bench.say(f"{worker.runs}, round {turn + 1} of {bench.rounds}")
+                bench.status(f"{worker.runs}, round {turn + 1} of {bench.rounds}")
                 cards[which].append(await _cards(worker, bench.seconds, turn))
                 queries[which].append(await _queries(worker, bench.seconds, turn))
-        bench.say("queries among cards")
+        bench.status("queries among cards")
         alone, among = await _overtaking(encoder, bench.seconds)
         busy = _memory(fast), _memory(reference)
     finally:
@@ -58,13 +58,13 @@ async def _measure(bench: Bench) -> list[Row]:
         await fast.stop()
         await encoder.stop()
     return [
-        at_least("cards encoded a second, against the reference", "/s", *cards, 1.5),
+        at_least("cards encoded per second, against the reference", "/s", *cards, 1.5),
         at_most("a query encoded, against the reference", "ms", *queries, 0.6),
         at_most("a query while cards are encoded, against none (99th percentile)", "ms", among, alone, 20),
-        Row("memory of the worker once ready, reference as peer", f"{idle[0]} MiB", f"{idle[1]} MiB"),
+        ResultRow("memory of the worker once ready, reference as peer", f"{idle[0]} MiB", f"{idle[1]} MiB"),
         at_most("memory of the worker after use, against the reference", "MiB", [busy[0]], [busy[1]], 0.5),
-        Row("until the first start, which exports the model, answers queries", number(ready, "s")),
-        Row("until a later start answers queries", number(again, "s")),
+        ResultRow("until the first start, which exports the model, answers queries", number(ready, "s")),
+        ResultRow("until a later start answers queries", number(again, "s")),
     ]
 
 
@@ -87,7 +87,7 @@ async def _queries(worker: Worker, seconds: float, seed: int) -> float:
 
 
 async def _overtaking(encoder: Encoder, seconds: float) -> tuple[list[float], list[float]]:
-    """Return the 99th percentiles of queries in milliseconds, alone and while cards wait all the time."""
+    """Return the p99 latency of queries in milliseconds, alone and while cards keep waiting for the encoder."""
     found = []
     cards = _texts(0, CARD_WORDS)
     for seed, busy in enumerate((False, True)):
@@ -112,6 +112,6 @@ def _texts(seed: int, words: int) -> Iterator[str]:
 
 
 def _memory(worker: Worker) -> int:
-    """MiB that are the process's own or shared with others."""
+    """Return the resident memory of a process in MiB, its share of shared pages included."""
     lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024

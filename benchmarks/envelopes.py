@@ -1,4 +1,4 @@
-"""What our layer around the DIDComm libraries costs: forwards of 1 kB, with keys and documents known."""
+"""CPU time of our layer around the DIDComm libraries: 1 kB forwards with keys and documents known."""
 
 import asyncio
 import json
@@ -11,13 +11,14 @@ from typing import Any
 import orjson
 from nacl.bindings import crypto_sign_seed_keypair
 
-from benchmarks.bench import Bench, Row, below, number
-from mediator.mediation.names import verkey
-from pickup.envelope.opener import LibraryEnvelopes
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, b64, jwe, public_half
+from benchmarks.bench import Bench, ResultRow, below, number
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2 import DIDCOMM, load_library
+from pickup.mediation.names import verkey
+from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, jwe, public_half
 
 # isort: split
-# After our envelopes, which import the JOSE library without its warnings.
+# After our envelope module, which suppresses the JOSE library's import warnings.
 from didcomm.common.resolvers import ResolversConfig
 from didcomm.common.types import VerificationMaterial, VerificationMaterialFormat, VerificationMethodType
 from didcomm.did_doc.did_doc import DIDDoc
@@ -33,7 +34,7 @@ Opening = Callable[[], Awaitable[Any]]
 
 
 class _Library:
-    """What ``didcomm`` by itself is given: parsed documents, and secrets in its own form."""
+    """Parsed DID documents and secrets in the form that ``didcomm`` wants."""
 
     def __init__(self, *people: Person) -> None:
         self._documents = {person.did: DIDDoc.deserialize(person.document.raw) for person in people}
@@ -57,13 +58,15 @@ class _Library:
         return [kid for kid in kids if kid in self._secrets]
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     yield from asyncio.run(_measure(bench))
 
 
-async def _measure(bench: Bench) -> list[Row]:
+async def _measure(bench: Bench) -> list[ResultRow]:
     us, them = Person.make("us", "X25519"), Person.make("them", "X25519")
-    ours = LibraryEnvelopes(MemoryResolver([us, them]), MemorySecrets([us]), max_bytes=1 << 20)
+    ours = LibraryEnvelopes(
+        MemoryResolver([us, them]), MemorySecrets([us]), max_bytes=1 << 20, v2=load_library(DIDCOMM)
+    )
     public, secret = crypto_sign_seed_keypair(us.seed)
     library = _Library(us, them)
     config, options = ResolversConfig(library, library), UnpackConfig(unwrap_re_wrapping_forward=False)
@@ -85,30 +88,32 @@ async def _measure(bench: Bench) -> list[Row]:
         ("v2 authcrypt", v2_from, bare_v2_from),
     ]
     for name, envelope, bare in cases:
-        bench.say(f"unwrap {name}, ours and the bare library")
+        bench.status(f"unwrap {name}, ours and the bare library")
         mine: list[float] = []
         theirs: list[float] = []
         for _ in range(bench.rounds):
             mine.append(await _microseconds(lambda envelope=envelope: ours.open(envelope), bench))  # type: ignore[misc]
             theirs.append(await _microseconds(bare, bench))
         added = [one - other for one, other in zip(mine, theirs, strict=True)]
-        rows.append(Row(f"unwrap a forward of 1 kB, {name}", number(median(mine), "µs"), number(median(theirs), "µs")))
+        rows.append(
+            ResultRow(f"unwrap a forward of 1 kB, {name}", number(median(mine), "µs"), number(median(theirs), "µs"))
+        )
         rows.append(below(f"the same, what ours adds to the library, {name}", "µs", added, ADDED_US))
     for name, envelope in (("v1 anoncrypt", v1), ("v2 anoncrypt", v2)):
-        bench.say(f"unwrap {name} on the loop and on {WORKERS} threads")
+        bench.status(f"unwrap {name} on the loop and on {WORKERS} threads")
         on_loop: list[float] = []
         on_threads: list[float] = []
         for _ in range(bench.rounds):
             on_loop.append(await _rate(lambda envelope=envelope: ours.open(envelope), bench))  # type: ignore[misc]
             on_threads.append(await _rate_on_threads(ours, envelope, bench))
         ratio = median(on_threads) / median(on_loop)
-        figures = (number(median(rate), "/s") for rate in (on_threads, on_loop))
-        rows.append(Row(f"unwrap {name} on {WORKERS} threads / on the loop", *figures, f"{ratio:.2f}×"))
+        threads, loop = (number(median(rate), "/s") for rate in (on_threads, on_loop))
+        rows.append(ResultRow(f"unwrap {name} on {WORKERS} threads / on the loop", threads, loop, f"{ratio:.2f}×"))
     return rows
 
 
 def _forwards(us: Person, them: Person) -> tuple[bytes, bytes, bytes]:
-    """Return v1, anonymous v2 and v2 from a DID, each with the same envelope of 1 kB inside."""
+    """Return forwards of the same 1 kB envelope: v1, anonymous v2, and authenticated v2."""
     inner = jwe(bytes(300), [public_half(them.agreement[0])])
     inner["ciphertext"] += "A" * max(0, 1000 - len(orjson.dumps(inner)))
     old = {"@type": "https://didcomm.org/routing/1.0/forward", "@id": "1", "to": them.key, "msg": inner}
@@ -139,7 +144,7 @@ async def _rate(opening: Opening, bench: Bench) -> float:
 
 
 async def _rate_on_threads(ours: LibraryEnvelopes, envelope: bytes, bench: Bench) -> float:
-    """The rate with a pool, as many under way as a busy door has."""
+    """Return the rate with a thread pool and as many in flight as a busy door has."""
     loop = asyncio.get_running_loop()
     done = 0
     ends = time.perf_counter() + bench.seconds / 3
@@ -157,7 +162,7 @@ async def _rate_on_threads(ours: LibraryEnvelopes, envelope: bytes, bench: Bench
 
 
 def _stepped(ours: LibraryEnvelopes, envelope: bytes) -> None:
-    """Open without a loop: with keys and documents in memory nothing has to be waited for."""
+    """Run the coroutine without an event loop; with keys and documents in memory it never waits."""
     try:
         ours.open(envelope).send(None)
     except StopIteration:

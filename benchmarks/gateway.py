@@ -1,4 +1,4 @@
-"""What the gateway costs: CPU a request and a push, the rate beside nats-server's own port, memory of idle clients."""
+"""Cost of the gateway: CPU per request and push, rate compared with nats-server's own port, memory of idle clients."""
 
 import os
 import resource
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks import filling, loads
-from benchmarks.bench import Bench, Row, below, beside, number
-from benchmarks.servers import READY_SECONDS, Server, Service, free_port, running
+from benchmarks import nats_clients, prefill
+from benchmarks.bench import Bench, ResultRow, below, beside, number
+from benchmarks.servers import READY_SECONDS, ServerProcess, ServiceProcess, free_port, running
 
 IN_FLIGHT = (1, 100)
 REQUEST_US = 3
 PUSH_US = 2
 IDLE_CLIENTS = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 256)
-"""Each takes two of the gateway's open files."""
+"""Each takes two file descriptors of the gateway."""
 IDLE_MB = 150
 
 
-class Gateway(Server):
-    """`python -m mediator gateway` beside a service that runs none, so that its CPU is its own."""
+class GatewayProcess(ServerProcess):
+    """`python -m mediator gateway` next to a service without a gateway, so its CPU time is measured alone."""
 
     def __init__(self, data_dir: Path) -> None:
         port = free_port()
@@ -44,14 +44,14 @@ class Gateway(Server):
             time.sleep(0.01)
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     pushes = 20_000 if bench.quick else 100_000
     folder = bench.folder / "ours"
-    filling.add_mailboxes(folder, ["asked", "pushed"])
-    filling.add_messages(folder, ["pushed"], pushes)
-    direct = Service(folder, MEDIATOR_GATEWAY__ENABLED="false")
+    prefill.add_mailboxes(folder, ["asked", "pushed"])
+    prefill.add_messages(folder, ["pushed"], pushes)
+    direct = ServiceProcess(folder, env={"MEDIATOR_GATEWAY__ENABLED": "false"})
     with running(direct):
-        gateway = Gateway(folder)
+        gateway = GatewayProcess(folder)
         with running(gateway):
             for in_flight in IN_FLIGHT:
                 yield from _requests(bench, direct, gateway, in_flight)
@@ -59,35 +59,35 @@ def run(bench: Bench) -> Iterator[Row]:
             yield from _idle(bench, gateway)
 
 
-def _requests(bench: Bench, direct: Service, gateway: Gateway, in_flight: int) -> Iterator[Row]:
+def _requests(bench: Bench, direct: ServiceProcess, gateway: GatewayProcess, in_flight: int) -> Iterator[ResultRow]:
     through, straight, cpu, slower = [], [], [], []
     for turn in range(bench.rounds):
-        bench.say(f"requests through the gateway, {in_flight} in flight, round {turn + 1} of {bench.rounds}")
+        bench.status(f"requests through the gateway, {in_flight} in flight, round {turn + 1} of {bench.rounds}")
         same = {"addresses": ["asked"], "in_flight": in_flight, "seconds": bench.seconds}
-        seen, other = loads.run("send", gateway, **same), loads.run("send", direct, **same)
+        seen, other = nats_clients.run("send", gateway, **same), nats_clients.run("send", direct, **same)
         through.append(seen["rate"])
         straight.append(other["rate"])
         cpu.append(seen["cpu_us"])
         slower.append(seen["p50_ms"] - other["p50_ms"])
-    yield below(f"gateway's CPU a request, {in_flight} in flight", "µs", cpu, REQUEST_US)
+    yield below(f"gateway's CPU per request, {in_flight} in flight", "µs", cpu, REQUEST_US)
     yield beside(f"SEND through the gateway, {in_flight} in flight / directly", "/s", through, straight)
-    yield Row(f"added to a SEND's p50, {in_flight} in flight", number(median(slower), "ms"))
+    yield ResultRow(f"added to a SEND's p50, {in_flight} in flight", number(median(slower), "ms"))
 
 
-def _pushes(bench: Bench, gateway: Gateway, count: int) -> Iterator[Row]:
+def _pushes(bench: Bench, gateway: GatewayProcess, count: int) -> Iterator[ResultRow]:
     rates, cpu = [], []
     for turn in range(bench.rounds):
-        bench.say(f"{count} pushes, round {turn + 1} of {bench.rounds}")
-        seen = loads.run("replay", gateway, address="pushed", count=count)
+        bench.status(f"{count} pushes, round {turn + 1} of {bench.rounds}")
+        seen = nats_clients.run("replay", gateway, address="pushed", count=count)
         rates.append(seen["rate"])
         cpu.append(seen["cpu_us"])
-    yield below("gateway's CPU a push, in a replay", "µs", cpu, PUSH_US)
-    yield Row(f"replay of {count:,} messages to one subscriber".replace(",", " "), number(median(rates), "/s"))
+    yield below("gateway's CPU per push, in a replay", "µs", cpu, PUSH_US)
+    yield ResultRow(f"replay of {count:,} messages to one subscriber".replace(",", " "), number(median(rates), "/s"))
 
 
-def _idle(bench: Bench, gateway: Gateway) -> Iterator[Row]:
-    bench.say(f"{IDLE_CLIENTS} idle clients")
-    seen = loads.run("idle", gateway, count=IDLE_CLIENTS)
+def _idle(bench: Bench, gateway: GatewayProcess) -> Iterator[ResultRow]:
+    bench.status(f"{IDLE_CLIENTS} idle clients")
+    seen = nats_clients.run("idle", gateway, count=IDLE_CLIENTS)
     yield below(
         f"gateway with {IDLE_CLIENTS:,} idle clients: resident".replace(",", " "), "MB", [seen["resident_mb"]], IDLE_MB
     )

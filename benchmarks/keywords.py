@@ -1,4 +1,4 @@
-"""Keyword search answers sooner than SQLite's own over the same cards, and an agent's words take little memory."""
+"""Keyword search compared with SQLite's FTS5 over the same cards: latency, and memory per agent."""
 
 import sqlite3
 import tracemalloc
@@ -9,10 +9,11 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.bench import Bench, Row, at_most, below
-from registry.cards import Card, Skill
-from registry.keywords import Keywords
-from registry.words import Terms, words
+from benchmarks.bench import Bench, ResultRow, at_most, below
+from registry.cards.card import Card, Skill
+from registry.index.analysis import analyze
+from registry.index.document import IndexDocument
+from registry.index.keywords import KeywordIndex
 
 SIZES = (10_000, 100_000)
 LENGTHS = (4, 30)
@@ -27,7 +28,7 @@ SYLLABLES = [head + rest for head in "bdfgklmnprstvz" for rest in ("a", "e", "i"
 
 
 class Language:
-    """Words that are as common and as rare as those of a natural language, and cards of them; always the same ones."""
+    """A synthetic language with natural word frequencies, and cards written in it; deterministic."""
 
     def __init__(self) -> None:
         self.dice = np.random.default_rng(3)
@@ -49,7 +50,7 @@ class Language:
         return " ".join(self.some(1 + round(self.dice.exponential(mean))))
 
     def skill(self) -> Skill:
-        name = "_".join(self.some(self.dice.integers(1, 4)))
+        name = "_".join(self.some(int(self.dice.integers(1, 4))))
         return Skill(name, name, self.text(16), tuple(self.some(2)), (self.text(8),))
 
     def card(self) -> Card:
@@ -57,22 +58,22 @@ class Language:
         return Card("", " ".join(self.some(2)), self.text(25), skills)
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     for size in SIZES[:1] if bench.quick else SIZES:
         yield from _over(bench, size)
 
 
-def _over(bench: Bench, size: int) -> Iterator[Row]:
+def _over(bench: Bench, size: int) -> Iterator[ResultRow]:
     cards = f"{size // 1000} thousand cards"
-    bench.say(f"write {cards}")
+    bench.status(f"write {cards}")
     language = Language()
     peer = sqlite3.connect(":memory:")
     peer.execute("create virtual table f using fts5 (name, description, skills, tags, tokenize='porter unicode61')")
     packed = [_write(peer, slot, language.card()) for slot in range(size)]
-    bench.say(f"load {cards}")
-    index = Keywords()
+    bench.status(f"load {cards}")
+    index = KeywordIndex()
     tracemalloc.start()
-    index.load((slot, Terms.unpack(data)) for slot, data in enumerate(packed))
+    index.add_many((slot, IndexDocument.unpack(data).terms) for slot, data in enumerate(packed))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     for length in LENGTHS:
@@ -80,14 +81,14 @@ def _over(bench: Bench, size: int) -> Iterator[Row]:
         ours: list[list[float]] = []
         theirs: list[list[float]] = []
         for turn in range(bench.rounds):
-            bench.say(f"{length} words among {cards}, round {turn + 1} of {bench.rounds}")
+            bench.status(f"{length} words among {cards}, round {turn + 1} of {bench.rounds}")
             ours.append([_milliseconds(partial(_ask, index, request)) for request in requests])
             theirs.append([_milliseconds(partial(_ask_peer, peer, request)) for request in requests])
         for percent in (50, 99):
             claim = f"keywords, {length} words among {cards}, p{percent} / FTS5"
-            figures = [[float(np.percentile(turn, percent)) for turn in turns] for turns in (ours, theirs)]
-            yield at_most(claim, "ms", *figures, RATIO)
-    yield below(f"keywords, memory a card of {cards}", "kB", [taken / size / 1000], KILOBYTES)
+            mine, peers = ([float(np.percentile(turn, percent)) for turn in turns] for turns in (ours, theirs))
+            yield at_most(claim, "ms", mine, peers, RATIO)
+    yield below(f"keywords, memory per card of {cards}", "kB", [taken / size / 1000], KILOBYTES)
     peer.close()
 
 
@@ -98,13 +99,13 @@ def _write(peer: sqlite3.Connection, slot: int, card: Card) -> bytes:
         "insert into f (rowid, name, description, skills, tags) values (?, ?, ?, ?, ?)",
         (slot, card.name, card.description, skills, tags),
     )
-    return Terms.of(card).pack()
+    return IndexDocument.of(card).pack()
 
 
-def _ask(index: Keywords, request: str) -> list[int]:
-    slots, scores = index.scores(words(request))
+def _ask(index: KeywordIndex, request: str) -> list[int]:
+    slots, scores = index.search(analyze(request))
     best = np.argpartition(-scores, BEST)[:BEST] if len(slots) > BEST else np.arange(len(slots))
-    return slots[best[np.argsort(-scores[best])]].tolist()
+    return [int(slot) for slot in slots[best[np.argsort(-scores[best])]]]
 
 
 def _ask_peer(peer: sqlite3.Connection, request: str) -> list[int]:

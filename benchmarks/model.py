@@ -1,4 +1,4 @@
-"""The encoder in the benchmark's own process, and its exported model for the services that are measured."""
+"""Runs the encoder in the benchmark's process and gives its exported model to the services under test."""
 
 import asyncio
 import shutil
@@ -6,22 +6,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mediator.operators.control import ask
-from registry.assembly import MODELS
+from mediator.ops.control import send_command
 from registry.embedding.encoder import DEFAULT_MODEL, Encoder
-from registry.texts import TEMPLATE
+from registry.embedding.texts import TEMPLATE
+from registry.service import MODELS
 
 FAST = "onnx"
 READY_SECONDS = 600.0
-"""Time to export the model."""
+"""Time allowed to export the model."""
 LOOK_SECONDS = 0.05
 
 
 @asynccontextmanager
 async def encoder(folder: Path) -> AsyncIterator[Encoder]:
-    """Run an encoder with the exported model, which is in ``folder`` from then on.
+    """Run an encoder and export its model into ``folder``.
 
-    Raises :class:`UnavailableError` when it cannot be had, :class:`TimeoutError` when it does not come.
+    Raises :class:`UnavailableError` if the model is not available, :class:`TimeoutError` if the export takes too long.
     """
     made = Encoder(DEFAULT_MODEL, folder, TEMPLATE)
     await made.start()
@@ -33,24 +33,24 @@ async def encoder(folder: Path) -> AsyncIterator[Encoder]:
 
 
 def give_model(folder: Path, data_dir: Path) -> None:
-    """Let the service on ``data_dir`` begin with the exported model, as it does from its second start on."""
+    """Copy the exported model into ``data_dir``, where a service finds it as after its first start."""
     shutil.copytree(folder, data_dir / MODELS)
 
 
 async def loaded(data_dir: Path) -> None:
-    """Wait until a service has all its agents in its index."""
+    """Wait until the service has all agents in its index."""
 
     async def holds() -> bool:
-        return bool((await ask(data_dir, "registry"))["loaded"])
+        return bool((await send_command(data_dir, "registry"))["loaded"])
 
     await _until(holds)
 
 
 async def reading(data_dir: Path) -> None:
-    """Wait until a service reads requests with the exported model."""
+    """Wait until the service encodes requests with the exported model."""
 
     async def holds() -> bool:
-        return bool((await ask(data_dir, "registry"))["model"]["runs"] == FAST)
+        return bool((await send_command(data_dir, "registry"))["model"]["runs"] == FAST)
 
     await _until(holds)
 

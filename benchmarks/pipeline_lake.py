@@ -1,4 +1,4 @@
-"""Journal to report with Spark beside DuckDB on the same files, and what the tenth run reads beside the first."""
+"""From journal to report: Spark compared with DuckDB on the same files, and the rows read by the tenth run."""
 
 import itertools
 import time
@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench import Bench, Row, at_most, number
-from mediator.journal_lines import COLUMNS, encode
-from mediator.mailboxes.events import Event, What
+from benchmarks.bench import Bench, ResultRow, at_most, number
+from mediator.mailboxes.events import Event, EventType
+from mediator.ops.journal.lines import COLUMNS, encode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,19 +30,19 @@ NAMES = {"at": "moment", "group": "group_no"}
 CONF = (("spark.driver.memory", "3g"),)
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     if find_spec("pyspark") is None or find_spec("duckdb") is None:
-        yield Row("pipeline: not measured, Spark or DuckDB is not installed", "-")
+        yield ResultRow("pipeline: not measured, Spark or DuckDB is not installed", "-")
         return
-    from pipeline.session import running
+    from pipeline.session import session_scope
 
-    with running(conf=CONF, name="benchmark") as spark:
+    with session_scope(conf=CONF, name="benchmark") as spark:
         yield from _beside(bench, spark)
         yield _tenth(bench, spark)
 
 
 def journal(folder: Path, events: int, first: int = 0, days: int = DAYS) -> None:
-    """Write closed files of whole messages: stored, a moment later leased, then acknowledged."""
+    """Write sealed journal files of complete message lifecycles: stored, leased, acknowledged."""
     folder.mkdir(parents=True, exist_ok=True)
     seqs = itertools.count(1 + first)
     step = days * 24 * HOUR / events
@@ -50,31 +50,31 @@ def journal(folder: Path, events: int, first: int = 0, days: int = DAYS) -> None
         lines: list[bytes] = []
         numbers = range(start, min(start + FILE, first + events), LINE)
         for line in numbers:
-            told = [_event(at, step) for at in range(line, min(line + LINE, first + events))]
-            lines.append(encode(told, instance="bench", seqs=seqs, after=None, mark=None)[0])
+            events_of_line = [_event(at, step) for at in range(line, min(line + LINE, first + events))]
+            lines.append(encode(events_of_line, instance="bench", seqs=seqs, after=None, mark=None)[0])
         (folder / f"{start + 1:020d}-bench.jsonl").write_bytes(b"".join(lines))
 
 
 def _event(place: int, step: float) -> Event:
     message, kind = divmod(place, 3)
     created_at = START + int(message * 3 * step)
-    what = (What.STORED, What.LEASED, What.ACKNOWLEDGED)[kind]
+    what = (EventType.STORED, EventType.LEASED, EventType.ACKNOWLEDGED)[kind]
     box, msg_id = message % BOXES, message // BOXES
     at = created_at + kind * (500 + message * 7919 % 5_000)
     return Event(what, at, "default", 1 + box, 2, msg_id, 256, created_at, 1 + box if kind else 0)
 
 
-def _beside(bench: Bench, spark: "SparkSession") -> Iterator[Row]:
-    """Take turns at each size, and say from where on Spark would be ahead."""
+def _beside(bench: Bench, spark: "SparkSession") -> Iterator[ResultRow]:
+    """Take turns at each size and extrapolate from which size on Spark would be faster."""
     points: list[tuple[int, float, float]] = []
     for events in QUICK_SIZES if bench.quick else SIZES:
         source = bench.folder / f"journal{events}"
-        bench.say(f"pipeline: write {events:,} events")
+        bench.status(f"pipeline: write {events:,} events")
         journal(source, events)
         ours, theirs = [], []
-        # The first round has Java compile what the others run.
+        # The first round warms up the JVM.
         for turn in range(bench.rounds + 1):
-            bench.say(f"pipeline: {events:,} events, round {turn} of {bench.rounds}")
+            bench.status(f"pipeline: {events:,} events, round {turn} of {bench.rounds}")
             (source / "read.json").unlink(missing_ok=True)
             spent = _spark(spark, source, bench.folder / f"lake{events}-{turn}")
             other = _duckdb(source, bench.folder / f"duck{events}-{turn}")
@@ -84,12 +84,12 @@ def _beside(bench: Bench, spark: "SparkSession") -> Iterator[Row]:
         points.append((events, sorted(ours)[len(ours) // 2], sorted(theirs)[len(theirs) // 2]))
         ratio = points[-1][1] / points[-1][2]
         claim = f"ingest and report tables, {events:,} events / DuckDB"
-        yield Row(claim, number(points[-1][1], "s"), number(points[-1][2], "s"), f"{ratio:.2f}×")
-    yield Row("ingest and report tables, Spark is ahead of DuckDB", _crossing(*points))
+        yield ResultRow(claim, number(points[-1][1], "s"), number(points[-1][2], "s"), f"{ratio:.2f}×")
+    yield ResultRow("ingest and report tables, Spark is ahead of DuckDB", _crossing(*points))
 
 
 def _crossing(small: tuple[int, float, float], large: tuple[int, float, float]) -> str:
-    """Lay lines through the two sizes."""
+    """Fit a line through the two sizes of each side and intersect them."""
     spark, duckdb = ((large[which] - small[which]) / (large[0] - small[0]) for which in (1, 2))
     ahead = (small[1] - spark * small[0]) - (small[2] - duckdb * small[0])
     if spark >= duckdb:
@@ -108,7 +108,7 @@ def _spark(spark: "SparkSession", source: Path, lake: Path) -> float:
 
 
 def _duckdb(source: Path, lake: Path) -> float:
-    """Do the same but for what makes it exact: no transactions, and nothing is compared with what was there."""
+    """Do the same with DuckDB, without transactions and without deduplication against existing rows."""
     import duckdb
 
     lake.mkdir()
@@ -128,9 +128,9 @@ def _duckdb(source: Path, lake: Path) -> float:
 
 
 def _tables() -> dict[str, str]:
-    """The three tables of the report, as DuckDB makes them."""
+    """Compute the three tables of the report with DuckDB."""
     hour = f"created_at // {HOUR}"
-    kinds = ", ".join(f"count(*) filter (what = {what.value}) as n{what.value}" for what in What)
+    kinds = ", ".join(f"count(*) filter (what = {what.value}) as n{what.value}" for what in EventType)
     waits = f"""select tenant, mailbox, {hour} as hour, msg_id,
         min(moment) filter (what in (7, 13)) - min(created_at) as given,
         min(moment) filter (what = 8) - min(created_at) as acked
@@ -153,13 +153,13 @@ def _tables() -> dict[str, str]:
     }
 
 
-def _tenth(bench: Bench, spark: "SparkSession") -> Row:
-    """Let each run find one new day of the same length."""
+def _tenth(bench: Bench, spark: "SparkSession") -> ResultRow:
+    """Run ingest and report ten times, with one new day of the same size each."""
     events = (30_000 if bench.quick else 300_000) // LINE * LINE
     source, lake = bench.folder / "days", bench.folder / "days-lake"
     rows = []
     for turn in range(RUNS):
-        bench.say(f"pipeline: day {turn + 1} of {RUNS}")
+        bench.status(f"pipeline: day {turn + 1} of {RUNS}")
         journal(source, events, first=turn * events, days=1)
         before = _rows_read(spark)
         _spark(spark, source, lake)
@@ -168,9 +168,9 @@ def _tenth(bench: Bench, spark: "SparkSession") -> Row:
 
 
 def _rows_read(spark: "SparkSession") -> int:
-    """Return how many rows the tasks of this session have read from files so far."""
+    """Return how many rows the tasks of this session have read from files."""
     context: Any = spark.sparkContext
-    # Written behind the tasks.
+    # The listener bus is asynchronous.
     context._jsc.sc().listenerBus().waitUntilEmpty()
     stages = context._jsc.sc().statusStore().stageList(None, False, False, context._gateway.new_array(
         context._jvm.double, 0), None)  # fmt: skip

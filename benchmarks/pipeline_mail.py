@@ -1,4 +1,4 @@
-"""Spark as a reader and writer of mail beside one plain process, and what a sender notices of an ingest."""
+"""Spark reading and sending mail compared with one plain process, and the effect of an ingest on senders."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import nats
 import uvloop
 
-from benchmarks import loads
-from benchmarks.bench import Bench, Row, at_least, at_most, beside
-from benchmarks.filling import PAYLOAD, add_mailboxes, add_messages, addresses
+from benchmarks import nats_clients
+from benchmarks.bench import Bench, ResultRow, at_least, at_most, beside
 from benchmarks.pipeline_lake import journal
-from benchmarks.servers import Service, running
-from mediator.housekeeping.child import give_way
+from benchmarks.prefill import PAYLOAD, add_mailboxes, add_messages, addresses
+from benchmarks.servers import ServiceProcess, running
 from mediator.store.opening import database_path
+from pipeline.service.child_process import lower_priority
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +43,11 @@ EVENTS = 2_000_000
 QUICK_EVENTS = 300_000
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     if find_spec("pyspark") is None:
-        yield Row("pipeline: not measured, Spark is not installed", "-")
+        yield ResultRow("pipeline: not measured, Spark is not installed", "-")
         return
-    from pipeline.session import running as spark_running
+    from pipeline.session import session_scope as spark_running
     from pipeline.source.datasource import register
 
     with spark_running(name="benchmark") as spark:
@@ -57,17 +57,17 @@ def run(bench: Bench) -> Iterator[Row]:
     yield from _sending(bench)
 
 
-def _reading(bench: Bench, spark: "SparkSession") -> Iterator[Row]:
+def _reading(bench: Bench, spark: "SparkSession") -> Iterator[ResultRow]:
     messages = QUICK_MESSAGES if bench.quick else MESSAGES
     folder, names = bench.folder / "mail", addresses(BOXES)
     folder.mkdir()
-    bench.say(f"pipeline: store {messages:,} messages")
+    bench.status(f"pipeline: store {messages:,} messages")
     add_mailboxes(folder, names)
     add_messages(folder, names, messages)
     for (kind, factor), columns in zip(AT_LEAST.items(), (NARROW, WHOLE), strict=True):
         ours, frames, loops = [], [], []
         for turn in range(bench.rounds + 1):
-            bench.say(f"pipeline: read {kind}, round {turn} of {bench.rounds}")
+            bench.status(f"pipeline: read {kind}, round {turn} of {bench.rounds}")
             spent = messages / _spark_reads(spark, folder, list(columns), messages)
             frame = messages / _frame_reads(folder, list(columns.values()), messages)
             loop = messages / _loop_reads(folder, list(columns.values()), messages)
@@ -84,15 +84,15 @@ def _spark_reads(spark: "SparkSession", folder: Path, columns: list[str], messag
     from pyspark.sql import functions as f
 
     started = time.perf_counter()
-    mail = spark.read.format("mq9").option("data.dir", str(folder)).option("columns", ",".join(columns))
-    mail = mail.option("minPartitions", spark.sparkContext.defaultParallelism).load()
+    reader = spark.read.format("mq9").option("data.dir", str(folder)).option("columns", ",".join(columns))
+    mail = reader.option("minPartitions", spark.sparkContext.defaultParallelism).load()
     found = mail.agg(f.count("*"), f.sum(f.octet_length(columns[-1]) if columns[-1] == "payload" else columns[-1]))
     assert found.collect()[0][0] == messages
     return time.perf_counter() - started
 
 
 def _frame_reads(folder: Path, columns: list[str], messages: int) -> float:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
 
     started = time.perf_counter()
     with closing(sqlite3.connect(f"file:{database_path(folder)}?mode=ro", uri=True)) as database:
@@ -114,13 +114,13 @@ def _loop_reads(folder: Path, columns: list[str], messages: int) -> float:
     return time.perf_counter() - started
 
 
-def _writing(bench: Bench, spark: "SparkSession") -> Row:
+def _writing(bench: Bench, spark: "SparkSession") -> ResultRow:
     sent = QUICK_SENT if bench.quick else SENT
-    service = Service(bench.folder / "service")
+    service = ServiceProcess(bench.folder / "service")
     with running(service):
         ours, theirs = [], []
         for turn in range(bench.rounds + 1):
-            bench.say(f"pipeline: send, round {turn} of {bench.rounds}")
+            bench.status(f"pipeline: send, round {turn} of {bench.rounds}")
             spent = sent / _spark_sends(spark, service, f"ours{turn}", sent)
             plain = sent / uvloop.run(_plain_sends(service, f"theirs{turn}", sent))
             if turn:
@@ -129,10 +129,10 @@ def _writing(bench: Bench, spark: "SparkSession") -> Row:
     return at_least(f"send {sent:,} rows / one process, nats-py", "/s", ours, theirs, 1.0)
 
 
-def _spark_sends(spark: "SparkSession", service: Service, address: str, sent: int) -> float:
+def _spark_sends(spark: "SparkSession", service: ServiceProcess, address: str, sent: int) -> float:
     from pyspark.sql import functions as f
 
-    loads.run("make", service, addresses=[address])
+    nats_clients.run("make", service, addresses=[address])
     tasks = spark.sparkContext.defaultParallelism
     rows = spark.range(0, sent, 1, tasks).select(f.lit(PAYLOAD).alias("payload"))
     writer = rows.write.format("mq9").mode("append").option("address", address).option("nats.url", service.url)
@@ -141,15 +141,15 @@ def _spark_sends(spark: "SparkSession", service: Service, address: str, sent: in
     return time.perf_counter() - started
 
 
-async def _plain_sends(service: Service, address: str, sent: int) -> float:
+async def _plain_sends(service: ServiceProcess, address: str, sent: int) -> float:
     client = await nats.connect(service.url)
-    await loads.ask(client, "MAILBOX.CREATE", {"name": address})
+    await nats_clients.ask(client, "MAILBOX.CREATE", {"name": address})
     left = iter(range(sent))
 
     async def sender() -> None:
         for no in left:
             answer = await client.request(
-                f"{loads.API}MSG.SEND.{address}", PAYLOAD, timeout=10, headers={"mq9-dedup-id": f"plain-{no}"}
+                f"{nats_clients.API}MSG.SEND.{address}", PAYLOAD, timeout=10, headers={"mq9-dedup-id": f"plain-{no}"}
             )
             assert not json.loads(answer.data)["error"]
 
@@ -160,16 +160,16 @@ async def _plain_sends(service: Service, address: str, sent: int) -> float:
     return spent
 
 
-def _sending(bench: Bench) -> Iterator[Row]:
-    """Compare the p99 of a SEND with and without an ingest as the service starts it, in turns."""
+def _sending(bench: Bench) -> Iterator[ResultRow]:
+    """Compare the p99 of SEND with and without an ingest started as the service does, taking turns."""
     source = bench.folder / "beside"
     journal(source / "journal", QUICK_EVENTS if bench.quick else EVENTS)
-    service = Service(bench.folder / "senders")
+    service = ServiceProcess(bench.folder / "senders")
     busy, worst, alone = [], [], []
     with running(service), ThreadPoolExecutor(1) as other:
-        loads.run("make", service, addresses=["send"])
+        nats_clients.run("make", service, addresses=["send"])
         for turn in range(bench.rounds):
-            bench.say(f"pipeline: SEND beside an ingest, round {turn + 1} of {bench.rounds}")
+            bench.status(f"pipeline: SEND beside an ingest, round {turn + 1} of {bench.rounds}")
             alone.append(_p99(bench, service))
             ingest = other.submit(_ingest, source, bench.folder / f"beside{turn}")
             stretches = [_p99(bench, service)]
@@ -182,12 +182,12 @@ def _sending(bench: Bench) -> Iterator[Row]:
     yield beside("the same, the worst stretch of the ingest / alone", "ms", worst, alone)
 
 
-def _p99(bench: Bench, service: Service) -> float:
-    seen: dict[str, Any] = loads.run("send", service, addresses=["send"], in_flight=10, seconds=bench.seconds)
+def _p99(bench: Bench, service: ServiceProcess) -> float:
+    seen: dict[str, Any] = nats_clients.run("send", service, addresses=["send"], in_flight=10, seconds=bench.seconds)
     return float(seen["p99_ms"])
 
 
 def _ingest(source: Path, lake: Path) -> None:
     (source / "journal" / "read.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "mediator", "pipeline", "ingest", "--data-dir", str(source), "--lake", str(lake)]
-    subprocess.run(command, check=True, capture_output=True, preexec_fn=lambda: give_way(os.getpid()))
+    subprocess.run(command, check=True, capture_output=True, preexec_fn=lambda: lower_priority(os.getpid()))

@@ -1,4 +1,4 @@
-"""How fast cards are registered and given vectors, beside the encoder alone on the same texts."""
+"""Rate of registering and embedding cards, compared with the encoder alone on the same texts."""
 
 import asyncio
 import time
@@ -12,13 +12,13 @@ import numpy as np
 import uvloop
 
 from benchmarks import catalog, model
-from benchmarks.bench import Bench, Row, at_least, number
-from benchmarks.loads import ask
-from benchmarks.servers import Service, running
+from benchmarks.bench import Bench, ResultRow, at_least, number
+from benchmarks.nats_clients import ask
+from benchmarks.servers import ServiceProcess, running
 from mediator.errors import UnavailableError
-from registry.cards import read_card
+from registry.cards.card import read_card
 from registry.embedding.encoder import Encoder
-from registry.texts import texts
+from registry.embedding.texts import card_texts
 
 CARDS = 10_000
 QUICK_CARDS = 1_000
@@ -33,8 +33,8 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """One round of ours."""
+class _RegisterRound:
+    """Results of one round."""
 
     answered: list[float]
     """Milliseconds of each REGISTER."""
@@ -44,12 +44,12 @@ class _Seen:
     """Seconds until the last has its vectors."""
 
 
-def run(bench: Bench) -> Iterator[Row]:
+def run(bench: Bench) -> Iterator[ResultRow]:
     cards = list(catalog.cards(QUICK_CARDS if bench.quick else CARDS))
     try:
         ours, encoder = uvloop.run(_rounds(bench, cards))
     except UnavailableError as error:
-        yield Row(f"REGISTER: not measured, {error}", "-")
+        yield ResultRow(f"REGISTER: not measured, {error}", "-")
         return
     what = f"REGISTER, {len(cards) // 1000} 000 cards, {IN_FLIGHT} in flight"
     rates = [len(cards) / seen.embedded for seen in ours]
@@ -57,26 +57,26 @@ def run(bench: Bench) -> Iterator[Row]:
     answered = number(median(len(cards) / seen.registered for seen in ours), "/s")
     spent = [ms for seen in ours for ms in seen.answered]
     latency = ", ".join(f"p{percent} {number(float(np.percentile(spent, percent)), 'ms')}" for percent in (50, 99))
-    yield Row(f"{what}: answers, found by keywords from then on", f"{answered}, {latency}")
+    yield ResultRow(f"{what}: answers, found by keywords from then on", f"{answered}, {latency}")
 
 
-async def _rounds(bench: Bench, cards: Sequence[bytes]) -> tuple[list[_Seen], list[float]]:
-    """Return ours, and how many cards a second the encoder reads."""
+async def _rounds(bench: Bench, cards: Sequence[bytes]) -> tuple[list[_RegisterRound], list[float]]:
+    """Return our rounds, and how many cards per second the encoder encodes alone."""
     models = bench.folder / "models"
-    bench.say("REGISTER: export the model")
+    bench.status("REGISTER: export the model")
     async with model.encoder(models) as encoder:
         ours, alone = [], []
         for turn in range(ROUNDS):
-            bench.say(f"REGISTER {len(cards)} cards, round {turn + 1} of {ROUNDS}")
+            bench.status(f"REGISTER {len(cards)} cards, round {turn + 1} of {ROUNDS}")
             ours.append(await _register(bench.folder / f"registering{turn}", models, cards))
-            bench.say(f"encode {len(cards)} cards, round {turn + 1} of {ROUNDS}")
+            bench.status(f"encode {len(cards)} cards, round {turn + 1} of {ROUNDS}")
             alone.append(len(cards) / await _encode(encoder, cards))
     return ours, alone
 
 
-async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _Seen:
+async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _RegisterRound:
     model.give_model(models, data_dir)
-    service = Service(data_dir, semantic=True)
+    service = ServiceProcess(data_dir, semantic=True)
     with running(service):
         await model.reading(data_dir)
         async with await nats.connect(service.url) as client:
@@ -93,13 +93,13 @@ async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _Se
             registered = time.perf_counter() - begun
             while True:
                 if await asyncio.to_thread(service.counter, LACKING) == 0:
-                    return _Seen(spent, registered, time.perf_counter() - begun)
+                    return _RegisterRound(spent, registered, time.perf_counter() - begun)
                 await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _encode(encoder: Encoder, cards: Sequence[bytes]) -> float:
-    """Return the seconds it takes."""
-    written = [texts(read_card(card)) for card in cards]
+    """Return the seconds to encode all cards."""
+    written = [card_texts(read_card(card)) for card in cards]
     begun = time.perf_counter()
     for start in range(0, len(written), TOGETHER):
         await encoder.cards([text for some in written[start : start + TOGETHER] for text in some])

@@ -1,4 +1,4 @@
-"""Starts what is measured as processes of their own: our service as a user would, and nats-server with JetStream."""
+"""Starts the processes under test: our service, as a user would, and nats-server with JetStream."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from mediator.nats.server import find_binary
 
 READY_SECONDS = 60.0
 ENCODER = b"registry.embedding"
-"""In the command lines of processes that hold a model."""
+"""Found in the command line of a process that holds a model."""
 
 
-class Server:
+class ServerProcess:
     """A process with a NATS port."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
@@ -32,7 +32,7 @@ class Server:
 
     @property
     def resident_mb(self) -> float:
-        """Memory of the process without its children, in MB."""
+        """Resident memory of the process without its children, in MB."""
         return resident_mb(self.pid)
 
     def stop(self) -> None:
@@ -40,14 +40,21 @@ class Server:
         self.process.wait(60)
 
 
-class Service(Server):
+class ServiceProcess(ServerProcess):
     """`python -m mediator serve` with its managed nats-server."""
 
-    def __init__(self, data_dir: Path, *, nats_url: str | None = None, semantic: bool = False, **settings: str) -> None:
-        """Start, and return once it says that it is ready; ``ready_seconds`` is how long that took.
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        nats_url: str | None = None,
+        semantic: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start and return when ready; ``ready_seconds`` is how long that took.
 
-        With ``nats_url`` it uses that server in place of its own. Only with ``semantic`` it loads a model, which takes
-        a core for a minute. ``settings`` are environment variables.
+        With ``nats_url`` it uses that server instead of its own. It loads a model only with ``semantic``, which takes
+        a core for a minute. ``env`` holds further environment variables.
         """
         nats, http = free_port(), free_port()
         self.http_url = f"http://127.0.0.1:{http}"
@@ -57,7 +64,7 @@ class Service(Server):
         command += ["--http", f"127.0.0.1:{http}"]
         self._log = data_dir.with_name(data_dir.name + ".log")
         with self._log.open("ab") as log:
-            chosen = {"MEDIATOR_REGISTRY__SEMANTIC": str(semantic).lower(), **settings}
+            chosen = {"MEDIATOR_REGISTRY__SEMANTIC": str(semantic).lower(), **(env or {})}
             process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **chosen})
         super().__init__(process, nats_url or f"nats://127.0.0.1:{nats}")
         try:
@@ -80,16 +87,16 @@ class Service(Server):
 
     @property
     def children_mb(self) -> float:
-        """Memory of the managed nats-server, in MB."""
+        """Resident memory of the managed nats-server, in MB."""
         return sum(resident_mb(child) for child in self._children() if ENCODER not in _command(child))
 
     @property
     def encoder_mb(self) -> float:
-        """Memory of the process that holds the model, in MB; 0 without one."""
+        """Resident memory of the process that holds the model, in MB; 0 without one."""
         return sum(resident_mb(child) for child in self._children() if ENCODER in _command(child))
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -98,17 +105,17 @@ class Service(Server):
         return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
 
     def counter(self, series: str) -> float:
-        """Return a sum over /metrics of what begins with ``series``."""
+        """Return the sum of all samples in /metrics that begin with ``series``."""
         with urllib.request.urlopen(f"{self.http_url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
 
 
-class JetStream(Server):
+class JetStreamServer(ServerProcess):
     """nats-server with JetStream on files."""
 
     def __init__(self, folder: Path, *, sync_always: bool = False) -> None:
-        """``sync_always``: fsync before each acknowledgement; by default the server does so every two minutes."""
+        """``sync_always``: fsync before each acknowledgement; the default is every two minutes."""
         folder.mkdir(parents=True)
         port = free_port()
         sync = ", sync_interval: always" if sync_always else ""
@@ -130,8 +137,8 @@ class JetStream(Server):
 
 
 @contextmanager
-def running(*servers: Server) -> Iterator[None]:
-    """Stop these servers at the end of the block, whatever happens in it."""
+def running(*servers: ServerProcess) -> Iterator[None]:
+    """Stop these servers at the end of the block."""
     try:
         yield
     finally:
@@ -146,7 +153,7 @@ def free_port() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of one process with all its threads, without its children."""
+    """Return the CPU seconds of a process with all its threads, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,50 +1,47 @@
-"""The broker: the verbs of the mailboxes, awaited. Below it the group commit, above it every door.
+"""The use cases of the mailboxes, awaited: doors and control commands call these and nothing below.
 
-Changes go through the writer and are answered after the commit; looks go to reader threads; a FETCH that finds
-nothing waits here until something becomes visible.
+Changes go through the writer and return after the commit; reads run on reader threads; a FETCH that finds nothing waits
+here until a message becomes visible.
 """
 
 import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
 from mediator.errors import BusyError, MediatorError
-from mediator.mailboxes import board, broadcasting, creating, fetching, querying, sending, settling
+from mediator.mailboxes import board, broadcasting, creating, fetching, pushing, querying, sending, settling
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
-from mediator.mediation import forwarding
-from mediator.mediation.forwarding import Forward, Outcome
-from mediator.mediation.records import Rules
 from mediator.store.base import Integrity, Place, Store, Transaction
 from mediator.store.writer import Committed, Done, Observer, Work, Writer
 
 T = TypeVar("T")
 READER_THREADS = 4
-MAX_LOOKS = 64
-"""FETCHes and QUERYs that read at the same time: what they found is in memory until a door has made it an answer."""
+MAX_READS = 64
+"""FETCHes and QUERYs that read at the same time; what they found stays in memory until a door has encoded it."""
 WAKE_KEY_BYTES = 16
-MAX_LEADS = 100_000
 
 
 def wall_clock() -> int:
-    """Milliseconds since the epoch."""
+    """Return the time in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class Broker:
-    """Every verb of every door. Made on the event loop it serves."""
+    """Every use case of the mailboxes. Made on the event loop that it serves."""
 
     def __init__(
         self,
@@ -57,13 +54,19 @@ class Broker:
         observers: Sequence[Observer] = (),
         wake_secret: bytes = b"",
     ) -> None:
-        """``wake_secret`` keys the names under which mailboxes are woken; instances that share mail share it."""
+        """Start the writer thread; it serves until :meth:`close`.
+
+        ``max_pending`` bounds the requests that wait for a commit or a reader, ``max_waiting`` the FETCHes that wait
+        for mail. ``wake_secret`` keys the names under which instances that share a database wake mailboxes.
+        """
         self.bounds = bounds
         self.clock = clock
+        self.hooks: dict[Kind, sending.KindHooks] = {}
+        """What parts add to the rules for the mailboxes that they make, by kind; registered when a part opens."""
         self._store = store
-        self._quotas = Quotas(bounds.mailbox, bounds.tenant)
-        self._told: list[Callable[[Committed], None]] = [self._committed]
-        self._writer = Writer(store, clock, max_pending, self._tell, observers)
+        self.quotas = Quotas(bounds.mailbox, bounds.tenant)
+        self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
+        self._writer = Writer(store, clock, max_pending, self._notify, observers)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._reading = 0
         self._max_pending = max_pending
@@ -71,39 +74,37 @@ class Broker:
         self._wake_secret = wake_secret
         self._waiters: defaultdict[bytes, set[asyncio.Event]] = defaultdict(set)
         self._waiting = 0
-        self._leads: dict[tuple[str, str], Place] = {}
-        """Where keys led last, for the order in which mailboxes are locked alone; it may be wrong."""
-        self._looks = asyncio.Semaphore(MAX_LOOKS)
-        self._room = asyncio.Event()
-        self._room.set()
+        self._read_slots = asyncio.Semaphore(MAX_READS)
+        self._reads_allowed = asyncio.Event()
+        self._reads_allowed.set()
         self._stopping = False
 
     def trust(self, trusts: Callable[[int], bool]) -> None:
-        """Set what says whether a time can be right; if not, expired messages stay. Called on the store's thread."""
-        self._quotas.trusts = trusts
+        """Set what decides whether the clock is right; if not, expired messages stay. Called on the writer thread."""
+        self.quotas.trusts = trusts
 
-    def listen(self, told: Callable[[Committed], None]) -> None:
-        """Be told of every commit, on the event loop, before its requests are answered."""
-        self._told.append(told)
+    def listen(self, listener: Callable[[Committed], None]) -> None:
+        """Call ``listener`` after every commit, on the event loop, before its requests are answered."""
+        self._listeners.append(listener)
 
     @property
     def pending(self) -> int:
         """How many requests wait for a commit or a reader."""
         return self._writer.pending + self._reading
 
-    def hold_looks(self, hold: bool) -> None:
-        """Let no FETCH or QUERY read, or let them again: for a door that has more answers in memory than it may."""
-        if hold:
-            self._room.clear()
+    def pause_reads(self, pause: bool) -> None:
+        """Stop FETCHes and QUERYs from reading, or let them go on: for a door that holds too many replies in memory."""
+        if pause:
+            self._reads_allowed.clear()
         else:
-            self._room.set()
+            self._reads_allowed.set()
 
     @property
     def waiting(self) -> int:
         """How many FETCHes wait for mail."""
         return self._waiting
 
-    # What clients ask for.
+    # Requests of clients.
 
     async def create(self, request: creating.Create) -> creating.Created:
         """Make a mailbox (M1, M2)."""
@@ -113,62 +114,40 @@ class Broker:
         )
 
     async def update(self, request: creating.Update) -> Mailbox:
-        """Change the words of a mailbox (M4)."""
+        """Change the description and tags of a mailbox (M4)."""
         return await self._writer.write(
             (request.tenant, request.address), lambda tx, now: creating.update(tx, request, now)
         )
 
     def send_soon(self, request: sending.Send, done: Done) -> None:
-        """Keep a message; ``done`` gets its msg_id or the error after the commit. For doors that send in bulk."""
+        """Store a message; ``done`` gets its msg_id or the error after the commit. For doors that send in bulk."""
         self._writer.submit((request.tenant, request.address), partial(self._send, request), done, when_full=True)
 
     async def send(self, request: sending.Send) -> int:
-        """Keep a message and return its msg_id (S1–S7)."""
+        """Store a message and return its msg_id (S1–S7)."""
         return await self._writer.write((request.tenant, request.address), partial(self._send, request), when_full=True)
 
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
-        return sending.send(tx, self.bounds, self._quotas, request, now, partial(forwarding.addressee, tx))
+        return sending.send(tx, self.bounds, self.quotas, request, now, self.hooks)
 
     async def keep_broadcast(self, tenant: str, subject: str, draft: Draft) -> int:
-        """Keep a broadcast for later subscribers and return its msg_id (E9)."""
+        """Store a broadcast for later subscribers and return its msg_id (E9)."""
         return await self._writer.write(
             (tenant, broadcasting.HIDDEN),
-            lambda tx, now: broadcasting.keep(tx, self.bounds, self._quotas, tenant, subject, draft, now),
+            lambda tx, now: broadcasting.keep(tx, self.bounds, self.quotas, tenant, subject, draft, now),
         )
 
     async def ready_broadcasts(self, tenant: str) -> None:
-        """Let a tenant have the mailbox of its broadcasts (E9)."""
+        """Make the mailbox of a tenant's broadcasts if it is missing (E9)."""
         await self._ready((tenant, broadcasting.HIDDEN), broadcasting.ready)
 
     async def ready_board(self, tenant: str) -> None:
-        """Let a tenant have the board of its public mailboxes (E10)."""
+        """Make the board of a tenant's public mailboxes if it is missing (E10)."""
         await self._ready((tenant, PUBLIC), board.ready)
 
     async def _ready(self, place: Place, make: Callable[[Transaction, str, int], Mailbox]) -> None:
-        if not await self.glance(lambda tx, _now: tx.mailboxes.find(*place) is not None):
+        if not await self.read_inline(lambda tx, _now: tx.mailboxes.find(*place) is not None):
             await self.write(lambda tx, now: make(tx, place[0], now).no, place)
-
-    async def forward(self, request: Forward, rules: Rules) -> Outcome:
-        """Keep a forward for each of its recipients (D4); says nothing of them to its sender (D9)."""
-        if len(request.keys) <= 1:
-            return await self._forward(request, rules)
-        # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
-        keys = dict.fromkeys(request.keys)
-        parts = await asyncio.gather(*(self._forward(replace(request, keys=(key,)), rules) for key in keys))
-        return sum(parts, Outcome())
-
-    async def _forward(self, request: Forward, rules: Rules) -> Outcome:
-        lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
-        # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
-        outcome = await self._writer.write_in_company(
-            self._leads.get(lead),
-            lambda tx, now: forwarding.forward(tx, self.bounds, self._quotas, rules, request, now),
-        )
-        if outcome.places and self._leads.get(lead) != outcome.places[0]:
-            if len(self._leads) >= MAX_LEADS:
-                self._leads.clear()
-            self._leads[lead] = outcome.places[0]
-        return outcome
 
     async def fetch(self, request: Fetch) -> list[Message]:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
@@ -181,7 +160,7 @@ class Broker:
         end = time.monotonic() + request.max_wait / 1000
         self._waiting += 1
         try:
-            # Listening begins before the first look, so that nothing falls between look and wait.
+            # Listen before the first read, so that no message falls between reading and waiting.
             with self.watching((request.tenant, request.address)) as woken:
                 found = await self._look(request, None)
                 while not found.messages and not self._stopping:
@@ -190,7 +169,7 @@ class Broker:
                         break
                     if found.retry_at is not None:
                         rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
-                    # When time is up it looks once more: the mailbox may be gone, or another instance have sent (F5).
+                    # Read again when the time is up: the mailbox may be gone, or another instance may have sent (F5).
                     with suppress(TimeoutError):
                         await asyncio.wait_for(woken.wait(), rest)
                     woken.clear()
@@ -205,8 +184,8 @@ class Broker:
                 return fetching.fetch(tx, self.bounds, request, now)
             return fetching.again(tx, self.bounds, request, before, now)
 
-        await self._room.wait()
-        async with self._looks:
+        await self._reads_allowed.wait()
+        async with self._read_slots:
             if request.group is None:
                 return await self.read(look)
             return await self._writer.write((request.tenant, request.address), look, when_full=True)
@@ -224,18 +203,22 @@ class Broker:
         return await self._change(request, settling.extend)
 
     async def query(self, request: querying.Query) -> list[Message]:
-        """Look at messages without moving any group (Q1)."""
+        """Return messages without moving any group (Q1)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
-        await self._room.wait()
-        async with self._looks:
+        await self._reads_allowed.wait()
+        async with self._read_slots:
             return await self.read(lambda tx, now: querying.query(tx, request, now))
 
     async def unread(self, request: querying.Unread) -> querying.Waiting:
-        """Look at what was not pushed yet (E4)."""
-        await self._room.wait()
-        async with self._looks:
+        """Return what was not pushed yet (E4)."""
+        await self._reads_allowed.wait()
+        async with self._read_slots:
             return await self.read(lambda tx, now: querying.unread(tx, request, now))
+
+    async def list_public(self, request: board.PublicList) -> board.PublicPage:
+        """Return a page of a tenant's public mailboxes (E10)."""
+        return await self.read(lambda tx, now: board.list_public(tx, request, now))
 
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""
@@ -243,7 +226,31 @@ class Broker:
             (tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now), when_full=True
         )
 
-    # What operators ask for.
+    # Subscriptions.
+
+    async def begin_push(self, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int]) -> pushing.Begun:
+        """Return where a new subscription without a queue group stands (E6, N10)."""
+        return await self.read(lambda tx, now: pushing.begin(tx, place, lanes, after, now))
+
+    async def look(self, place: Place, no: int, cursor: pushing.Cursor, limit: int, budget: int) -> pushing.Found:
+        """Return what such a subscription is given next (E6, E8)."""
+        return await self.read(lambda tx, now: pushing.look(tx, place, no, cursor, limit, budget, now))
+
+    async def join_queue(self, place: Place, name: str, keep: int) -> int:
+        """Let a member join a group that messages are pushed to, and return the mailbox's number (E7, N10)."""
+        return await self.write(lambda tx, now: pushing.join(tx, place, name, keep, now), place, when_full=True)
+
+    async def take_turn(self, request: pushing.Turn) -> Fetched:
+        """Settle what the members of such a group did, and give out what is next (E7)."""
+        return await self.write(
+            lambda tx, now: pushing.turn(tx, self.bounds, request, now), request.place, when_full=True
+        )
+
+    async def note_read(self, marks: Mapping[int, Sequence[int]]) -> None:
+        """Keep how far the messages of mailboxes, by their numbers, were confirmed per lane (E4)."""
+        await self.write(lambda tx, _now: pushing.note(tx, marks), when_full=True)
+
+    # Commands of operators.
 
     async def redrive(self, request: settling.Dead) -> int:
         """Let dead messages be delivered again (F7)."""
@@ -265,10 +272,18 @@ class Broker:
             (tenant, address), lambda tx, now: creating.set_ack_wait(tx, tenant, address, ack_wait, now)
         )
 
-    # What the rest of the service needs.
+    async def measure_usage(self, tenants: Sequence[str]) -> dict[str, Usage]:
+        """Return what the mailboxes of each tenant hold."""
+        return await self.read(lambda tx, _now: {tenant: tx.mailboxes.usage(tenant) for tenant in tenants})
+
+    async def measure_backlog(self) -> tuple[int, int | None]:
+        """Return how many copies wait for the archive, and when the next delayed message falls due (S4, S6)."""
+        return await self.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
+
+    # Transactions of parts and of the rest of the service.
 
     async def read(self, look: Work[T]) -> T:
-        """Run a look at what is committed, on a reader thread."""
+        """Run ``look`` on what is committed, on a reader thread."""
         if self._reading >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
         self._reading += 1
@@ -277,58 +292,66 @@ class Broker:
         finally:
             self._reading -= 1
 
-    async def glance(self, look: Work[T]) -> T:
-        """Run a look at a few rows: at once where the database is at hand, else as :meth:`read`."""
+    async def read_inline(self, look: Work[T]) -> T:
+        """Read a few rows: on the event loop itself if the database is in this process, else as :meth:`read`."""
         return self._read(look) if self._store.quick else await self.read(look)
 
     def _read(self, look: Work[T]) -> T:
         with self._store.reading() as tx:
             return look(tx, self.clock())
 
-    async def chore(self, work: Work[T], *, when_full: bool = False) -> T:
-        """Run housekeeping while requests leave time for it; ``when_full`` as for :meth:`write`."""
-        return await self._writer.chore(work, when_full=when_full)
+    async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
+        """Run maintenance when requests leave time for it; ``when_full`` as for :meth:`write`."""
+        return await self._writer.write_background(work, when_full=when_full)
 
     async def upkeep(self) -> None:
-        """Let the store keep its own house."""
+        """Let the store do its own maintenance: checkpoints, free space."""
         await asyncio.get_running_loop().run_in_executor(self._readers, self._store.checkpoint)
         await self._writer.upkeep()
 
     async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
-        """Run a change that is no verb, with the next commit; ``place`` is the mailbox it will ask for.
+        """Run a change with the next commit; ``place`` is the mailbox that it will ask for first.
 
-        On a full disk it ends in :class:`StorageFullError`, but for what makes room, acknowledges or hands out, which
-        says so by ``when_full``.
+        On a full disk it raises :class:`StorageFullError`, unless ``when_full`` says that it frees space, acknowledges
+        or hands out messages.
         """
         return await self._writer.write(place, work, when_full=when_full)
 
+    async def write_padded(self, work: Work[T], place: Place | None = None) -> T:
+        """Do as :meth:`write`, but answer so late that the time reveals nothing of what was changed (D9)."""
+        return await self._writer.write_padded(place, work)
+
+    async def settle(self) -> None:
+        """Wait until all earlier requests are committed: they are committed in the order in which they came."""
+        await self.write(lambda _tx, _now: None, when_full=True)
+
     async def check(self) -> str | None:
-        """Say why the store cannot be read or written, if it cannot (A9)."""
+        """Return why the store cannot be read or written, None when it can (A9)."""
         try:
-            await self.write(lambda tx, now: tx.beat(now))
+            await self.write(lambda tx, now: tx.write_heartbeat(now))
             await self.read(lambda tx, now: tx.messages.expired(now, 1))
         except MediatorError as error:
             return str(error)
-        # Requests may have met pages that the probe does not.
+        # Other requests may have met damaged pages that this check does not read.
         return self._store.damage
 
     async def find_damage(self, seconds: float) -> Integrity:
-        """Read the whole database, as far as that goes in so many seconds; see :class:`mediator.store.base.Store`."""
+        """Check the whole database, for so many seconds at most; see :class:`mediator.store.base.Store`."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.find_damage, seconds)
 
     def wake_key(self, place: Place) -> bytes:
-        """Name a mailbox for :meth:`wake`: a hash, since other instances are told, and an address is a secret (A7)."""
+        """Return a mailbox's name for :meth:`wake`: a hash, since other instances see it and addresses are secret."""
         return blake2b("/".join(place).encode(), digest_size=WAKE_KEY_BYTES, key=self._wake_secret).digest()
 
     def wake(self, keys: Iterable[bytes]) -> None:
-        """Let the FETCHes that wait at these mailboxes look again."""
+        """Let the FETCHes that wait at these mailboxes read again."""
         for key in keys:
             for woken in self._waiters.get(key, ()):
                 woken.set()
 
     @contextmanager
     def watching(self, place: Place) -> Iterator[asyncio.Event]:
-        """Give an event that is set whenever something may have become visible in a mailbox, on any instance."""
+        """Yield an event that is set whenever a message may have become visible in a mailbox, on any instance."""
         key = self.wake_key(place)
         woken = asyncio.Event()
         self._waiters[key].add(woken)
@@ -340,7 +363,7 @@ class Broker:
                 del self._waiters[key]
 
     def stop_waiting(self) -> None:
-        """Answer every FETCH that waits, and let none wait any more."""
+        """Answer every waiting FETCH, and let none wait from now on."""
         self._stopping = True
         self.wake(list(self._waiters))
 
@@ -355,11 +378,11 @@ class Broker:
             (request.tenant, request.address), lambda tx, now: verb(tx, request, now), when_full=True
         )
 
-    def _tell(self, committed: Committed) -> None:
-        for told in self._told:
-            told(committed)
+    def _notify(self, committed: Committed) -> None:
+        for listener in self._listeners:
+            listener(committed)
 
-    def _committed(self, committed: Committed) -> None:
+    def _wake_waiters(self, committed: Committed) -> None:
         if self._waiters:
             self.wake(map(self.wake_key, committed.woken))
 

@@ -1,4 +1,4 @@
-"""HOST:PORT as operators write it: parsing, showing, and whether other machines can reach it; URLs without logins."""
+"""HOST:PORT as operators write it, whether other machines can reach it, and URLs without logins."""
 
 import re
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host (name or address, IPv6 without its brackets) and a TCP port; port 0 means any that is free."""
+    """A host (name or address, IPv6 without brackets) and a TCP port; port 0 means any free one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``HOST:PORT``; IPv6 stands in brackets. Raises ValueError with what was expected."""
+        """Parse ``HOST:PORT``, with IPv6 in brackets. Raises ValueError that says what was expected."""
         parts = _SPLIT.fullmatch(text)
         if parts is None:
             hint = ", an IPv6 address in brackets" if text.count(":") > 1 else ""
@@ -33,7 +33,7 @@ class Endpoint:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it; a name other than localhost is taken to be public."""
+        """Whether only this machine can reach it; names other than localhost count as public."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 def without_login(urls: str) -> str:
-    """Return URLs, joined by commas, without the user and password that may stand in them."""
+    """Remove user and password from URLs that are joined by commas."""
     parts = (urlsplit(url.strip()) for url in urls.split(","))
     return ",".join(urlunsplit(part._replace(netloc=part.netloc.rpartition("@")[2])) for part in parts)
 

@@ -1,8 +1,7 @@
-"""The one tree of errors: each has a stable code, a message that names the field, and says whether a retry helps.
+"""The tree of errors: each has a stable code, a message that names the field, and says whether a retry helps.
 
-Every door maps the same tree: NATS puts the message into ``error``, HTTP answers ``status``, DIDComm reports
-``problem``, a code of its own scheme.
-``docs/errors.md`` lists it.
+Every door maps the same tree: NATS sends the message as ``error`` and the code as ``error_code``, HTTP answers with
+``status``, DIDComm sends a problem report with ``problem``. ``docs/errors.md`` lists all of them.
 """
 
 from typing import ClassVar
@@ -15,9 +14,11 @@ class MediatorError(Exception):
     status: ClassVar[int] = 500
     retry: ClassVar[bool] = False
     problem: ClassVar[str] = "e.p.me"
+    text: ClassVar[str] = "internal error"
+    """What is said where the error is raised without a text."""
 
-    def __init__(self, text: str = "internal error") -> None:
-        super().__init__(text)
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__(text or self.text)
 
 
 class BadRequestError(MediatorError):
@@ -44,7 +45,7 @@ class MessageTooLargeError(BadRequestError):
 
 
 class UnknownSubjectError(MediatorError):
-    """A subject below ``$mq9.AI.`` that no edition of the protocol has (N2)."""
+    """A subject below ``$mq9.AI.`` that no edition of the protocol defines (N2)."""
 
     code = "unknown_subject"
     status = 404
@@ -74,13 +75,11 @@ class MailboxExistsError(MediatorError):
 
 
 class NoSuchMessageError(MediatorError):
-    """DELETE of a message that is not there (Q2)."""
+    """DELETE of a message that does not exist (Q2)."""
 
     code = "message_not_found"
     status = 404
-
-    def __init__(self) -> None:
-        super().__init__("message not found")
+    text = "message not found"
 
 
 class WrongTokenError(MediatorError):
@@ -88,9 +87,7 @@ class WrongTokenError(MediatorError):
 
     code = "wrong_token"
     status = 403
-
-    def __init__(self) -> None:
-        super().__init__("token: does not match the one given at CREATE")
+    text = "token: does not match the one given at CREATE"
 
 
 class TooManyGroupsError(MediatorError):
@@ -104,7 +101,7 @@ class TooManyGroupsError(MediatorError):
 
 
 class QuotaExceededError(MediatorError):
-    """A bound of the mailbox or the tenant is reached; the text names limit and use (S7)."""
+    """A quota of the mailbox or the tenant is reached; the text names limit and use (S7)."""
 
     code = "quota_exceeded"
     status = 429
@@ -116,7 +113,7 @@ class QuotaExceededError(MediatorError):
 
 
 class ArchiveBacklogFullError(MediatorError):
-    """The outbox of messages that wait for the archive is full (S6)."""
+    """Too many messages wait for the archive (S6)."""
 
     code = "archive_backlog_full"
     status = 503
@@ -131,23 +128,19 @@ class TenantRefusedError(MediatorError):
 
     code = "tenant_refused"
     status = 403
-
-    def __init__(self) -> None:
-        super().__init__("no tenant: this account is not mapped to one")
+    text = "no tenant: this account is not mapped to one"
 
 
 class NotAuthenticatedError(MediatorError):
-    """An HTTP request without an API token where one is needed, or with one that no tenant has (A6)."""
+    """An HTTP request without the API token that it needs, or with an unknown one (A6)."""
 
     code = "not_authenticated"
     status = 401
-
-    def __init__(self) -> None:
-        super().__init__("expected the API token of a tenant, as Authorization: Bearer TOKEN")
+    text = "expected the API token of a tenant, as Authorization: Bearer TOKEN"
 
 
 class UnavailableError(MediatorError):
-    """The store cannot be written or read now; nothing was changed (A9)."""
+    """The store cannot be read or written now; nothing was changed (A9)."""
 
     code = "unavailable"
     status = 503
@@ -161,23 +154,23 @@ class UnavailableError(MediatorError):
 
 
 class UncertainError(UnavailableError):
-    """The database went away during the commit, which may have been done or not; a dedup id makes a retry safe."""
+    """The connection to the database broke during the commit, which may be done; a dedup id makes a retry safe."""
 
     code = "uncertain"
 
     def __init__(self) -> None:
-        super().__init__("the database went away during the commit, which may have been done or not")
+        super().__init__("the connection to the database broke during the commit, which may have happened")
 
 
 class BusyError(UnavailableError):
-    """More requests are under way than a bound allows, which the text names; try again a little later."""
+    """More requests are in progress than the limit in the text allows; retry a little later."""
 
     code = "busy"
     _what = "server busy"
 
 
 class StoreDamagedError(UnavailableError):
-    """The database file is damaged, so this request fails however often it is tried (A9)."""
+    """The database file is damaged, so a retry fails as well (A9)."""
 
     code = "store_damaged"
     retry = False
@@ -187,19 +180,17 @@ class StoreDamagedError(UnavailableError):
 
 
 class StorageFullError(MediatorError):
-    """The disk under the database is full (A9): what adds to it is refused; FETCH, ACK, DELETE and clean-up work."""
+    """The database's disk is full (A9): what adds data is refused; FETCH, ACK, DELETE and clean-up work."""
 
     code = "storage_full"
     status = 507
     retry = True
     problem = "e.p.me.res.storage"
-
-    def __init__(self) -> None:
-        super().__init__("unavailable: storage_full, the disk has no room; acknowledge or delete mail, or try later")
+    text = "unavailable: storage_full, the disk has no room; acknowledge or delete mail, or try later"
 
 
 class EnvelopeError(BadRequestError):
-    """Bytes that are no DIDComm envelope for one of our keys, or that are not what they claim to be (D8, D12)."""
+    """Not a DIDComm envelope for one of our keys, or not what it claims to be (D8, D12)."""
 
     code = "bad_envelope"
     problem = "e.p.trust.crypto"
@@ -209,7 +200,7 @@ class EnvelopeError(BadRequestError):
 
 
 class UnresolvedDidError(MediatorError):
-    """A DID that leads to no document: malformed, of a method we do not resolve, or not to be had now."""
+    """A DID without a document: malformed, of a method that is not supported, or not available now."""
 
     code = "did_unresolved"
     status = 400
@@ -217,7 +208,7 @@ class UnresolvedDidError(MediatorError):
 
 
 class UnsupportedMessageError(MediatorError):
-    """A DIDComm message of a protocol or version that is not spoken here (D12)."""
+    """A DIDComm message of a protocol or version that is not supported (D12)."""
 
     code = "unsupported_message"
     status = 400
@@ -239,7 +230,7 @@ class MediationDeniedError(MediatorError):
 
 
 class NotEnrolledError(MediatorError):
-    """Whoever packed the message has no mediation here, or did not say who it is (D8)."""
+    """The sender of the message has no mediation here, or is anonymous (D8)."""
 
     code = "not_enrolled"
     status = 403
@@ -250,29 +241,25 @@ class NotEnrolledError(MediatorError):
 
 
 class LiveModeError(MediatorError):
-    """Live mode was asked for on a connection that cannot carry it (D6)."""
+    """Live mode was requested on a connection that cannot carry it (D6)."""
 
     code = "live_mode_not_supported"
     status = 400
     problem = "e.m.live-mode-not-supported"
-
-    def __init__(self) -> None:
-        super().__init__("Connection does not support Live Delivery")
+    text = "Connection does not support Live Delivery"
 
 
 class NoSuchInvitationError(MediatorError):
-    """An invitation that was never made, is used up, or has expired."""
+    """The invitation was never made, is used up, or has expired."""
 
     code = "invitation_not_found"
     status = 404
     problem = "e.p.req.invitation"
-
-    def __init__(self) -> None:
-        super().__init__("invitation: there is none, or it is not open any more")
+    text = "invitation: unknown, used up or expired"
 
 
 class NoSuchConnectionError(MediatorError):
-    """The DIDComm connection that an operator names is not there."""
+    """The DIDComm connection that an operator names does not exist."""
 
     code = "connection_not_found"
     status = 404
@@ -282,7 +269,7 @@ class NoSuchConnectionError(MediatorError):
 
 
 class NoSuchAgentError(MediatorError):
-    """The agent that is meant is not registered (G2)."""
+    """The agent that the request names is not registered (G2)."""
 
     code = "agent_not_found"
     status = 404
@@ -311,20 +298,20 @@ class SetupError(MediatorError):
 
 
 class LostDataError(MediatorError):
-    """What a reader was to get next is not there any more, in a part or as a whole."""
+    """Data that a reader would get next is gone, in part or as a whole."""
 
     code = "data_loss"
     status = 410
 
 
 class DamagedError(MediatorError):
-    """A line of the journal that is not what docs/journal.md says; the text names the file and the byte."""
+    """A line of the journal does not follow docs/journal.md; the text names the file and the byte."""
 
     code = "damaged"
 
 
 class UnreachableError(MediatorError):
-    """Somebody else's server did not answer, or not as it should; later it may (D10)."""
+    """A server of somebody else did not answer, or not correctly; a retry may help (D10)."""
 
     code = "unreachable"
     status = 502
@@ -333,7 +320,7 @@ class UnreachableError(MediatorError):
 
 
 class AddressRefusedError(UnreachableError):
-    """An address that a stranger chose and that the mediator does not call, whenever it is tried (D10)."""
+    """A stranger chose an address that the mediator never calls (D10)."""
 
     code = "address_refused"
     status = 400

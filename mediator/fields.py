@@ -1,4 +1,7 @@
-"""Reads the fields of a JSON body: right type, within bounds, absent in all the ways clients say it (N3, N4)."""
+"""Reads the fields of JSON objects: right type, within bounds, and errors that name the field (N3, N4, D12).
+
+:class:`Fields` is lenient about what clients write for absent fields, :class:`StrictFields` is not.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +12,10 @@ from mediator.errors import BadRequestError
 
 MAX_BODY = 1024 * 1024
 MAX_NUMBER = 2**63 - 1
+MAX_TEXT = 8192
+"""Characters of a text in a DIDComm message, unless stated otherwise."""
+MAX_ITEMS = 1000
+"""Items of one list in a DIDComm message."""
 MILLISECONDS_FROM = 10**11
 """Seconds above this are milliseconds given by mistake (N5)."""
 
@@ -162,6 +169,56 @@ class Fields:
             if word not in words:
                 raise self._wrong(name, " or ".join(words), word)
         return chosen
+
+
+class StrictFields:
+    """The fields of a DIDComm message: only null and missing ones are absent, and most must be there (D12)."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def text(self, name: str, longest: int = MAX_TEXT) -> str:
+        """Return text that must be there, and not be empty."""
+        value = self.optional_text(name, longest)
+        if not value:
+            raise BadRequestError(name, f"expected text of 1 to {longest} characters")
+        return value
+
+    def optional_text(self, name: str, longest: int = MAX_TEXT) -> str | None:
+        """Return text, or None when the field is absent."""
+        value = self._values.get(name)
+        if value is not None and (not isinstance(value, str) or len(value) > longest):
+            raise BadRequestError(name, f"expected text of at most {longest} characters")
+        return value
+
+    def flag(self, name: str, absent: bool | None = None) -> bool:
+        """Return true or false; ``absent`` stands for a field that is absent, None: it must be there."""
+        value = self._values.get(name)
+        value = absent if value is None else value
+        if not isinstance(value, bool):
+            raise BadRequestError(name, "expected true or false")
+        return value
+
+    def count(self, name: str) -> int:
+        """Return a number from 1 on that must be there; one above :data:`MAX_ITEMS` is clamped (D2)."""
+        value = self._values.get(name)
+        if type(value) is not int or value < 1:
+            raise BadRequestError(name, "expected a whole number from 1 on")
+        return min(value, MAX_ITEMS)
+
+    def items(self, name: str, most: int = MAX_ITEMS) -> list[Any]:
+        """Return a list that must be there."""
+        value = self._values.get(name)
+        if not isinstance(value, list) or len(value) > most:
+            raise BadRequestError(name, f"expected a list of at most {most}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts that must be there."""
+        value = self.items(name)
+        if not all(isinstance(item, str) and len(item) <= MAX_TEXT for item in value):
+            raise BadRequestError(name, f"expected texts of at most {MAX_TEXT} characters")
+        return value
 
 
 def milliseconds(seconds: int, field: str) -> int:

@@ -1,4 +1,4 @@
-"""Base64 as DIDComm writes it: for URLs and without padding; peers write the standard alphabet and padding too."""
+"""Base64url without padding, as DIDComm writes it; peers also write the standard alphabet and padding."""
 
 import base64
 

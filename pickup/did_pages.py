@@ -4,17 +4,17 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from pickup.dids.identities import Identities
+from pickup.dids.identities import OwnIdentities
 from pickup.transports import PATH
 
 _FRESH = {"Cache-Control": "max-age=300", "Access-Control-Allow-Origin": "*"}
 
 
 class DidPages:
-    """Answers resolvers."""
+    """Answers resolvers of did:web."""
 
-    def __init__(self, identities: Identities, public_url: str) -> None:
-        """``public_url`` is the door's; a reverse proxy may have taken the front of its path away."""
+    def __init__(self, identities: OwnIdentities, public_url: str) -> None:
+        """``public_url`` is the door's; a reverse proxy may strip the front of its path."""
         self._identities = identities
         self._front = urlsplit(public_url).path.removesuffix(PATH)
 

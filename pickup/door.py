@@ -1,161 +1,157 @@
-"""The DIDComm door: puts its parts together over the broker, opens it, and closes it in good order."""
+"""The DIDComm door: builds its services over the broker, opens them, and closes them in reverse order."""
 
-from collections.abc import AsyncIterator, Sequence
+import base64
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from ipaddress import ip_network
-from pathlib import Path
 
+import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
+from mediator.config.settings import Settings
 from mediator.http.guard import Guard
-from mediator.mediation.records import Rules
-from mediator.operators.control import ControlServer
-from pickup.answers import Answers
+from mediator.ops.control import ControlServer
+from mediator.parts import Announcer
+from pickup.broker import MediationBroker
+from pickup.commands import DidcommCommands
+from pickup.context import DidcommContext
 from pickup.did_pages import DidPages
-from pickup.dids.identities import Identities
+from pickup.dids.identities import OwnIdentities
 from pickup.dids.resolver import CachingResolver
 from pickup.dids.vault import Vault
-from pickup.dids.web import WebDids
-from pickup.dispatch import Dispatcher
-from pickup.envelope.opener import LibraryEnvelopes
+from pickup.dids.web import DidWebResolver
+from pickup.dispatcher import Dispatcher
+from pickup.endpoint_relay import EndpointRelay
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2 import load_library
 from pickup.invitation_pages import InvitationPages
-from pickup.invitations import Invitations
-from pickup.meters import Meters
-from pickup.office import Office
-from pickup.operating import DidcommOperating
-from pickup.outbound import Courier
-from pickup.post import Post
+from pickup.invitations import InvitationService
+from pickup.live_sessions import LiveSessions
+from pickup.metrics import DidcommMetrics
+from pickup.outbound import OutboundClient
+from pickup.outbound_queue import OutboundQueue
 from pickup.protocols import (
     connections,
     coordinate_mediation,
     did_exchange,
     discover_features,
-    messagepickup,
-    messagepickup_v1,
+    message_pickup,
+    message_pickup_1,
     out_of_band,
     push_notification,
     report_problem,
     routing,
     trust_ping,
 )
-from pickup.reception import Reception
-from pickup.relay import Relay
-from pickup.ringing import Bell
-from pickup.sessions import Announcer, Sessions
-from pickup.transports import Transports
+from pickup.push_notifier import PushNotifier
+from pickup.receiver import MessageReceiver
+from pickup.reply_sender import ReplySender
+from pickup.settings import DidcommSettings
+from pickup.transports import PATH, Transports
 
 PROTOCOLS = (
     connections,
     coordinate_mediation,
     did_exchange,
     discover_features,
-    messagepickup,
-    messagepickup_v1,
+    message_pickup,
+    message_pickup_1,
     out_of_band,
     push_notification,
     report_problem,
     routing,
     trust_ping,
 )
+log = structlog.get_logger("didcomm.door")
+
 ENVELOPE_OVERHEAD = 64 * 1024
 """Bytes an envelope may have beyond twice the largest message: a v2 forward writes it in base64 within base64."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoorOptions:
-    """What an operator sets; see the section ``didcomm`` of the settings."""
-
-    public_url: str
-    label: str
-    rules: Rules
-    key: bytes | None
-    data_dir: Path
-    instance: str
-    tenants: Sequence[str]
-    max_sockets: int
-    rate: int
-    outbound_networks: Sequence[str] = ()
-    push_webhook: str | None = None
-
-
 @asynccontextmanager
 async def didcomm_door(
-    options: DoorOptions,
+    settings: Settings,
+    http_port: int,
     broker: Broker,
     registry: CollectorRegistry,
     control: ControlServer,
     app: web.Application,
     announcer: Announcer | None,
-) -> AsyncIterator[Office]:
-    """Serve DIDComm with ``app`` inside this block; ``announcer`` reaches the instances that share the database.
+) -> AsyncIterator[DidcommContext]:
+    """Serve DIDComm with ``app`` on ``http_port`` inside this block.
+
+    ``announcer`` reaches the instances that share the database.
 
     Raises :class:`SetupError` when the identities cannot be opened.
     """
+    options = settings.section(DidcommSettings)
+    public_url = (options.public_url or f"http://127.0.0.1:{http_port}") + PATH
     async with AsyncExitStack() as stack:
         guard = Guard([ip_network(network) for network in options.outbound_networks])
         stack.push_async_callback(guard.close)
-        vault = Vault.load(options.key, options.data_dir)
-        identities = await Identities.open(broker, vault, options.tenants, options.public_url)
-        resolver = CachingResolver(identities, WebDids(guard))
+        mediation = MediationBroker(broker, options.rules)
+        vault = Vault.load(base64.b64decode(options.key.get_secret_value()) if options.key else None, settings.data_dir)
+        identities = await OwnIdentities.open(mediation, vault, settings.tenant_names, public_url)
+        resolver = CachingResolver(identities, DidWebResolver(guard))
         max_envelope = 2 * broker.bounds.max_message + ENVELOPE_OVERHEAD
-        envelopes = LibraryEnvelopes(resolver, identities, max_bytes=max_envelope)
-        meters = Meters(registry)
+        envelopes = LibraryEnvelopes(
+            resolver, identities, max_bytes=max_envelope, v2=load_library(options.envelope_library)
+        )
+        metrics = DidcommMetrics(registry)
 
         def live(connection_no: int) -> bool:
             return sessions.has(connection_no)
 
-        courier = Courier(envelopes, guard)
-        relay = Relay(broker, courier, meters, tenants=options.tenants, live=live)
-        answers = Answers(courier, meters)
-        stack.push_async_callback(answers.close)
-        post = Post(envelopes, resolver, identities, answers)
-        sessions = Sessions(
-            broker,
-            post,
-            meters,
+        client = OutboundClient(envelopes, guard)
+        relay = EndpointRelay(mediation, client, metrics, tenants=settings.tenant_names, live=live)
+        outbound = OutboundQueue(client, metrics)
+        stack.push_async_callback(outbound.close)
+        replies = ReplySender(envelopes, resolver, identities, outbound)
+        sessions = LiveSessions(
+            mediation,
+            replies,
+            metrics,
             live_lease=options.rules.live_lease,
-            instance=options.instance,
+            instance=settings.instance,
             announcer=announcer,
         )
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:
             protocol.register(dispatcher)
-        office = Office(
-            broker=broker,
-            rules=options.rules,
+        context = DidcommContext(
+            mediation=mediation,
             resolver=resolver,
             envelopes=envelopes,
             identities=identities,
             sessions=sessions,
-            meters=meters,
-            public_url=options.public_url,
-            label=options.label,
+            metrics=metrics,
+            public_url=public_url,
             max_envelope=max_envelope,
             dispatcher=dispatcher,
         )
-        invitations = Invitations(broker, vault, identities, options.public_url, options.label)
-        pages = InvitationPages(invitations)
+        invitations = InvitationService(mediation, vault, identities, public_url, options.label)
+        pages = InvitationPages(mediation, invitations)
         pages.add_routes(app)
-        DidPages(identities, options.public_url).add_routes(app)
+        DidPages(identities, public_url).add_routes(app)
         Transports(
-            Reception(office, post, relay.look),
+            MessageReceiver(context, replies, relay.look),
             sessions,
-            meters,
+            metrics,
             max_message=max_envelope,
             max_sockets=options.max_sockets,
             rate=options.rate,
             page=pages.door,
         ).add_routes(app)
-        DidcommOperating(broker, invitations, identities, sessions, options.tenants).register(control)
+        DidcommCommands(mediation, invitations, identities, sessions, settings.tenant_names).register(control)
         await sessions.open()
         stack.push_async_callback(sessions.close)
         await relay.open()
         stack.push_async_callback(relay.close)
         if options.push_webhook is not None:
-            bell = Bell(broker, guard, options.push_webhook, live, registry)
-            await bell.start()
-            stack.push_async_callback(bell.stop)
-        yield office
+            notifier = PushNotifier(mediation, guard, options.push_webhook, live, registry)
+            await notifier.start()
+            stack.push_async_callback(notifier.stop)
+        log.info("DIDComm door open", url=public_url, envelope_library=options.envelope_library)
+        yield context

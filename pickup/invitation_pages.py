@@ -1,4 +1,4 @@
-"""The pages that show an invitation in a browser: two QR codes, the links, and until when it is open."""
+"""Shows an invitation in a browser: two QR codes, the links, and how long it is open."""
 
 import asyncio
 import base64
@@ -10,9 +10,10 @@ from html import escape
 from aiohttp import web
 
 from mediator.errors import NoSuchInvitationError
-from mediator.mediation.records import Invitation
 from pickup import qr
-from pickup.invitations import PARAMETERS, Invitations, id_inside
+from pickup.broker import MediationBroker
+from pickup.invitations import PARAMETERS, InvitationService, id_inside
+from pickup.mediation.records import Invitation
 
 _STYLE = """
 body { margin: 0 auto; max-width: 60rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #111;
@@ -48,13 +49,14 @@ _PAGE = """<!DOCTYPE html>
 </body>
 </html>
 """
-_GONE = "<p>There is no invitation here, or it is not open any more. Ask whoever gave you the link for a new one.</p>"
+_GONE = "<p>There is no invitation here, or it is no longer open. Ask whoever gave you the link for a new one.</p>"
 
 
 class InvitationPages:
-    """Answers browsers. Making a QR code takes a thread tens of milliseconds: one at a time, and the last are kept."""
+    """Answers browsers. A QR code takes tens of milliseconds: one is drawn at a time, and the last ones are cached."""
 
-    def __init__(self, invitations: Invitations) -> None:
+    def __init__(self, mediation: MediationBroker, invitations: InvitationService) -> None:
+        self._mediation = mediation
         self._invitations = invitations
         self._drawing = asyncio.Semaphore(1)
 
@@ -79,14 +81,14 @@ class InvitationPages:
 
     async def _image(self, request: web.Request) -> web.Response:
         try:
-            invitation = await self._invitations.open(request.match_info["id"])
+            invitation = await self._mediation.open_invitation(request.match_info["id"])
         except NoSuchInvitationError:
             return _gone()
         image = await self._drawn(self._invitations.written(invitation).v1_url)
         return _gone() if image is None else web.Response(body=image, content_type="image/png", headers=_HEADERS)
 
     async def _shown(self, id: str) -> web.Response:
-        invitation = await self._invitations.open(id)
+        invitation = await self._mediation.open_invitation(id)
         written = self._invitations.written(invitation)
         figures = [
             _figure(caption, url, await self._drawn(url))
@@ -104,7 +106,7 @@ class InvitationPages:
         return _html(f"Invitation: {invitation.label}", content)
 
     async def _drawn(self, url: str) -> bytes | None:
-        """Return the code; None where the URL is too long for one."""
+        """Return the QR code as PNG; None when the URL is too long for one."""
         async with self._drawing:
             return await asyncio.to_thread(_image, url)
 

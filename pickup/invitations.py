@@ -1,4 +1,4 @@
-"""Invitations of ours: made with a key of their own, written in every form that wallets read, listed and removed."""
+"""Makes out-of-band invitations (RFC 0434), each with a key of its own, and writes them in every form wallets read."""
 
 import os
 import uuid
@@ -9,51 +9,50 @@ from urllib.parse import urljoin
 import orjson
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchInvitationError
-from mediator.mediation import names
-from mediator.mediation.records import Invitation
-from mediator.store.base import Transaction
 from pickup import base64url
-from pickup.dids.identities import Identities
+from pickup.broker import MediationBroker
+from pickup.dids.identities import OwnIdentities
 from pickup.dids.vault import Vault
-from pickup.message import DIDCOMM, MAX_ID, PLAIN, Json
+from pickup.mediation import names
+from pickup.mediation.records import Invitation
+from pickup.message import DIDCOMM, PLAIN, Json
 
-MAX_INVITATIONS = 1000
-"""Invitations one tenant may have; those that are not open any more make room."""
 MAX_LABEL = 128
 MAX_TTL = 100 * 365 * 24 * 3600 * 1000
 MAX_USES = 1_000_000_000
 MAX_QUERY = 8192
-"""Characters of an invitation inside an URL."""
+"""Characters of an invitation inside a URL."""
 PARAMETERS = ("oob", "_oob", "c_i")
-"""Under which an URL carries an invitation: out-of-band 1.x and 2.0, connections 1.0."""
+"""URL parameters of an invitation: out-of-band 1.x and 2.0, connections 1.0."""
 GOAL_CODE = "request-mediate"
 GOAL = "Use this service as your mediator"
 _HANDSHAKES = ("didexchange/1.1", "didexchange/1.0", "connections/1.0")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """An invitation in its forms, each as a message and as an URL to be scanned or opened."""
+class InvitationForms:
+    """An invitation in all its forms, each as a message and as a URL to scan or open."""
 
     v1: Json
     v1_url: str
     v2: Json
     v2_url: str
     old: Json
-    """connections/1.0, for agents that know no out-of-band."""
+    """connections/1.0, for agents without out-of-band."""
     old_url: str
     page_url: str
-    """Where it is shown in a browser."""
+    """The page that shows it in a browser."""
 
 
-class Invitations:
-    """The invitations of all tenants."""
+class InvitationService:
+    """Makes and writes invitations."""
 
-    def __init__(self, broker: Broker, vault: Vault, identities: Identities, public_url: str, label: str) -> None:
-        """``label`` is what wallets are shown where an invitation has no label of its own."""
-        self._broker = broker
+    def __init__(
+        self, mediation: MediationBroker, vault: Vault, identities: OwnIdentities, public_url: str, label: str
+    ) -> None:
+        """``label`` is what wallets show when an invitation has no label of its own."""
+        self._mediation = mediation
         self._vault = vault
         self._identities = identities
         self._public_url = public_url
@@ -62,9 +61,9 @@ class Invitations:
     async def make(
         self, tenant: str, *, label: str | None = None, ttl: int | None = None, uses: int | None = None
     ) -> Invitation:
-        """Make an invitation; ``ttl`` is milliseconds, None is for ever, and as often as anybody likes.
+        """Make an invitation. ``ttl`` is in milliseconds, None is no expiry; ``uses`` None is no limit.
 
-        Raises :class:`BadRequestError` that names the field, also when the tenant has too many open ones.
+        Raises :class:`BadRequestError` that names the field, or ``invitation`` when the tenant has too many.
         """
         if label is not None and not 0 < len(label) <= MAX_LABEL:
             raise BadRequestError("label", f"expected 1 to {MAX_LABEL} characters")
@@ -76,9 +75,9 @@ class Invitations:
         key = names.from_verkey(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw())
         sealed, id = self._vault.seal(seed), str(uuid.uuid4())
 
-        def keep(tx: Transaction, now: int) -> Invitation:
-            _make_room(tx, tenant, now)
-            made = Invitation(
+        return await self._mediation.add_invitation(
+            tenant,
+            lambda now: Invitation(
                 id=id,
                 tenant=tenant,
                 key=key,
@@ -87,42 +86,13 @@ class Invitations:
                 created_at=now,
                 expire_at=None if ttl is None else now + ttl,
                 max_uses=uses,
-            )
-            tx.invitations.put(made)
-            return made
+            ),
+        )
 
-        return await self._broker.write(keep)
-
-    async def list(self, tenant: str, limit: int = MAX_INVITATIONS) -> list[Invitation]:
-        """Return invitations of a tenant, the newest first."""
-        return await self._broker.read(lambda tx, _now: tx.invitations.list(tenant, limit))
-
-    async def remove(self, tenant: str, id: str) -> None:
-        """Forget an invitation; who came by it stays connected. :class:`NoSuchInvitationError` when there is none."""
-
-        def forget(tx: Transaction, _now: int) -> None:
-            found = tx.invitations.get(id)
-            if found is None or found.tenant != tenant:
-                raise NoSuchInvitationError
-            tx.invitations.remove(found)
-
-        await self._broker.write(forget, when_full=True)
-
-    async def open(self, id: str) -> Invitation:
-        """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
-
-        def look(tx: Transaction, now: int) -> Invitation:
-            found = tx.invitations.get(id) if 0 < len(id) <= MAX_ID else None
-            if found is None or not found.open(now):
-                raise NoSuchInvitationError
-            return found
-
-        return await self._broker.read(look)
-
-    def written(self, invitation: Invitation) -> Written:
-        """Write an invitation in all its forms."""
+    def written(self, invitation: Invitation) -> InvitationForms:
+        """Return an invitation in all its forms."""
         v1, v2, old = self._v1(invitation), self._v2(invitation), self._old(invitation)
-        return Written(
+        return InvitationForms(
             v1=v1,
             v1_url=self._url("oob", v1),
             v2=v2,
@@ -142,7 +112,7 @@ class Invitations:
             "goal": GOAL,
             "accept": ["didcomm/aip1", "didcomm/aip2;env=rfc19"],
             "handshake_protocols": [f"{DIDCOMM}{handshake}" for handshake in _HANDSHAKES],
-            # Exactly one: some wallets refuse more.
+            # Exactly one service: some wallets refuse more.
             "services": [
                 {
                     "id": "#inline",
@@ -183,25 +153,14 @@ class Invitations:
 
 
 def id_inside(encoded: str) -> str:
-    """Return the id of the invitation that an URL carries; :class:`NoSuchInvitationError` when it carries none."""
+    """Return the id of the invitation in a URL parameter; :class:`NoSuchInvitationError` when there is none."""
     try:
         if len(encoded) > MAX_QUERY:
             raise NoSuchInvitationError
-        said: Any = orjson.loads(base64url.decode(encoded))
+        decoded: Any = orjson.loads(base64url.decode(encoded))
     except ValueError:
         raise NoSuchInvitationError from None
-    id = (said.get("@id") or said.get("id")) if isinstance(said, dict) else None
+    id = (decoded.get("@id") or decoded.get("id")) if isinstance(decoded, dict) else None
     if not isinstance(id, str):
         raise NoSuchInvitationError
     return id
-
-
-def _make_room(tx: Transaction, tenant: str, now: int) -> None:
-    kept = tx.invitations.list(tenant, MAX_INVITATIONS)
-    if len(kept) < MAX_INVITATIONS:
-        return
-    closed = [invitation for invitation in kept if not invitation.open(now)]
-    if not closed:
-        raise BadRequestError("invitation", f"a tenant has at most {MAX_INVITATIONS}; remove some")
-    for invitation in closed:
-        tx.invitations.remove(invitation)

@@ -1,7 +1,7 @@
-"""DIDComm messages in one shape for both generations: what was received, what is answered, and how each is written.
+"""DIDComm messages in one form for both generations, read and written (RFC 0011 for v1).
 
 v1 decorates one flat object (``@type``, ``@id``, ``~thread``, ``~transport``, ``~attach``), v2 has headers and a
-``body``. Handlers see neither: they get a :class:`Message` and give :class:`Reply` objects.
+``body``. Handlers see neither: they get a :class:`DidcommMessage` and return :class:`ReplyMessage` objects.
 """
 
 import base64
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.mediation.records import Generation
+from mediator.fields import StrictFields
 from pickup import base64url
-from pickup.fields import optional_text, text
+from pickup.mediation.records import Generation
 
 DIDCOMM = "https://didcomm.org/"
 OLD = "did:sov:BzCbsNYhMrjHiqZDTUASHg;spec/"
-"""The prefix that agents of old write (D12); they are answered in kind."""
+"""The prefix that older agents write (D12); they get replies with the same."""
 MAX_ID = 256
 MAX_FROM = 16 * 1024
 """Characters of a DID, the long form of a did:peer:4."""
@@ -53,7 +53,7 @@ class MessageType(NamedTuple):
         return f"{self.protocol}/{self.name}"
 
     def named(self, name: str) -> "MessageType":
-        """Another message of the same protocol, in the same prefix."""
+        """Return the type of another message of the same protocol and prefix."""
         return self._replace(name=name)
 
     @classmethod
@@ -72,12 +72,11 @@ class Attachment:
     id: str
     data: bytes | Json
     """Bytes travel as base64."""
-    filename: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A message as it was received; ``raw`` is the whole plaintext."""
+class DidcommMessage:
+    """A received message; ``raw`` is the whole plaintext."""
 
     generation: Generation
     type: MessageType
@@ -88,29 +87,34 @@ class Message:
     thid: str | None = None
     pthid: str | None = None
     return_route: str | None = None
-    """``all``, ``thread`` or ``none`` as written; None when absent (D5)."""
+    """``all``, ``thread`` or ``none`` (RFC 0092), as written; None when absent (D5)."""
     from_did: str | None = None
-    """v2: what the plaintext says of its sender, which must agree with the envelope (D8)."""
+    """v2: the sender by the plaintext, which must agree with the envelope (D8)."""
     to: tuple[str, ...] = ()
     created_time: int | None = None
-    """v2: Unix seconds; None also for a time in another form, such as the text that Veramo writes."""
+    """v2: Unix seconds; None also for another form, such as the text that Veramo writes."""
     expires_time: int | None = None
     """v2: Unix seconds."""
 
     @property
+    def fields(self) -> StrictFields:
+        """The fields of the body."""
+        return StrictFields(self.body)
+
+    @property
     def thread(self) -> str:
-        """The thread an answer belongs to."""
+        """The thread of a reply."""
         return self.thid or self.id
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """A message to be sent; ``type`` decides its protocol, the peer's generation decides its shape."""
+class ReplyMessage:
+    """A message to send; the peer's generation decides its form."""
 
     type: MessageType
     body: Json = field(default_factory=dict)
     attachments: Sequence[Attachment] | None = None
-    """None: the message has no place for them; an empty list is written as one."""
+    """None: the message has no attachments; an empty list is written as one."""
     thid: str | None = None
     pthid: str | None = None
     decorators: Json = field(default_factory=dict)
@@ -118,43 +122,44 @@ class Reply:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
-def read(plaintext: Mapping[str, Any], generation: Generation) -> Message:
-    """Read a plaintext; :class:`BadRequestError` names the field that is wrong."""
+def read(plaintext: Mapping[str, Any], generation: Generation) -> DidcommMessage:
+    """Read a plaintext; :class:`BadRequestError` names the wrong field."""
     return _read_v1(plaintext) if generation is Generation.V1 else _read_v2(plaintext)
 
 
-def _read_v1(raw: Mapping[str, Any]) -> Message:
-    thread = _object(raw, "~thread")
+def _read_v1(raw: Mapping[str, Any]) -> DidcommMessage:
+    thread = StrictFields(_object(raw, "~thread"))
     transport = _object(raw, "~transport")
-    return Message(
+    return DidcommMessage(
         generation=Generation.V1,
         type=MessageType.parse(raw.get("@type"), "@type"),
-        id=text(raw, "@id", MAX_ID),
+        id=StrictFields(raw).text("@id", MAX_ID),
         body=raw,
         raw=raw,
-        thid=optional_text(thread, "thid", MAX_ID),
-        pthid=optional_text(thread, "pthid", MAX_ID),
-        return_route=optional_text(transport, "return_route", MAX_ID),
+        thid=thread.optional_text("thid", MAX_ID),
+        pthid=thread.optional_text("pthid", MAX_ID),
+        return_route=StrictFields(transport).optional_text("return_route", MAX_ID),
     )
 
 
-def _read_v2(raw: Mapping[str, Any]) -> Message:
+def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
+    fields = StrictFields(raw)
     to = raw.get("to")
     if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
         raise BadRequestError("to", "expected a list of DIDs")
     created, expires = raw.get("created_time"), raw.get("expires_time")
     if expires is not None and type(expires) is not int:
         raise BadRequestError("expires_time", "expected Unix seconds")
-    return Message(
+    return DidcommMessage(
         generation=Generation.V2,
         type=MessageType.parse(raw.get("type"), "type"),
-        id=text(raw, "id", MAX_ID),
+        id=fields.text("id", MAX_ID),
         body=_object(raw, "body"),
         raw=raw,
-        thid=optional_text(raw, "thid", MAX_ID),
-        pthid=optional_text(raw, "pthid", MAX_ID),
-        return_route=optional_text(raw, "return_route", MAX_ID),
-        from_did=optional_text(raw, "from", MAX_FROM),
+        thid=fields.optional_text("thid", MAX_ID),
+        pthid=fields.optional_text("pthid", MAX_ID),
+        return_route=fields.optional_text("return_route", MAX_ID),
+        from_did=fields.optional_text("from", MAX_FROM),
         to=tuple(to or ()),
         created_time=created if type(created) is int else None,
         expires_time=expires,
@@ -170,8 +175,8 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def attachments(message: Message, v1_name: str = "~attach") -> list[Attachment]:
-    """Return what is attached; links are refused, since fetching them would be done in our name (D12)."""
+def attachments(message: DidcommMessage, v1_name: str = "~attach") -> list[Attachment]:
+    """Return the attachments; links are refused, since the mediator would fetch them (D12)."""
     where = v1_name if message.generation is Generation.V1 else "attachments"
     id_name = "@id" if message.generation is Generation.V1 else "id"
     items = message.raw.get(where, [])
@@ -202,12 +207,12 @@ def unbase64(text: str, where: str) -> bytes:
         raise BadRequestError(where, "expected base64") from None
 
 
-def write(reply: Reply, generation: Generation, sender: str, receiver: str) -> Json:
-    """Write a plaintext; ``sender`` and ``receiver`` are DIDs, which only v2 names in it."""
+def write(reply: ReplyMessage, generation: Generation, sender: str, receiver: str) -> Json:
+    """Write a plaintext; ``sender`` and ``receiver`` are DIDs, which only v2 writes."""
     return _write_v1(reply) if generation is Generation.V1 else _write_v2(reply, sender, receiver)
 
 
-def _write_v1(reply: Reply) -> Json:
+def _write_v1(reply: ReplyMessage) -> Json:
     raw: Json = {"@type": str(reply.type), "@id": reply.id, **reply.body, **reply.decorators}
     thread = {name: value for name, value in (("thid", reply.thid), ("pthid", reply.pthid)) if value is not None}
     if thread:
@@ -217,7 +222,7 @@ def _write_v1(reply: Reply) -> Json:
     return raw
 
 
-def _write_v2(reply: Reply, sender: str, receiver: str) -> Json:
+def _write_v2(reply: ReplyMessage, sender: str, receiver: str) -> Json:
     raw: Json = {
         "id": reply.id,
         "typ": PLAIN,
@@ -236,18 +241,15 @@ def _write_v2(reply: Reply, sender: str, receiver: str) -> Json:
 
 
 def _written(attachment: Attachment, id_name: str, encoder: Callable[[bytes], bytes]) -> Json:
-    """Write an attachment; v1 agents read the standard alphabet only, v2 has the one for URLs. Padding suits all."""
+    """Write an attachment: v1 agents read the standard base64 alphabet only, v2 is base64url. All accept padding."""
     if isinstance(attachment.data, bytes):
         data: Json = {"base64": encoder(attachment.data).decode()}
     else:
         data = {"json": attachment.data}
-    written: Json = {id_name: attachment.id, "data": data}
-    if attachment.filename is not None:
-        written["filename"] = attachment.filename
-    return written
+    return {id_name: attachment.id, "data": data}
 
 
 def encode(raw: Mapping[str, Any]) -> bytes:
-    """Write JSON in ASCII: some peers get other text wrong inside a v1 envelope."""
+    """Write JSON in ASCII: some peers misread other text inside a v1 envelope."""
     encoded = orjson.dumps(raw)
     return encoded if encoded.isascii() else json.dumps(raw, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Outbound: brings one envelope to the endpoint of a peer, over HTTP or WebSocket, through the guard (D10)."""
+"""Sends one envelope to the endpoint of a peer, over HTTP or WebSocket, through the SSRF guard (D10)."""
 
 import asyncio
 import uuid
@@ -11,96 +11,96 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
 from mediator.http.guard import Guard
-from mediator.mediation.names import base58, is_ed25519, verkey
-from mediator.mediation.records import Generation
-from pickup import media
+from pickup import media_types
 from pickup.envelope import Envelopes
+from pickup.mediation.names import base58, is_ed25519, verkey
+from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, encode
 
 POST_SECONDS = 10.0
-"""Time for one attempt, names and redirects included."""
+"""Time for one attempt, DNS and redirects included."""
 MAX_ROUTING_KEYS = 10
-"""Mediators in front of an endpoint."""
+"""Most mediators in front of an endpoint."""
 MAX_ANSWER = 64 * 1024
-"""Bytes of a frame that an endpoint's WebSocket may send back; it is not read."""
+"""Bytes of a frame that an endpoint's WebSocket may send back; it is ignored."""
 
 _MARK = b"read"
 _HTTP = ("http://", "https://")
 _WS = ("ws://", "wss://")
-# What is wrong with this one envelope; everything else may be wrong with the endpoint, or pass.
+# The envelope itself is refused; any other status may be temporary, or a fault of the endpoint.
 _REFUSALS = frozenset({400, 413, 415, 422})
 
 
 Sleep = Callable[[float], Awaitable[object]]
-"""Waits so many seconds before another attempt."""
+"""Waits so many seconds before the next attempt."""
 
 
-class Outcome(StrEnum):
-    """What became of an attempt."""
+class DeliveryOutcome(StrEnum):
+    """The outcome of an attempt."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"
-    """The endpoint does not want this envelope: trying again is of no use."""
+    """The endpoint refuses this envelope; a retry does not help."""
     FAILED = "failed"
-    """It may succeed later."""
+    """A retry may succeed."""
     BARRED = "barred"
-    """The endpoint is none that is ever called."""
+    """The endpoint must never be called: a forbidden address, or not HTTP or WebSocket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """An envelope and where it goes."""
+class OutboundMessage:
+    """An envelope and its destination."""
 
     endpoint: str
     envelope: bytes
     generation: Generation
     to: str | None = None
-    """v1: the canonical key that it is sealed for; needed with ``routing_keys``."""
+    """v1: the canonical key it is sealed for; required with ``routing_keys``."""
     routing_keys: Sequence[str] = ()
     """v1: canonical keys of mediators in front of the endpoint, outermost last."""
 
 
 def is_endpoint(url: str | None) -> bool:
-    """Whether anything can be brought there: ``didcomm:transport/queue`` and the like are no endpoints."""
+    """Whether envelopes can be sent there; ``didcomm:transport/queue`` (RFC 0092) is no endpoint."""
     return url is not None and url.startswith((*_HTTP, *_WS))
 
 
-class Courier:
-    """Makes one attempt at a time."""
+class OutboundClient:
+    """Makes one attempt for each call; see :mod:`.outbound_queue` and :mod:`.endpoint_relay` for retries."""
 
     def __init__(self, envelopes: Envelopes, guard: Guard) -> None:
         self._envelopes = envelopes
         self._guard = guard
 
-    async def bring(self, parcel: Parcel) -> Outcome:
-        """Make one attempt, within :data:`POST_SECONDS`."""
+    async def send(self, message: OutboundMessage) -> DeliveryOutcome:
+        """Make one attempt, within :data:`POST_SECONDS`; raises nothing."""
         try:
-            envelope = await self._wrapped(parcel)
+            envelope = await self._wrap(message)
         except (MediatorError, ValueError):
-            return Outcome.REFUSED
+            return DeliveryOutcome.REFUSED
         try:
-            if parcel.endpoint.startswith(_HTTP):
-                return await self._post(parcel, envelope)
-            if parcel.endpoint.startswith(_WS):
-                return await self._send(parcel.endpoint, envelope)
+            if message.endpoint.startswith(_HTTP):
+                return await self._post(message, envelope)
+            if message.endpoint.startswith(_WS):
+                return await self._send_frame(message.endpoint, envelope)
         except AddressRefusedError:
-            return Outcome.BARRED
+            return DeliveryOutcome.BARRED
         except UnreachableError:
-            return Outcome.FAILED
-        return Outcome.BARRED
+            return DeliveryOutcome.FAILED
+        return DeliveryOutcome.BARRED
 
-    async def _wrapped(self, parcel: Parcel) -> bytes:
-        """Put the envelope into a forward for each mediator in front of the endpoint (RFC 0094)."""
-        envelope, to = parcel.envelope, parcel.to or ""
-        if parcel.generation is not Generation.V1 or not parcel.routing_keys:
+    async def _wrap(self, message: OutboundMessage) -> bytes:
+        """Wrap the envelope in a forward for each mediator in front of the endpoint (RFC 0094)."""
+        envelope, to = message.envelope, message.to or ""
+        if message.generation is not Generation.V1 or not message.routing_keys:
             return envelope
-        if len(parcel.routing_keys) > MAX_ROUTING_KEYS or not all(map(is_ed25519, (to, *parcel.routing_keys))):
+        if len(message.routing_keys) > MAX_ROUTING_KEYS or not all(map(is_ed25519, (to, *message.routing_keys))):
             raise UnreachableError("expected an endpoint with few routing keys")
-        for key in parcel.routing_keys:
+        for key in message.routing_keys:
             forward = {
                 "@type": f"{DIDCOMM}routing/1.0/forward",
                 "@id": str(uuid.uuid4()),
-                # Agents in the field know recipients by the bare key.
+                # Deployed agents know recipients by the raw base58 key.
                 "to": base58(verkey(to)),
                 "msg": orjson.loads(envelope),
             }
@@ -108,27 +108,29 @@ class Courier:
             to = key
         return envelope
 
-    async def _post(self, parcel: Parcel, envelope: bytes) -> Outcome:
-        status = await self._guard.post(parcel.endpoint, envelope, media.WRITTEN[parcel.generation], POST_SECONDS)
+    async def _post(self, message: OutboundMessage, envelope: bytes) -> DeliveryOutcome:
+        status = await self._guard.post(
+            message.endpoint, envelope, media_types.WRITTEN[message.generation], POST_SECONDS
+        )
         if 200 <= status < 300:
-            return Outcome.DELIVERED
-        return Outcome.REFUSED if status in _REFUSALS else Outcome.FAILED
+            return DeliveryOutcome.DELIVERED
+        return DeliveryOutcome.REFUSED if status in _REFUSALS else DeliveryOutcome.FAILED
 
-    async def _send(self, endpoint: str, envelope: bytes) -> Outcome:
+    async def _send_frame(self, endpoint: str, envelope: bytes) -> DeliveryOutcome:
         try:
             async with asyncio.timeout(POST_SECONDS):
                 ws = await self._guard.ws_connect(endpoint, MAX_ANSWER, POST_SECONDS)
                 try:
                     await ws.send_bytes(envelope)
-                    return Outcome.DELIVERED if await _was_read(ws) else Outcome.FAILED
+                    return DeliveryOutcome.DELIVERED if await _was_read(ws) else DeliveryOutcome.FAILED
                 finally:
                     await ws.close()
         except (TimeoutError, OSError):
-            return Outcome.FAILED
+            return DeliveryOutcome.FAILED
 
 
 async def _was_read(ws: ClientWebSocketResponse) -> bool:
-    """Wait for the pong of a ping that follows what was sent; False when the socket ends before (D7)."""
+    """Ping and wait for the pong: the frame before it was read (D7); False when the socket closes first."""
     await ws.ping(_MARK)
     async for frame in ws:
         if frame.type is WSMsgType.PONG and frame.data == _MARK:

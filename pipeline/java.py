@@ -76,7 +76,7 @@ def _remedy(found: Path | None) -> str:
 
 def _version(program: Path, where: str) -> int:
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             [program, "-version"],
             capture_output=True,
             text=True,
@@ -88,7 +88,7 @@ def _version(program: Path, where: str) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{where} does not run ({error}): {_remedy(program)}") from None
     # Up to Java 8 the versions were called 1.x.
-    match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    if said.returncode or match is None:
+    match = re.search(r'version "(?:1\.)?(\d+)', completed.stderr + completed.stdout)
+    if completed.returncode or match is None:
         raise SetupError(f"{where} is no Java that runs: {_remedy(program)}")
     return int(match[1])

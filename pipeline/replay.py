@@ -1,9 +1,9 @@
-"""Sends archived messages again, into one mailbox: in the order of the lanes, each once, also over killed runs.
+"""Replays archived messages into one mailbox: lane by lane in their old order, each exactly once, even if killed.
 
-What is sent is planned first: which messages, in which order, as rows of a file in the lake. Then they are sent in
-chunks, few enough that the mailbox remembers the dedup ids of one (S3), and how far it came is kept beside the plan.
-Where a run was killed, the next with the same wishes goes on: it sends the last chunk again, of which the mailbox drops
-what it has.
+A replay first writes a plan, the messages and their order, as a file in the lake. Then it sends them in chunks, small
+enough that the mailbox remembers all dedup ids of a chunk (S3), and saves its progress beside the plan. After a killed
+run, the next one with the same selection and target continues: it repeats the last chunk, whose duplicates the mailbox
+drops.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,15 +23,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from mediator.errors import BadRequestError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
-from mediator.operators.spans import show_count
-from pipeline.lake import readable
-from pipeline.lake.archive import ARCHIVE, kept, opened
-from pipeline.lake.folder import check, locked, told_plainly
-from pipeline.lake.replays import PLAN, Progress, Replays
+from mediator.ops.units import format_count
+from pipeline.lake import spark_path
+from pipeline.lake.archive import ARCHIVE, read_stored, unseal
+from pipeline.lake.folder import check_lake, lock_folder, translate_errors
+from pipeline.lake.replay_checkpoint import PLAN, ReplayCheckpoint, ReplayProgress
 from pipeline.lake.sealing import Key, unknown_key
+from pipeline.progress import ProgressCallback, no_progress
 from pipeline.source.datasource import FORMAT, register
-from pipeline.source.messages import Columns
-from pipeline.telling import Told, to_nobody
+from pipeline.source.messages import SinkColumns
 
 ORIGINAL_TIME = "mq9-original-time"
 """The header with the time of the archived message: Unix seconds, with milliseconds."""
@@ -53,7 +53,7 @@ _WORDS = [lane.name.lower() for lane in LANES]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReplaySelection:
     """Which messages of the archive. Times are milliseconds since the epoch, of becoming visible."""
 
     tenant: str
@@ -68,7 +68,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """Where they go: a mailbox, and the options of the sink that say how it is reached."""
 
     address: str
@@ -78,7 +78,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ReplayPreview:
     """What would be sent."""
 
     lanes: dict[str, int]
@@ -88,42 +88,47 @@ class Planned:
         """Say it to people."""
         for lane, count in self.lanes.items():
             yield f"{count:,} {lane}"
-        messages = show_count(sum(self.lanes.values()), "message")
+        messages = format_count(sum(self.lanes.values()), "message")
         yield f"{messages} would be sent, {self.replaced:,} older ones of their keys not"
 
 
-def preview(spark: SparkSession, lake: Path, wanted: Wanted) -> Planned:
-    """Say what a replay would send, without sending; raises as :func:`pipeline.lake.archive.kept`."""
-    found = _chosen(kept(spark, lake), wanted)
+def preview(spark: SparkSession, lake: Path, wanted: ReplaySelection) -> ReplayPreview:
+    """Say what a replay would send, without sending; raises as :func:`pipeline.lake.archive.read_stored`."""
+    found = _chosen(read_stored(spark, lake), wanted)
     lanes = {row["lane"]: row["count"] for row in plan(found).groupBy("lane").count().collect()}
-    return Planned({word: lanes[word] for word in _WORDS if word in lanes}, found.count() - sum(lanes.values()))
+    return ReplayPreview({word: lanes[word] for word in _WORDS if word in lanes}, found.count() - sum(lanes.values()))
 
 
 def replay(
-    spark: SparkSession, lake: Path, wanted: Wanted, target: Target, keys: Sequence[Key], told: Told = to_nobody
-) -> Progress:
+    spark: SparkSession,
+    lake: Path,
+    wanted: ReplaySelection,
+    target: ReplayTarget,
+    keys: Sequence[Key],
+    on_progress: ProgressCallback = no_progress,
+) -> ReplayProgress:
     """Send what is wanted and return what was done, by runs that were killed too.
 
     Raises :class:`SetupError` for a folder that is no lake and for messages that are sealed with a key that is not
     there, and :class:`UnavailableError` when the same replay runs already, or the lake cannot be written. What the sink
     raises ends a task, and with it the run; the next one goes on.
     """
-    check(lake)
+    check_lake(lake)
     register(spark)
-    replays = Replays(lake, [wanted, target.address, target.ttl, dict(target.options).get("nats.user")])
-    with told_plainly(lake), locked(replays.folder, f"the replay in {replays.folder}"):
+    replays = ReplayCheckpoint(lake, [wanted, target.address, target.ttl, dict(target.options).get("nats.user")])
+    with translate_errors(lake), lock_folder(replays.folder, f"the replay in {replays.folder}"):
         progress = replays.progress()
         if progress is None:
-            told("plan", 0, None)
+            on_progress("plan", 0, None)
             progress = _begin(spark, lake, wanted, replays)
         path = replays.folder / PLAN
         for unknown in _sealed_with(path) - {key.id for key in keys}:
             raise unknown_key(unknown)
         while progress.done < progress.messages:
-            told("messages", progress.done, progress.messages)
+            on_progress("messages", progress.done, progress.messages)
             progress = _send(spark, lake, path, progress, target, keys)
             replays.keep(progress)
-        told("messages", progress.done, progress.messages)
+        on_progress("messages", progress.done, progress.messages)
         replays.forget()
         return progress
 
@@ -148,7 +153,7 @@ def _plan_schema() -> StructType:
     return StructType([StructField("no", LongType()), *(ARCHIVE[name] for name in (*_NAME, "lane", "key_id"))])
 
 
-def _chosen(rows: DataFrame, wanted: Wanted) -> DataFrame:
+def _chosen(rows: DataFrame, wanted: ReplaySelection) -> DataFrame:
     found = rows.where((F.col("tenant") == wanted.tenant) & F.col("mailbox").isin(list(wanted.mailboxes)))
     if wanted.since is not None:
         found = found.where(F.col("created_at") >= F.timestamp_millis(F.lit(wanted.since)))
@@ -159,12 +164,12 @@ def _chosen(rows: DataFrame, wanted: Wanted) -> DataFrame:
     return found.where(F.col("msg_id").isin(list(wanted.ids))) if wanted.ids else found
 
 
-def _begin(spark: SparkSession, lake: Path, wanted: Wanted, replays: Replays) -> Progress:
-    found = _chosen(kept(spark, lake), wanted)
+def _begin(spark: SparkSession, lake: Path, wanted: ReplaySelection, replays: ReplayCheckpoint) -> ReplayProgress:
+    found = _chosen(read_stored(spark, lake), wanted)
     path = replays.folder / PLAN
     plan(found).write.mode("overwrite").parquet(f"file:{path}")
     messages = ds.dataset(path, format="parquet").count_rows()
-    progress = Progress(messages, replaced=found.count() - messages)
+    progress = ReplayProgress(messages, replaced=found.count() - messages)
     replays.keep_plan(progress)
     return progress
 
@@ -176,12 +181,12 @@ def _sealed_with(path: Path) -> set[str]:
 
 
 def _send(
-    spark: SparkSession, lake: Path, path: Path, progress: Progress, target: Target, keys: Sequence[Key]
-) -> Progress:
+    spark: SparkSession, lake: Path, path: Path, progress: ReplayProgress, target: ReplayTarget, keys: Sequence[Key]
+) -> ReplayProgress:
     """Send the next chunk of a plan."""
     end = min(progress.done + CHUNK, progress.messages)
-    ordered = picked(kept(spark, lake), path, progress.done, end).repartition(1).sortWithinPartitions("no")
-    shaped = opened(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
+    ordered = picked(read_stored(spark, lake), path, progress.done, end).repartition(1).sortWithinPartitions("no")
+    shaped = unseal(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
     if target.ttl is not None:
         shaped = shaped.withColumn(_TTL.name, F.lit(target.ttl).cast(_TTL.dataType))
     sent = Observation()
@@ -205,14 +210,14 @@ def picked(rows: DataFrame, path: Path, start: int, end: int) -> DataFrame:
             low, high = F.timestamp_micros(low), F.timestamp_micros(high)
         # Said so that files without them are passed over.
         rows = rows.where(F.col(name).between(low, high))
-    planned = rows.sparkSession.read.schema(_plan_schema()).parquet(readable(path))
+    planned = rows.sparkSession.read.schema(_plan_schema()).parquet(spark_path(path))
     names = planned.where(F.col("no").between(start, end - 1)).select("no", *_NAME)
     return rows.join(F.broadcast(names), list(_NAME))
 
 
 def _outgoing(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Shape messages for the sink; what NATS does not carry as it is, is refused in words instead of sent."""
-    columns = Columns.of(StructType(_OUTGOING.fields[:-1]), address)
+    columns = SinkColumns.of(StructType(_OUTGOING.fields[:-1]), address)
     schema = to_arrow_schema(_OUTGOING, timezone="UTC")
     for batch in batches:
         for rows in (batch.slice(start, 512) for start in range(0, batch.num_rows, 512)):
@@ -220,7 +225,7 @@ def _outgoing(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
             yield pa.RecordBatch.from_pylist(shaped, schema=schema)
 
 
-def _shaped(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
+def _shaped(row: dict[str, Any], columns: SinkColumns) -> dict[str, Any]:
     at = round(row["created_at"].timestamp() * 1000)
     number, msg_id = row["mailbox_no"], row["msg_id"]
     message = {name: row[name] for name in _MESSAGE}

@@ -1,4 +1,4 @@
-"""Checks that the Spark that is to be used is one that the pipeline runs on."""
+"""Checks that the installed Spark is recent enough for the pipeline."""
 
 import re
 from importlib.metadata import version

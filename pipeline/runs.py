@@ -1,4 +1,4 @@
-"""How a command of the pipeline records its own run: begun and ended in a book, which never fails the run."""
+"""Records the run of a pipeline command in the history. A history that cannot be written never fails the run."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,27 +6,27 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from mediator.errors import BadRequestError
-from mediator.runs.records import RUN_VARIABLE, Outcome
+from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 
 
-class Book(Protocol):
-    """Who keeps the history of runs."""
+class RunRecorder(Protocol):
+    """The history of runs."""
 
     def begin(self, command: str, arguments: Sequence[str]) -> int:
-        """Keep a run that begins now, and return its number."""
+        """Record a run that begins now, and return its number."""
 
     def end(self, no: int, outcome: Outcome, numbers: Mapping[str, int | float], error: str) -> None:
-        """Keep how a run ended."""
+        """Record how a run ended."""
 
 
 @contextmanager
-def recorded(
-    book: Book, command: str, arguments: Sequence[str], say: Callable[[str], None]
+def record_run(
+    book: RunRecorder, command: str, arguments: Sequence[str], say: Callable[[str], None]
 ) -> Iterator[dict[str, int | float]]:
-    """Record what happens inside as a run; it gets a table to put its numbers in, by words: rows, files, …
+    """Record the body as a run; yields a dictionary for its figures (rows, files, …).
 
-    An exception is its error, and goes on. As a child of the service it is the run that was begun for it. Where the run
-    cannot be recorded ``say`` gets one line that says why.
+    An exception is recorded as the run's error and raised again. A child of the service ends the run that the service
+    began for it. If the run cannot be recorded, ``say`` gets one line with the reason.
     """
     numbers: dict[str, int | float] = {}
     no = 0
@@ -50,7 +50,12 @@ def recorded(
 
 
 def _end(
-    book: Book, no: int, outcome: Outcome, numbers: Mapping[str, int | float], why: str, say: Callable[[str], None]
+    book: RunRecorder,
+    no: int,
+    outcome: Outcome,
+    numbers: Mapping[str, int | float],
+    why: str,
+    say: Callable[[str], None],
 ) -> None:
     try:
         try:

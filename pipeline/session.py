@@ -69,7 +69,7 @@ def session(
 
 
 @contextmanager
-def running(
+def session_scope(
     *,
     master: str | None = None,
     conf: Iterable[tuple[str, str]] = (),
@@ -126,7 +126,7 @@ def _start(master: str | None, settings: dict[str, str], name: str, little: bool
         except (PySparkException, Py4JError) as error:
             if "JAVA_GATEWAY_EXITED" in str(error):
                 raise SetupError("Spark did not start; what Java said of it stands above") from error
-            raise SetupError(f"Spark did not start: {reason(error)}") from error
+            raise SetupError(f"Spark did not start: {error_reason(error)}") from error
 
 
 def _for_this_machine(spark: SparkSession) -> SparkSession:
@@ -145,7 +145,7 @@ def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise UnreachableError(f"{remote}: {reason(error)}") from error
+        raise UnreachableError(f"{remote}: {error_reason(error)}") from error
 
 
 def _reach(remote: str) -> None:
@@ -178,7 +178,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def reason(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Return what a Spark or Java exception says, without the names of classes and where it was."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java = next((found[1] for line in lines if (found := _JAVA.match(line))), None)

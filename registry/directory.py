@@ -1,145 +1,154 @@
-"""The directory: what every door of the registry asks; it changes the store and searches the index."""
+"""The use cases of the registry, which every door calls: they change the store and search the index."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
-from mediator.agents import registering
-from mediator.agents.records import Agent, Liveness, Registration, State
 from mediator.broker import Broker
 from mediator.errors import BusyError, NoSuchAgentError
-from registry.cards import MAX_CARD, Card, read_card
-from registry.digest import Digest
-from registry.following import Following
-from registry.meanings import Meanings
-from registry.meters import Meters
-from registry.requests import Discover, Found, Registered, Who
-from registry.searching import Searching
+from registry.agents import registering
+from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
+from registry.cards.card import MAX_CARD, Card, read_card
+from registry.embedding.switching import EmbeddingModels
+from registry.index.document import IndexDocument
+from registry.index.updater import IndexUpdater
+from registry.requests import AgentReference, DiscoverRequest, DiscoverResult, RegisterResult
+from registry.search.searcher import Searcher
+from registry.tables import RegistryTables
 
 T = TypeVar("T")
 SMALL_CARD = 4096
-"""Bytes up to which a card is read where we stand: handing it to a thread takes longer."""
+"""Bytes up to which a card is parsed on the event loop: handing it to a thread takes longer."""
 MAX_READING = 64 * 1024 * 1024
-"""Bytes of cards that wait to be read on that thread; above it they are refused as busy."""
+"""Bytes of cards that may wait to be parsed on a thread; more are refused with :class:`BusyError`."""
 
 
 class Directory:
-    """Registers, removes and finds agents. Made and used on the event loop."""
+    """Registers, removes and finds agents. Created and used on the event loop."""
 
     def __init__(
         self,
         broker: Broker,
         liveness: Liveness,
         max_agents: int,
-        following: Following,
-        searching: Searching,
-        meanings: Meanings | None,
-        meters: Meters,
+        updater: IndexUpdater,
+        searcher: Searcher,
+        models: EmbeddingModels | None,
     ) -> None:
-        """``max_agents`` a tenant, 0: no bound; without ``meanings`` cards get no vectors."""
+        """``max_agents`` limits each tenant, 0 is no limit; without ``models`` cards get no vectors."""
         self._broker = broker
         self._liveness = liveness
         self._max_agents = max_agents
-        self._following = following
-        self._searching = searching
-        self._meanings = meanings
-        self._meters = meters
-        # One thread, and our own: cards that take long would keep each other, and whoever else needs one, waiting.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="registry-cards")
-        self._reading = 0
+        self._updater = updater
+        self._searcher = searcher
+        self._models = models
+        # One thread of our own: slow cards would delay each other, and everybody else who needs a thread.
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="registry-cards")
+        self._parsing = 0
 
     def close(self) -> None:
-        """Let go of the thread."""
-        self._reader.shutdown(wait=True)
+        """Stop the thread."""
+        self._parser.shutdown(wait=True)
 
-    async def register(self, tenant: str, data: bytes) -> Registered:
-        """Keep a card under its mailbox, in place of the former one (G1); found from now on, by this instance at once.
+    async def register(self, tenant: str, data: bytes) -> RegisterResult:
+        """Keep a card under its mailbox, in place of the former one (G1); searches here find it from now on.
 
-        Raises :class:`BadRequestError` for what is no card, :class:`QuotaExceededError`, :class:`BusyError`.
+        Raises :class:`BadRequestError` for an invalid card, :class:`QuotaExceededError`, :class:`BusyError`.
         """
-        large = SMALL_CARD < len(data) <= MAX_CARD
-        card, digest = await self._apart(len(data), lambda: _read(data)) if large else _read(data)
-        new = _registration(tenant, data, card, digest)
+        if SMALL_CARD < len(data) <= MAX_CARD:
+            card, new = await self._on_thread(len(data), partial(_parse, tenant, data))
+        else:
+            card, new = _parse(tenant, data)
         agent, created = await self._broker.write(
-            lambda tx, now: registering.register(tx, self._liveness, self._max_agents, new, now)
+            lambda tx, now: registering.register(tx.table(RegistryTables), self._liveness, self._max_agents, new, now)
         )
-        # The same card once more, as a sign of life, has its vectors or is waited for already.
-        if self._meanings is not None and agent.card_revision == agent.revision:
-            self._meanings.embedder.call(tenant, agent.no)
-        await self._following.reach(agent.revision)
-        return Registered(agent, card, created)
+        # An unchanged card, registered again as a sign of life, has its vectors or is queued already.
+        if self._models is not None and agent.card_revision == agent.revision:
+            self._models.embedder.enqueue(tenant, agent.no)
+        await self._updater.wait_for(agent.revision)
+        return RegisterResult(agent, card, created)
 
-    async def take(
+    async def register_many(
         self, tenant: str, space: str, cards: Sequence[bytes], packed: Callable[[int, Card], bytes]
-    ) -> registering.Taken:
-        """Keep many cards with the vectors that a model made of them elsewhere, all or none (G1).
+    ) -> registering.BulkOutcome:
+        """Keep many cards with vectors that a model made elsewhere, all or none (G1).
 
-        ``packed`` gives the vectors of the card at a place, in the form of :mod:`registry.packing`. Cards that are
-        there stay as they are. Behind all requests, since they come by thousands. Errors as of :meth:`register`.
+        ``packed`` returns the vectors of the card at a position, in the form of :mod:`registry.index.packing`. Cards
+        that are registered already stay as they are. The write goes behind all requests, since such cards come by
+        thousands. Raises as :meth:`register`.
         """
 
-        def read() -> list[registering.Read]:
-            found = []
+        def parse() -> list[registering.EmbeddedRegistration]:
+            parsed = []
             for at, data in enumerate(cards):
-                card, digest = _read(data)
-                found.append(registering.Read(_registration(tenant, data, card, digest), packed(at, card)))
-            return found
+                card, new = _parse(tenant, data)
+                parsed.append(registering.EmbeddedRegistration(new, packed(at, card)))
+            return parsed
 
-        ready = await self._apart(sum(map(len, cards)), read)
-        taken = await self._broker.chore(
-            lambda tx, now: registering.take(tx, self._liveness, self._max_agents, tenant, space, ready, now)
+        ready = await self._on_thread(sum(map(len, cards)), parse)
+        outcome = await self._broker.write_background(
+            lambda tx, now: registering.register_many(
+                tx.table(RegistryTables), self._liveness, self._max_agents, tenant, space, ready, now
+            )
         )
-        await self._following.reach(taken.revision)
-        return taken
+        await self._updater.wait_for(outcome.revision)
+        return outcome
 
-    async def _apart(self, size: int, read: Callable[[], T]) -> T:
-        """Read cards, of so many bytes, on their own thread."""
-        if self._reading > MAX_READING:
-            raise BusyError("too many cards are being read")
-        self._reading += size
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._reader, read)
-        finally:
-            self._reading -= size
+    async def put_vectors(self, space: str, vectors: Sequence[CardVectors]) -> int:
+        """Keep vectors for cards that have not changed since; return for how many. Goes behind all requests."""
+        return await self._broker.write_background(
+            lambda tx, _now: tx.table(RegistryTables).vectors.put(space, vectors)
+        )
 
-    async def unregister(self, tenant: str, who: Who) -> Agent:
-        """Forget an agent (G2); :class:`NoSuchAgentError`."""
+    async def unregister(self, tenant: str, reference: AgentReference) -> Agent:
+        """Remove an agent and return it (G2); :class:`NoSuchAgentError`."""
         agent = await self._broker.write(
-            lambda tx, now: registering.unregister(tx, tenant, who.address, who.name, now), when_full=True
+            lambda tx, now: registering.unregister(
+                tx.table(RegistryTables), tenant, reference.address, reference.name, now
+            ),
+            when_full=True,
         )
-        await self._following.reach(agent.revision)
+        await self._updater.wait_for(agent.revision)
         return agent
 
-    async def report(self, tenant: str, who: Who, status: bytes) -> Agent:
-        """Keep an agent's report and take it as a sign of life (G2); :class:`NoSuchAgentError`."""
+    async def report(self, tenant: str, reference: AgentReference, status: bytes) -> Agent:
+        """Keep the status report of an agent, which is a sign of life (G2); :class:`NoSuchAgentError`."""
         agent = await self._broker.write(
-            lambda tx, now: registering.report(tx, tenant, who.address, who.name, status, now)
+            lambda tx, now: registering.report(
+                tx.table(RegistryTables), tenant, reference.address, reference.name, status, now
+            )
         )
-        await self._following.reach(agent.revision)
+        await self._updater.wait_for(agent.revision)
         return agent
 
     async def get(self, tenant: str, address: str) -> tuple[Agent, State]:
-        """Return an agent; :class:`NoSuchAgentError`."""
-        agent = await self._broker.glance(lambda tx, _now: tx.agents.find(tenant, address))
+        """Return an agent and its state; :class:`NoSuchAgentError`."""
+        agent = await self._broker.read_inline(lambda tx, _now: tx.table(RegistryTables).agents.find(tenant, address))
         if agent is None:
             raise NoSuchAgentError(address)
         return agent, self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
 
-    async def discover(self, tenant: str, query: Discover, budget: int) -> Found:
-        """Find agents (G3): a page of them, cut at ``budget`` bytes of cards and reports, but one at least.
+    def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> Awaitable[DiscoverResult]:
+        """Find agents (G3): a page of at most ``budget`` bytes of cards and reports, but of one agent at least.
 
-        Raises :class:`BadRequestError` for a cursor that leads nowhere, :class:`BusyError` while the index is read.
+        Raises :class:`BadRequestError` for an unknown cursor, :class:`BusyError` while the index is being loaded.
         """
-        found = await self._searching.discover(tenant, query, budget)
-        self._meters.searched(found)
-        return found
+        return self._searcher.discover(tenant, query, budget)
+
+    async def _on_thread(self, size: int, parse: Callable[[], T]) -> T:
+        """Parse cards, of so many bytes, on the thread for that."""
+        if self._parsing > MAX_READING:
+            raise BusyError("too many cards are being read")
+        self._parsing += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
+        finally:
+            self._parsing -= size
 
 
-def _registration(tenant: str, data: bytes, card: Card, digest: bytes) -> Registration:
-    return Registration(tenant, card.address, card.name, data, digest, card.ttl)
-
-
-def _read(data: bytes) -> tuple[Card, bytes]:
+def _parse(tenant: str, data: bytes) -> tuple[Card, Registration]:
     card = read_card(data)
-    return card, Digest.of(card).pack()
+    document = IndexDocument.of(card).pack()
+    return card, Registration(tenant, card.address, card.name, data, document, card.ttl)

@@ -1,67 +1,67 @@
-"""What the doors ask of the registry, and what they are given."""
+"""Requests of the doors to the registry, and its results."""
 
 from dataclasses import dataclass
 
-from mediator.agents.records import Agent, State
-from registry.cards import Card
+from registry.agents.records import Agent, State
+from registry.cards.card import Card
 
 PAGE = 20
-"""Agents on a page when the asker does not say (G3)."""
+"""Default number of agents on a page (G3)."""
 MAX_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """Which agent is meant, by the mailbox or, where that is missing, by the name (G2)."""
+class AgentReference:
+    """An agent, by its mailbox or, if that is missing, by its name (G2)."""
 
     address: str | None = None
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Discover:
-    """A search; without ``text`` and ``semantic`` it lists all (G3)."""
+class DiscoverRequest:
+    """A search, or without ``text`` and ``semantic`` a list of all agents (G3)."""
 
     text: str | None = None
     semantic: str | None = None
-    """Wins over ``text``."""
+    """Takes precedence over ``text``."""
     limit: int = PAGE
     page: int = 1
     tags: tuple[str, ...] = ()
-    """All of them are wanted, in any case of letters."""
+    """An agent must have all of them; case is ignored."""
     skills: tuple[str, ...] = ()
-    """Ids or names of skills; all of them are wanted."""
+    """Ids or names of skills; an agent must have all of them."""
     states: frozenset[State] | None = None
-    """None: those that are not gone."""
+    """None: all but gone ones."""
     min_score: float | None = None
     cursor: str | None = None
-    """``next`` of the page before; of what else the request says only ``limit`` and what follows is then looked at."""
+    """``next`` of the page before; besides it only ``limit``, ``with_scores`` and ``with_state`` are used."""
     with_scores: bool = False
     with_state: bool = False
-    """Whether states come along, with the last reports."""
+    """Whether to include states and the last reports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """An agent as it is registered now."""
+class RegisterResult:
+    """The result of a registration."""
 
     agent: Agent
     card: Card
     created: bool
-    """Whether it was new."""
+    """Whether the agent is new."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A page of agents, best first; ``scores`` and ``states`` go along with ``agents``."""
+class DiscoverResult:
+    """A page of agents, best first, with a score and a state each."""
 
     agents: list[Agent]
     scores: list[float]
     states: list[State]
     total: int
-    """How many were found; a search has the best of them on its pages, see :data:`registry.index.MAX_RANKED`."""
+    """How many agents were found; pages end after :data:`registry.index.tenant.MAX_RANKED`."""
     next: str | None
     mode: str
-    """``list``, ``text`` or ``semantic``: how they were found."""
+    """How they were found: ``list``, ``text`` or ``semantic``."""
     note: str = ""
-    """Why a semantic search was answered by keywords, where it was."""
+    """Why keywords answered a semantic search; "" if they did not."""

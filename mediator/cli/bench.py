@@ -1,4 +1,4 @@
-"""The command bench: a short load on the running service, seen from a client."""
+"""The command bench: a short load test of the running service, from a client."""
 
 import asyncio
 import os
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mediator.cli import show
-from mediator.cli.client import Client, Login, talk
-from mediator.cli.failing import CommandError
-from mediator.cli.options import AsJson, Config, DataDir, Password, Server, User
+from mediator.cli import output
+from mediator.cli.client import Client, ClientOptions
+from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandGroup
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -18,53 +18,47 @@ if TYPE_CHECKING:
 IN_FLIGHT = (1, 10, 100)
 BATCH = 100
 LIFETIME = 3600
-"""Seconds after which the service removes what the load left behind."""
+"""Seconds after which the service removes the mailbox of the test."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: mediator bench --seconds 5 --size 1024")(bench)
+app = CommandGroup()
 
 
+@app.command(epilog="Example: mediator bench --seconds 5 --size 1024")
 def bench(
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each step sends.")] = 2.0,
-    size: Annotated[int, typer.Option(min=0, max=1 << 20, help="Bytes of a payload.")] = 256,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Duration of each step.")] = 2.0,
+    size: Annotated[int, typer.Option(min=0, max=1 << 20, help="Bytes per payload.")] = 256,
+    *,
+    options: ClientOptions,
 ) -> None:
-    """Put a short load on the running service: durable SENDs at 1, 10 and 100 in flight, then FETCH and ACK.
+    """Run a short load test on the service: durable SENDs at 1, 10 and 100 in flight, then FETCH and ACK.
 
-    The mailbox it makes is a work queue that it empties again, and that expires within the hour.
+    It creates a mailbox for the test, empties it again, and lets it expire within an hour.
     """
-    login = Login.of(server, user, password, config, data_dir)
-    talk(login, lambda client: _run(client, seconds, size, as_json=as_json))
+    options.run(lambda client: _run(client, seconds, size, as_json=options.as_json))
 
 
 async def _run(client: Client, seconds: float, size: int, *, as_json: bool) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     fields = {"ttl": LIFETIME, "retention": "until_ack", "desc": "mediator bench"}
-    address = (await client.ask("MAILBOX.CREATE", fields)).fields["mail_address"]
+    address = (await client.request("MAILBOX.CREATE", fields))["mail_address"]
     body = {"group_name": "bench", "deliver": "earliest", "config": {"num_msgs": BATCH, "max_wait_ms": 0}}
-    # The group begins before the first message.
-    await client.ask(f"MSG.FETCH.{address}", body)
+    # The group starts before the first message.
+    await client.request(f"MSG.FETCH.{address}", body)
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*columns, console=show.console(stderr=True)) as progress:
-        for many in IN_FLIGHT:
-            bar = progress.add_task(f"SEND, {many} in flight", total=seconds, rate="")
-            results.append(await _send(client, address, many, seconds, os.urandom(size), progress, bar))
+    with Progress(*columns, console=output.console(stderr=True)) as progress:
+        for in_flight in IN_FLIGHT:
+            bar = progress.add_task(f"SEND, {in_flight} in flight", total=seconds, rate="")
+            results.append(await _send(client, address, in_flight, seconds, os.urandom(size), progress, bar))
         sent = sum(result["messages"] for result in results)
         bar = progress.add_task(f"FETCH {BATCH} + ACK", total=sent, rate="")
         results.append(await _drain(client, address, body, sent, progress, bar))
     if as_json:
-        show.as_json({"payload_bytes": size, "steps": results})
+        output.print_json({"payload_bytes": size, "steps": results})
         return
-    show.table(("step", "messages#", "a second#", "p50 ms#", "p99 ms#"), map(_row, results))
+    output.print_table(("step", "messages#", "a second#", "p50 ms#", "p99 ms#"), map(_row, results))
 
 
 def _row(result: dict[str, Any]) -> tuple[str, ...]:
@@ -78,7 +72,7 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 async def _send(
-    client: Client, address: str, many: int, seconds: float, payload: bytes, progress: "Progress", bar: "TaskID"
+    client: Client, address: str, in_flight: int, seconds: float, payload: bytes, progress: "Progress", bar: "TaskID"
 ) -> dict[str, Any]:
     spans: list[float] = []
     started = time.perf_counter()
@@ -86,7 +80,7 @@ async def _send(
 
     async def sender() -> None:
         while (begun := time.perf_counter()) < end:
-            await client.ask(f"MSG.SEND.{address}", payload)
+            await client.request(f"MSG.SEND.{address}", payload)
             spans.append(time.perf_counter() - begun)
 
     async def show_progress() -> None:
@@ -98,7 +92,7 @@ async def _send(
     shown = asyncio.create_task(show_progress())
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(many):
+            for _ in range(in_flight):
                 group.create_task(sender())
     except* CommandError as errors:
         raise errors.exceptions[0] from None
@@ -106,7 +100,7 @@ async def _send(
         shown.cancel()
     took = time.perf_counter() - started
     progress.update(bar, completed=seconds, rate=f"{len(spans) / took:.0f}/s")
-    return _result(f"SEND, {many} in flight", len(spans), took, spans)
+    return _result(f"SEND, {in_flight} in flight", len(spans), took, spans)
 
 
 async def _drain(
@@ -117,11 +111,11 @@ async def _drain(
     started = time.perf_counter()
     while count < sent:
         begun = time.perf_counter()
-        messages = (await client.ask(f"MSG.FETCH.{address}", body)).fields["messages"]
+        messages = (await client.request(f"MSG.FETCH.{address}", body))["messages"]
         if not messages:
             raise CommandError(f"{sent} messages were sent, only {count} came back")
         ids = [message["msg_id"] for message in messages]
-        await client.ask(f"MSG.ACK.{address}", {"group_name": "bench", "msg_ids": ids})
+        await client.request(f"MSG.ACK.{address}", {"group_name": "bench", "msg_ids": ids})
         now = time.perf_counter()
         spans.append(now - begun)
         count += len(messages)

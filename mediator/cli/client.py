@@ -1,16 +1,17 @@
-"""A NATS client for one command: connects, asks the service, and turns what can go wrong into one line."""
+"""How commands reach the service: over NATS as any client, or through its control socket; failures become one line."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from mediator.cli.failing import CommandError
-from mediator.cli.options import load, serve_command
+import typer
+
+from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandOptions
 from mediator.endpoint import without_login
-from mediator.operators.spans import show_count
+from mediator.ops.units import format_count
 
 if TYPE_CHECKING:
     import ssl
@@ -19,21 +20,41 @@ PREFIX = "$mq9.AI."
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="NATS server to connect to.",
+        envvar="MEDIATOR_NATS_SERVER",
+        show_default="the service on the data directory",
+    ),
+]
+User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
+Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
+
 
 class RefusedError(CommandError):
-    """The service answered with an error; ``fields`` are the rest of its reply."""
+    """The service replied with an error; ``fields`` are the rest of its reply."""
 
 
 class UnansweredError(CommandError):
-    """Nobody answered: no server, no service, or not in time."""
+    """No reply: no server, no service, or not in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply without error."""
+class ReplyFields(dict[str, Any]):
+    """The fields of a reply without error."""
 
     raw: bytes
-    fields: dict[str, Any]
+    """The reply as the service sent it."""
+
+
+@dataclass(frozen=True)
+class NatsOptions:
+    """Where a client connects, and as whom."""
+
+    server: Server = None
+    user: User = None
+    password: Password = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,64 +65,55 @@ class Login:
     user: str | None = None
     password: str | None = None
     certificate: str | None = None
-    """In PEM, the one that the server is known to have; None: it must be one that this machine trusts."""
+    """The server's certificate in PEM; None: it must be one that this machine trusts."""
 
     @classmethod
-    def of(
-        cls,
-        server: str | None,
-        user: str | None,
-        password: str | None,
-        config: Path | None,
-        data_dir: Path | None,
-    ) -> Self:
-        """Take the server that was named, else that of the service on the data directory.
+    def of(cls, nats: NatsOptions, service: CommandOptions) -> Self:
+        """Use the server that is named, else that of the service on the data directory.
 
-        Raises :class:`UnansweredError` when none was named and no service runs there.
+        Raises :class:`UnansweredError` when none is named and no service runs there.
         """
-        if server is not None:
-            return cls(server, user, password)
-        found, certificate = _service(config, data_dir)
-        return cls(found, user, password, certificate)
+        url, certificate = (nats.server, None) if nats.server is not None else _find_server(service)
+        return cls(url, nats.user, nats.password, certificate)
 
     @property
     def shown(self) -> str:
-        """The servers without what may be secret."""
+        """The servers without user names and passwords."""
         return without_login(self.server)
 
     @property
     def tls(self) -> "ssl.SSLContext":
-        """What the client checks the server by."""
+        """The settings by which the client verifies the server."""
         import ssl
 
         context = ssl.create_default_context(cadata=self.certificate)
         if self.certificate is not None:
-            # It is this very one, whoever signed it, and whatever name this machine has for its own service.
+            # Exactly this certificate is trusted, whoever signed it and whatever name it bears.
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
 
-def _service(config: Path | None, data_dir: Path | None) -> tuple[str, str | None]:
+def _find_server(options: CommandOptions) -> tuple[str, str | None]:
     """Ask the service on the data directory where its clients connect, and with which certificate.
 
-    Where none runs, only a ``nats_url`` in the settings leads anywhere: what listens on a default port may be another
-    service. Raises :class:`UnansweredError`.
+    Where none runs, only a ``nats_url`` in the settings is used: another service may listen on the default port.
+    Raises :class:`UnansweredError`.
     """
     from mediator.errors import SetupError, UnavailableError
-    from mediator.operators.control import ask
+    from mediator.ops.control import send_command
 
-    settings = load(config, data_dir=data_dir)
+    settings = options.load()
     try:
-        answer = asyncio.run(ask(settings.data_dir, "endpoints"))
+        answer = asyncio.run(send_command(settings.data_dir, "endpoints"))
     except UnavailableError as error:
         raise UnansweredError(str(error)) from None
     except SetupError as error:
         if (url := settings.client_nats_url) is not None:
             return url, None
-        start = serve_command(config, data_dir)
         raise UnansweredError(
-            f"{error}; start `{start}`, or name another directory with --data-dir, or a NATS server with --server"
+            f"{error}; start `{options.serve_command}`, or name another directory with --data-dir, or a NATS server "
+            "with --server"
         ) from None
     if answer["error"]:
         raise UnansweredError(f"the service on {settings.data_dir} is not ready yet")
@@ -109,21 +121,21 @@ def _service(config: Path | None, data_dir: Path | None) -> tuple[str, str | Non
 
 
 class Client:
-    """A connection, used as ``async with``. Raises :class:`UnansweredError` when it cannot be had."""
+    """A connection, used as ``async with``. Raises :class:`UnansweredError` when it cannot be made."""
 
     def __init__(self, login: Login, *, lasting: bool = False) -> None:
-        """``lasting``: a connection that breaks is made anew, for as long as it takes."""
+        """``lasting``: reconnect when the connection breaks, for as long as it takes."""
         self._login = login
         self._lasting = lasting
-        self._said: list[Exception] = []
+        self._errors: list[Exception] = []
 
     async def __aenter__(self) -> Self:
         """Connect."""
         from nats.errors import Error as NatsError
 
-        from mediator.nats.encrypting import EncryptingClient
+        from mediator.nats.tls import TlsClient
 
-        self._nats = EncryptingClient()
+        self._nats = TlsClient()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._nats.connect(
@@ -140,8 +152,8 @@ class Client:
                 )
         except (NatsError, OSError, TimeoutError, ValueError) as error:
             await self._nats.close()
-            # It tries until the time is up; the reason is what the last attempt met.
-            why = _why(self._said[-1] if self._said else error, self._login)
+            # It tries until the time is up; the reason is the error of the last attempt.
+            why = _why(self._errors[-1] if self._errors else error, self._login)
             raise UnansweredError(f"cannot connect to {self._login.shown}: {why}") from error
         return self
 
@@ -152,17 +164,17 @@ class Client:
         await self._nats.close()
 
     async def _failed(self, error: Exception) -> None:
-        self._said = [error]
+        self._errors = [error]
 
-    async def ask(
+    async def request(
         self,
         verb: str,
         body: bytes | Mapping[str, Any] = b"",
         *,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
-    ) -> Answer:
-        """Ask on the subject of a verb, and return the reply. ``wait``: seconds the service itself may wait.
+    ) -> ReplyFields:
+        """Send a request of a verb and return the reply. ``wait``: seconds the service itself may wait.
 
         Raises :class:`RefusedError` with the service's own words, :class:`UnansweredError` when none came.
         """
@@ -180,26 +192,27 @@ class Client:
             raise UnansweredError(f"no mediator answers on {self._login.shown}") from None
         except MaxPayloadError:
             raise UnansweredError(
-                f"payload: {show_count(len(data), 'byte')}, this NATS server takes at most {self._nats.max_payload}"
+                f"payload: {format_count(len(data), 'byte')}, this NATS server takes at most {self._nats.max_payload}"
             ) from None
         except TimeoutError:
-            # What the server does not permit, it says beside the request.
-            refused = f": {self._said[-1]}" if self._said else ""
+            # The server reports a missing permission beside the request.
+            refused = f": {self._errors[-1]}" if self._errors else ""
             raise UnansweredError(f"no answer from {self._login.shown} within {seconds:g} s{refused}") from None
         except (NatsError, OSError) as error:
             raise UnansweredError(f"{self._login.shown}: {error or type(error).__name__}") from None
         try:
-            fields = orjson.loads(message.data)
+            fields = ReplyFields(orjson.loads(message.data))
             text = fields.get("error") or ""
-        except (ValueError, AttributeError):
-            raise UnansweredError("the answer is not of a mediator") from None
+        except (ValueError, TypeError):
+            raise UnansweredError("the reply is not from a mediator") from None
         if text:
             raise RefusedError(str(text), **{name: value for name, value in fields.items() if name != "error"})
-        return Answer(message.data, fields)
+        fields.raw = message.data
+        return fields
 
 
 def _why(error: Exception, login: Login) -> str:
-    """Say why there is no connection, and what to do."""
+    """Explain why there is no connection, and what to do."""
     import socket
     import ssl
 
@@ -224,15 +237,32 @@ def _why(error: Exception, login: Login) -> str:
     return text.removeprefix("nats: ") or type(error).__name__
 
 
-def talk(login: Login, work: Callable[[Client], Awaitable[None]], *, lasting: bool = False) -> None:
-    """Run a command's conversation; one that is ``lasting`` ends when it is interrupted."""
+@dataclass(frozen=True)
+class ClientOptions(CommandOptions, NatsOptions):
+    """Options of a command that is a NATS client."""
 
-    async def conversation() -> None:
-        async with Client(login, lasting=lasting) as client:
-            await work(client)
+    def run(self, work: Callable[[Client], Awaitable[None]], *, lasting: bool = False) -> None:
+        """Connect and run ``work``; with ``lasting`` until it is interrupted."""
 
-    try:
-        asyncio.run(conversation())
-    except KeyboardInterrupt:
-        if not lasting:
-            raise
+        async def connected() -> None:
+            async with Client(login, lasting=lasting) as client:
+                await work(client)
+
+        login = Login.of(self, self)
+        try:
+            asyncio.run(connected())
+        except KeyboardInterrupt:
+            if not lasting:
+                raise
+
+    def request(
+        self, verb: str, body: bytes | Mapping[str, Any] = b"", *, headers: Mapping[str, str] | None = None
+    ) -> ReplyFields:
+        """Connect for one request and return its reply; raises as :meth:`Client.request`."""
+
+        async def requested() -> ReplyFields:
+            async with Client(login) as client:
+                return await client.request(verb, body, headers=headers)
+
+        login = Login.of(self, self)
+        return asyncio.run(requested())

@@ -1,57 +1,46 @@
-"""The commands for mailboxes: create speaks NATS as any client may; list, show, set and delete are the operator's."""
+"""The commands for mailboxes: create is a NATS client; list, show, set and delete use the control socket."""
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from mediator.cli import show
-from mediator.cli.client import Client, Login, talk
-from mediator.cli.operator import ask_service
+from mediator.cli import output
+from mediator.cli.client import ClientOptions
 from mediator.cli.options import (
     SPAN,
     Address,
-    AsJson,
-    Config,
-    DataDir,
-    Password,
-    Server,
-    Tenant,
-    User,
+    CommandGroup,
+    CommandOptions,
+    TenantOptions,
     one_of,
     seconds,
     span,
     words_of,
 )
-from mediator.operators.spans import show_bytes, show_count, show_span
+from mediator.mailboxes.mailbox import Retention
+from mediator.ops.units import format_bytes, format_count, format_duration
 
 PAGE = 500
-"""Mailboxes asked for at once; an answer of the control socket is at most 1 MiB."""
+"""Mailboxes per request; a reply of the control socket has at most 1 MiB."""
 
-app = typer.Typer(help="Create, list, show, set and delete mailboxes.", no_args_is_help=True)
-
-
-class Retention(StrEnum):
-    """When a message leaves."""
-
-    KEEP = "keep"
-    UNTIL_ACK = "until_ack"
+app = CommandGroup(help="Create, list, show, set and delete mailboxes.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: mediator mailbox create agent.inbox --ttl 7d --desc 'German to English'")
 def create(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The address; without it one is made that nobody can guess.")
+        str | None,
+        typer.Argument(metavar="NAME", help="The address; without it, a random one is generated."),
     ] = None,
     ttl: Annotated[
         int | None,
-        typer.Option(metavar=SPAN, parser=seconds, help="Gone after this time; 0: never."),
+        typer.Option(metavar=SPAN, parser=seconds, help="Expires after this time; 0: never."),
     ] = None,
     desc: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag of the mailbox; give several.")] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="List it publicly; one that is there already is then no error.")
+        bool, typer.Option("--public", help="List it publicly; an existing mailbox is then no error.")
     ] = False,
     retention: Annotated[
         Retention,
@@ -65,14 +54,10 @@ def create(
     ack_wait: Annotated[
         int | None, typer.Option(metavar=SPAN, parser=span, help="Lease for every FETCH that names none; 0: no lease.")
     ] = None,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    *,
+    options: ClientOptions,
 ) -> None:
-    """Create a mailbox; prints its address, and its token, which is handed out this once."""
+    """Create a mailbox; prints its address and its token, which is shown only once."""
     fields = {
         "name": name,
         "ttl": ttl,
@@ -84,39 +69,32 @@ def create(
         "ack_wait_ms": ack_wait,
     }
     body = {field: value for field, value in fields.items() if value is not None}
-
-    async def work(client: Client) -> None:
-        answer = await client.ask("MAILBOX.CREATE", body)
-        if as_json:
-            show.raw(answer.raw)
-        elif answer.fields["created"]:
-            show.say(f"created {answer.fields['mail_address']}")
-            show.say(f"token   {answer.fields['token']}  (shown once; it is needed to change the description)")
-        else:
-            show.say(f"{answer.fields['mail_address']} was there already")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    answer = options.request("MAILBOX.CREATE", body)
+    if options.as_json:
+        output.print_json(answer)
+    elif answer["created"]:
+        output.print_line(f"created {answer['mail_address']}")
+        output.print_line(f"token   {answer['token']}  (shown once; it is needed to change the description)")
+    else:
+        output.print_line(f"{answer['mail_address']} was there already")
 
 
 @app.command("list", epilog="Example: mediator mailbox list --prefix agent. --limit 20")
 def list_(
     tenant: Annotated[
-        str | None, typer.Option(help="Only those of this tenant.", show_default="every tenant's")
+        str | None, typer.Option(help="Only mailboxes of this tenant.", show_default="every tenant's")
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Only addresses that begin so.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    prefix: Annotated[str, typer.Option(help="Only addresses that begin with this.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    *,
+    options: CommandOptions,
 ) -> None:
     """List mailboxes in order of tenant and address."""
     found: list[dict[str, Any]] = []
     after = after_tenant = ""
     more = True
     while more and len(found) < limit:
-        answer = ask_service(
-            config,
-            data_dir,
+        answer = options.ask(
             "mailbox-list",
             tenant=tenant or "",
             prefix=prefix,
@@ -128,16 +106,16 @@ def list_(
         more = answer["more"]
         if found:
             after_tenant, after = found[-1]["tenant"], found[-1]["mail_address"]
-    if as_json:
-        show.as_json({"mailboxes": found, "more": more})
+    if options.as_json:
+        output.print_json({"mailboxes": found, "more": more})
         return
     if not found:
-        show.say("no mailboxes")
+        output.print_line("no mailboxes")
         return
     columns = ("address", "tenant", "number#", "messages#", "size#", "newest", "expires", "retention")
-    show.table(columns, map(_listed, found))
+    output.print_table(columns, map(_listed, found))
     if more:
-        show.hint(f"There are more; --limit is {limit}.")
+        output.print_hint(f"There are more; --limit is {limit}.")
 
 
 def _listed(row: dict[str, Any]) -> tuple[str, ...]:
@@ -146,9 +124,9 @@ def _listed(row: dict[str, Any]) -> tuple[str, ...]:
         row["tenant"],
         str(row["number"]),
         str(row["messages"]),
-        show_bytes(row["bytes"]),
-        show.moment(row["newest_at"]),
-        show.moment(row["expire_at"], "never"),
+        format_bytes(row["bytes"]),
+        output.moment(row["newest_at"]),
+        output.moment(row["expire_at"], "never"),
         row["retention"],
     )
 
@@ -156,40 +134,37 @@ def _listed(row: dict[str, Any]) -> tuple[str, ...]:
 @app.command("show", epilog="Example: mediator mailbox show agent.inbox")
 def show_(
     address: Address,
-    tenant: Tenant = "default",
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    options: TenantOptions,
 ) -> None:
     """Show a mailbox: its settings, counters, lanes and groups."""
-    view = ask_service(config, data_dir, "mailbox-show", tenant=tenant, mail_address=address)
-    if as_json:
-        show.as_json(view)
+    view = options.ask("mailbox-show", mail_address=address)
+    if options.as_json:
+        output.print_json(view)
         return
     for name, value in _facts(view):
-        show.say(f"{name:<12}{value}")
+        output.print_line(f"{name:<12}{value}")
     whole = view["counted"] >= view["messages"]
     lanes = [
-        (lane["lane"], str(lane["messages"]), str(lane["oldest_id"]), show.moment(lane["oldest_at"]))
+        (lane["lane"], str(lane["messages"]), str(lane["oldest_id"]), output.moment(lane["oldest_at"]))
         for lane in view["lanes"]
         if lane["messages"]
     ]
     if lanes:
         counted = "messages#" if whole else f"of the oldest {view['counted']}#"
-        show.table(("lane", counted, "oldest id#", "since"), lanes)
+        output.print_table(("lane", counted, "oldest id#", "since"), lanes)
     if view["groups"]:
         columns = ("group", "waiting#", "unacknowledged#", "leased#", "due again#", "dead#", "lease ends", "position")
-        show.table(columns, map(_group, view["groups"]))
+        output.print_table(columns, map(_group, view["groups"]))
         if view["group_count"] > len(view["groups"]):
-            show.hint(f"{view['group_count']} groups, the first {len(view['groups'])} are shown.")
+            output.print_hint(f"{view['group_count']} groups, the first {len(view['groups'])} are shown.")
 
 
 def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "address", view["mail_address"]
     yield "number", f"{view['number']}, by which journal and reports name it"
     yield "tenant", view["tenant"]
-    yield "created", show.moment(view["created_at"])
-    yield "expires", show.moment(view["expire_at"], "never")
+    yield "created", output.moment(view["created_at"])
+    yield "expires", output.moment(view["expire_at"], "never")
     if view["connection"] is not None:
         yield "wallet", f"connection {view['connection']}; see `mediator connections show {view['connection']}`"
     if view["desc"]:
@@ -199,17 +174,17 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "retention", view["retention"] + (", every message is archived" if view["archive"] else "")
     own = view["ack_wait_ms"]
     lease = view["default_ack_wait_ms"] if own is None else own
-    yield "lease", (show_span(lease) if lease else "none") + ("" if own is not None else " (as configured)")
+    yield "lease", (format_duration(lease) if lease else "none") + ("" if own is not None else " (as configured)")
     if view["public"]:
         yield "public", "yes"
-    yield "messages", f"{view['messages']}, {show_bytes(view['bytes'])}; the next msg_id is {view['next_id']}"
-    yield "newest", show.moment(view["newest_at"])
+    yield "messages", f"{view['messages']}, {format_bytes(view['bytes'])}; the next msg_id is {view['next_id']}"
+    yield "newest", output.moment(view["newest_at"])
     if view["oldest"]:
-        yield "oldest", f"msg_id {view['oldest']['msg_id']}, since {show.moment(view['oldest']['created_at'])}"
+        yield "oldest", f"msg_id {view['oldest']['msg_id']}, since {output.moment(view['oldest']['created_at'])}"
     delayed = view["delayed"]
     if delayed["messages"]:
-        due = f", the first is due {show.moment(delayed['next_due_at'])}" if delayed["next_due_at"] else ""
-        yield "delayed", f"{delayed['messages']}, {show_bytes(delayed['bytes'])}{due}"
+        due = f", the first is due {output.moment(delayed['next_due_at'])}" if delayed["next_due_at"] else ""
+        yield "delayed", f"{delayed['messages']}, {format_bytes(delayed['bytes'])}{due}"
 
 
 def _group(row: dict[str, Any]) -> tuple[str, ...]:
@@ -220,7 +195,7 @@ def _group(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["leased"]),
         str(row["due"]),
         str(row["dead"]) + ("+" if row["dead_more"] else ""),
-        show.moment(row["next_lease_end"]),
+        output.moment(row["next_lease_end"]),
         " ".join(f"{lane}:{settled}" for lane, settled in row["settled"].items()),
     )
 
@@ -235,39 +210,34 @@ def set_(
             help="Lease for every FETCH that names none; 0: no lease.",
         ),
     ],
-    tenant: Tenant = "default",
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    options: TenantOptions,
 ) -> None:
     """Give a mailbox a lease of its own."""
     value = None if ack_wait == "default" else span(ack_wait)
-    answer = ask_service(config, data_dir, "mailbox-set", tenant=tenant, mail_address=address, ack_wait_ms=value)
-    if as_json:
-        show.as_json(answer)
+    answer = options.ask("mailbox-set", mail_address=address, ack_wait_ms=value)
+    if options.as_json:
+        output.print_json(answer)
     else:
-        lease = "as configured" if value is None else show_span(value) if value else "none"
-        show.say(f"{address}: lease {lease}")
+        lease = "as configured" if value is None else format_duration(value) if value else "none"
+        output.print_line(f"{address}: lease {lease}")
 
 
 @app.command("delete", epilog="Example: mediator mailbox delete agent.inbox --yes")
 def delete_(
     address: Address,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    tenant: Tenant = "default",
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    *,
+    options: TenantOptions,
 ) -> None:
-    """Delete a mailbox with everything in it; its address is free at once."""
+    """Delete a mailbox with all its messages; its address is free at once."""
     if not yes:
-        view = ask_service(config, data_dir, "mailbox-show", tenant=tenant, mail_address=address)
+        view = options.ask("mailbox-show", mail_address=address)
         waiting = view["delayed"]["messages"]
         delayed = f" and {waiting} delayed" if waiting else ""
-        messages = show_count(view["messages"], "message")
+        messages = format_count(view["messages"], "message")
         typer.confirm(f"Delete {address} with {messages}{delayed}?", abort=True, err=True)
-    answer = ask_service(config, data_dir, "mailbox-delete", tenant=tenant, mail_address=address)
-    if as_json:
-        show.as_json(answer)
+    answer = options.ask("mailbox-delete", mail_address=address)
+    if options.as_json:
+        output.print_json(answer)
     else:
-        show.say(f"deleted {address}")
+        output.print_line(f"deleted {address}")

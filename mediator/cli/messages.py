@@ -1,4 +1,4 @@
-"""The commands that speak NATS as any client does: send, fetch, ack, nack, extend, query, delete."""
+"""The commands that are NATS clients: send, fetch, ack, nack, extend, query, delete."""
 
 import asyncio
 import sys
@@ -9,21 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from mediator.cli import show
-from mediator.cli.client import Answer, Client, Login, UnansweredError, talk
-from mediator.cli.failing import CommandError
+from mediator.cli import output
+from mediator.cli.client import Client, ClientOptions, UnansweredError
+from mediator.cli.errors import CommandError
 from mediator.cli.options import (
     MOMENT,
     SPAN,
     Address,
-    AsJson,
-    Config,
-    DataDir,
+    CommandGroup,
     Group,
     Ids,
-    Password,
-    Server,
-    User,
     earlier,
     later,
     one_of,
@@ -33,12 +28,12 @@ from mediator.cli.options import (
 )
 
 LONGEST_WAIT = 4500
-"""Milliseconds one FETCH may wait; the service lowers what is more (F2)."""
+"""Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
 AGAIN_SECONDS = 1.0
 
 
 class Priority(StrEnum):
-    """The lanes, by the words of SEND."""
+    """The lanes, by their names in SEND."""
 
     CRITICAL = "critical"
     HIGH = "high"
@@ -47,51 +42,38 @@ class Priority(StrEnum):
     LOW = "low"
 
 
-class Deliver(StrEnum):
-    """Where a FETCH begins that has no position."""
+class StartPosition(StrEnum):
+    """Where a FETCH without a position starts."""
 
     LATEST = "latest"
     EARLIEST = "earliest"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="Example: mediator send agent.inbox 'hello' --priority urgent --ttl 2h")(send)
-    app.command(epilog="Example: mediator fetch agent.inbox --group workers --deliver earliest --ack")(fetch)
-    app.command(epilog="Example: mediator ack agent.inbox --group workers 17 18")(ack)
-    app.command(epilog="Example: mediator nack agent.inbox --group workers 17 --delay 30s")(nack)
-    app.command(epilog="Example: mediator extend agent.inbox --group workers 17 --ack-wait 10m")(extend)
-    app.command(epilog="Example: mediator query agent.inbox --tag billing --since 2h")(query)
-    app.command(epilog="Example: mediator delete agent.inbox 17")(delete)
+app = CommandGroup()
 
 
+@app.command(epilog="Example: mediator send agent.inbox 'hello' --priority urgent --ttl 2h")
 def send(
     address: Address,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The payload; - reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Take the payload from this file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the payload from this file.")] = None,
     priority: Annotated[
         Priority, typer.Option(metavar=words_of(Priority), parser=one_of(Priority), help="The lane.")
     ] = Priority.NORMAL,
     key: Annotated[str | None, typer.Option(help="Replace the older message that has this key.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag to find it by; give several.")] = None,
-    delay: Annotated[
-        int | None, typer.Option(metavar=SPAN, parser=seconds, help="Visible only after this time.")
-    ] = None,
-    ttl: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Gone after this time.")] = None,
-    send_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Visible from then on.")] = None,
-    expire_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Gone from then on.")] = None,
+    delay: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Visible after this time.")] = None,
+    ttl: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Expires after this time.")] = None,
+    send_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Visible at this time.")] = None,
+    expire_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Expires at this time.")] = None,
     dedup_id: Annotated[str | None, typer.Option(help="Store it once, however often it is sent.")] = None,
-    reply_to: Annotated[str | None, typer.Option(help="Mail address where an answer is wanted.")] = None,
+    reply_to: Annotated[str | None, typer.Option(help="Mail address for the answer.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header of your own; give several.")
     ] = None,
     archive: Annotated[bool, typer.Option("--archive", help="Archive this message.")] = False,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    *,
+    options: ClientOptions,
 ) -> None:
     """Send a message; prints its msg_id once it is on disk (-1 while it is delayed)."""
     ours = {
@@ -108,26 +90,22 @@ def send(
     }
     headers = own_headers(header or ()) | {name: str(value) for name, value in ours.items() if value is not None}
     for name, value in headers.items():
-        # The client library would quietly turn a new line into a space.
+        # nats-py would silently turn a new line into a space.
         if not value.isprintable():
             raise CommandError(f"{name}: expected no control characters")
     payload = _payload(text, file)
-
-    async def work(client: Client) -> None:
-        answer = await client.ask(f"MSG.SEND.{address}", payload, headers=headers)
-        msg_id = answer.fields["msg_id"]
-        if as_json:
-            show.raw(answer.raw)
-        elif msg_id >= 0:
-            show.say(f"sent, msg_id {msg_id}")
-        else:
-            show.say("stored, msg_id -1: it gets its number when it becomes visible")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    answer = options.request(f"MSG.SEND.{address}", payload, headers=headers)
+    msg_id = answer["msg_id"]
+    if options.as_json:
+        output.print_json(answer)
+    elif msg_id >= 0:
+        output.print_line(f"sent, msg_id {msg_id}")
+    else:
+        output.print_line("stored, msg_id -1: it gets its number when it becomes visible")
 
 
 def own_headers(given: Iterable[str]) -> dict[str, str]:
-    """Read headers written ``NAME:VALUE``."""
+    """Parse headers written ``NAME:VALUE``."""
     headers = {}
     for item in given:
         name, colon, value = item.partition(":")
@@ -151,19 +129,23 @@ def _payload(text: str | None, file: Path | None) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+@app.command(epilog="Example: mediator fetch agent.inbox --group workers --deliver earliest --ack")
 def fetch(
     address: Address,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Consumer group whose position is kept; none: nothing is kept.")
+        str | None,
+        typer.Option(metavar="NAME", help="Consumer group, whose position is kept; without it none is."),
     ] = None,
     deliver: Annotated[
-        Deliver | None,
-        typer.Option(metavar=words_of(Deliver), parser=one_of(Deliver), help="Where to begin without a position."),
+        StartPosition | None,
+        typer.Option(
+            metavar=words_of(StartPosition), parser=one_of(StartPosition), help="Where to start without a position."
+        ),
     ] = None,
-    from_time: Annotated[int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Begin at this time.")] = None,
-    from_id: Annotated[int | None, typer.Option(min=0, help="Begin with this msg_id.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Set the group's position anew.")] = False,
-    num: Annotated[int, typer.Option(min=1, max=1000, help="At most so many messages.")] = 100,
+    from_time: Annotated[int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Start at this time.")] = None,
+    from_id: Annotated[int | None, typer.Option(min=0, help="Start with this msg_id.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Reset the group's position.")] = False,
+    num: Annotated[int, typer.Option(min=1, max=1000, help="At most this many messages.")] = 100,
     wait: Annotated[
         int,
         typer.Option(
@@ -179,14 +161,10 @@ def fetch(
     max_deliver: Annotated[
         int | None, typer.Option(min=1, help="Leased deliveries after which a message is dead for the group.")
     ] = None,
-    acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted; needs --group and --ack.")] = False,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Run until interrupted; needs --group and --ack.")] = False,
+    *,
+    options: ClientOptions,
 ) -> None:
     """Fetch messages: critical ones first, oldest first in each lane."""
     if acknowledge and group is None:
@@ -205,29 +183,29 @@ def fetch(
     first = {**body, "force_deliver": True} if force else body
 
     async def once(client: Client, request: dict[str, Any]) -> bool:
-        answer = await client.ask(f"MSG.FETCH.{address}", request, wait=min(wait, LONGEST_WAIT) / 1000)
-        messages = answer.fields["messages"]
+        answer = await client.request(f"MSG.FETCH.{address}", request, wait=min(wait, LONGEST_WAIT) / 1000)
+        messages = answer["messages"]
         if messages or not follow:
-            _print(answer, as_json=as_json)
+            _print(answer, as_json=options.as_json)
         if acknowledge and messages:
             ids = [message["msg_id"] for message in messages]
-            await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
+            await client.request(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
         return bool(messages)
 
     async def work(client: Client) -> None:
         if follow:
             await _follow(client, once, first, body)
-        elif not await once(client, first) and not as_json and start in (None, Deliver.LATEST):
-            show.hint(
+        elif not await once(client, first) and not options.as_json and start in (None, StartPosition.LATEST):
+            output.print_hint(
                 "Without a position a FETCH sees only what comes from now on: "
                 "--deliver earliest begins with the oldest message."
             )
 
-    talk(Login.of(server, user, password, config, data_dir), work, lasting=follow)
+    options.run(work, lasting=follow)
 
 
 async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
-    """Fetch for ever; a service that is away is waited for."""
+    """Fetch for ever, also across restarts of the service."""
     away = False
     request = first
     while True:
@@ -235,88 +213,66 @@ async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[s
             await once(client, request)
         except UnansweredError as error:
             if not away:
-                show.hint(f"{error}; waiting for it")
+                output.print_hint(f"{error}; waiting for it")
             away = True
             await asyncio.sleep(AGAIN_SECONDS)
         else:
             away, request = False, body
 
 
-def _print(answer: Answer, *, as_json: bool, headers_only: bool = False) -> None:
-    messages = answer.fields["messages"]
+def _print(answer: dict[str, Any], *, as_json: bool, headers_only: bool = False) -> None:
+    messages = answer["messages"]
     if as_json:
-        show.raw(answer.raw)
+        output.print_json(answer)
     elif messages:
-        show.table(show.MESSAGE_COLUMNS, (show.message_row(message, headers_only=headers_only) for message in messages))
+        output.print_messages(messages, headers_only=headers_only)
     else:
-        show.say("no messages")
+        output.print_line("no messages")
     sys.stdout.flush()
 
 
+@app.command(epilog="Example: mediator ack agent.inbox --group workers 17 18")
 def ack(
     address: Address,
     ids: Ids,
     group: Group,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    options: ClientOptions,
 ) -> None:
     """Acknowledge messages for a group; without leases also everything delivered before them."""
-
-    async def work(client: Client) -> None:
-        answer = await client.ask(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
-        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['acknowledged']} acknowledged")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    answer = options.request(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
+    options.print(answer, f"{answer['acknowledged']} acknowledged")
 
 
+@app.command(epilog="Example: mediator nack agent.inbox --group workers 17 --delay 30s")
 def nack(
     address: Address,
     ids: Ids,
     group: Group,
-    delay: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="Keep them from the group for this time.")] = 0,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    delay: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="Deliver them again only after this time.")] = 0,
+    *,
+    options: ClientOptions,
 ) -> None:
-    """Give leased messages back, so that another member of the group gets them."""
-
-    async def work(client: Client) -> None:
-        body = {"group_name": group, "msg_ids": ids, "delay_ms": delay}
-        answer = await client.ask(f"MSG.NACK.{address}", body)
-        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['returned']} given back")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    """Return leased messages, so that another member of the group gets them."""
+    body = {"group_name": group, "msg_ids": ids, "delay_ms": delay}
+    answer = options.request(f"MSG.NACK.{address}", body)
+    options.print(answer, f"{answer['returned']} given back")
 
 
+@app.command(epilog="Example: mediator extend agent.inbox --group workers 17 --ack-wait 10m")
 def extend(
     address: Address,
     ids: Ids,
     group: Group,
     ack_wait: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="The new lease, counted from now.")],
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    options: ClientOptions,
 ) -> None:
-    """Make leases that still run longer."""
-
-    async def work(client: Client) -> None:
-        body = {"group_name": group, "msg_ids": ids, "ack_wait_ms": ack_wait}
-        answer = await client.ask(f"MSG.EXTEND.{address}", body)
-        show.raw(answer.raw) if as_json else show.say(f"{answer.fields['extended']} made longer")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    """Extend leases that have not ended."""
+    body = {"group_name": group, "msg_ids": ids, "ack_wait_ms": ack_wait}
+    answer = options.request(f"MSG.EXTEND.{address}", body)
+    options.print(answer, f"{answer['extended']} made longer")
 
 
+@app.command(epilog="Example: mediator query agent.inbox --tag billing --since 2h")
 def query(
     address: Address,
     key: Annotated[str | None, typer.Option(help="Only the message with this key.")] = None,
@@ -325,42 +281,26 @@ def query(
         int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible since then.")
     ] = None,
     before: Annotated[int | None, typer.Option(min=0, help="Only messages with a smaller msg_id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
-    headers_only: Annotated[bool, typer.Option("--headers-only", help="Leave the payloads out.")] = False,
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
+    headers_only: Annotated[bool, typer.Option("--headers-only", help="Do not show payloads.")] = False,
+    *,
+    options: ClientOptions,
 ) -> None:
-    """Look at messages without moving any group."""
+    """Show messages without moving any group."""
     body = _given({"key": key, "tags": tag, "since": since, "before_id": before, "limit": limit})
-
-    async def work(client: Client) -> None:
-        answer = await client.ask(f"MSG.QUERY.{address}", {**body, "headers_only": headers_only})
-        _print(answer, as_json=as_json, headers_only=headers_only)
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    answer = options.request(f"MSG.QUERY.{address}", {**body, "headers_only": headers_only})
+    _print(answer, as_json=options.as_json, headers_only=headers_only)
 
 
+@app.command(epilog="Example: mediator delete agent.inbox 17")
 def delete(
     address: Address,
     msg_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The msg_id.")],
-    server: Server = None,
-    user: User = None,
-    password: Password = None,
-    config: Config = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    options: ClientOptions,
 ) -> None:
-    """Remove one message."""
-
-    async def work(client: Client) -> None:
-        answer = await client.ask(f"MSG.DELETE.{address}.{msg_id}")
-        show.raw(answer.raw) if as_json else show.say("deleted")
-
-    talk(Login.of(server, user, password, config, data_dir), work)
+    """Delete one message."""
+    answer = options.request(f"MSG.DELETE.{address}.{msg_id}")
+    options.print(answer, "deleted")
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,42 +1,98 @@
-"""The options that many commands share, and how their values are read."""
+"""Options that many commands share, alone and in groups, and the parsers of their values.
 
+A command takes a group of options as one parameter: a dataclass whose fields are the options. Typer knows only single
+options, so :class:`CommandGroup` shows it the fields::
+
+    @app.command()
+    def status(options: CommandOptions) -> None: ...
+"""
+
+import asyncio
+import inspect
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mediator.cli.errors import CommandError
+from mediator.cli.output import print_json, print_line
 from mediator.mailboxes.address import parse_address
-from mediator.operators.spans import parse_moment, parse_seconds, parse_span
+from mediator.ops.units import parse_duration, parse_seconds, parse_time
 
 if TYPE_CHECKING:
-    from mediator.settings import Settings
+    from mediator.config.settings import Settings
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _refusing(read: Callable[[str], T]) -> Callable[[str | T], T]:
-    """Have typer say what was expected; of a ValueError it would show only the value."""
+class CommandGroup(typer.Typer):
+    """Commands that may take groups of options."""
 
-    def parser(text: str | T) -> T:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Add the decorated function, with the fields of its groups of options as options of their own."""
+        add = super().command(name, **options)
+
+        def decorate(function: F) -> F:
+            add(_expand_groups(function))
+            return function
+
+        return decorate
+
+    def include(self, group: typer.Typer) -> None:
+        """Add the commands and groups of another group to this one."""
+        self.registered_commands += group.registered_commands
+        self.registered_groups += group.registered_groups
+
+
+def _expand_groups(function: Callable[..., None]) -> Callable[..., None]:
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        members = [parameter]
+        kind = parameter.annotation
+        if isinstance(kind, type) and is_dataclass(kind):
+            members = list(inspect.signature(kind).parameters.values())
+            groups[parameter.name] = kind, [member.name for member in members]
+        parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        made = {
+            name: kind(**{member: values.pop(member) for member in members}) for name, (kind, members) in groups.items()
+        }
+        function(**values, **made)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parser(read: Callable[[str], T]) -> Callable[[str | T], T]:
+    """Make a parser whose error says what was expected; of a ValueError typer shows only the value."""
+
+    def parse(text: str | T) -> T:
         if not isinstance(text, str):
-            # A default is handed in as it stands.
+            # typer passes defaults through the parser, too.
             return text
         try:
             return read(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return parser
+    return parse
 
 
 def one_of(kind: type[E]) -> Callable[[str | E], E]:
-    """Return what reads a word of an enumeration, in any case; another word is refused, with the nearest one."""
+    """Return a parser for the words of an enumeration, in any case; its error suggests the nearest word."""
     words = [word.value for word in kind]
 
     def read(text: str) -> E:
@@ -47,7 +103,7 @@ def one_of(kind: type[E]) -> Callable[[str | E], E]:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f'expected {", ".join(words[:-1])} or {words[-1]}, got "{text[:40]}"{hint}')
 
-    return _refusing(read)
+    return _parser(read)
 
 
 def words_of(kind: type[StrEnum]) -> str:
@@ -55,10 +111,10 @@ def words_of(kind: type[StrEnum]) -> str:
     return "|".join(word.value for word in kind)
 
 
-span = _refusing(parse_span)
-seconds = _refusing(parse_seconds)
-later = _refusing(lambda text: parse_moment(text, int(time.time()), ahead=True))
-earlier = _refusing(lambda text: parse_moment(text, int(time.time()), ahead=False))
+span = _parser(parse_duration)
+seconds = _parser(parse_seconds)
+later = _parser(lambda text: parse_time(text, int(time.time()), ahead=True))
+earlier = _parser(lambda text: parse_time(text, int(time.time()), ahead=False))
 
 SPAN = "SPAN"
 MOMENT = "WHEN"
@@ -67,41 +123,71 @@ Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; `mediator init` writes one.", envvar="MEDIATOR_CONFIG")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the service.", show_default="./mediator-data")]
-Server = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="NATS server to speak to.",
-        envvar="MEDIATOR_NATS_SERVER",
-        show_default="the service on the data directory",
-    ),
-]
-User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
-Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text; its `error` is empty unless it failed.")
 ]
-Tenant = Annotated[str, typer.Option(help="Tenant it is about.")]
-
-
-def mail_address(text: str) -> str:
-    """Read a mail address."""
-    return parse_address(text)
-
-
-Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=mail_address)]
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=parse_address)]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
 
 
-def serve_command(config: Path | None, data_dir: Path | None) -> str:
-    """Return the command that starts the service which these options name."""
-    given = {"--config": config, "--data-dir": data_dir}
-    return " ".join(["mediator serve", *(f"{name} {shlex.quote(str(path))}" for name, path in given.items() if path)])
+@dataclass(frozen=True)
+class SettingsOptions:
+    """Where a command finds the settings and the data of the service."""
+
+    config: Config = None
+    data_dir: DataDir = None
+
+    def load(self, **overrides: Any) -> "Settings":
+        """Read the settings; flags win."""
+        from mediator.config.settings import Settings
+
+        return Settings.load(self.config, data_dir=self.data_dir, **overrides)
+
+    @property
+    def serve_command(self) -> str:
+        """The command that starts the service of these options."""
+        given = {"--config": self.config, "--data-dir": self.data_dir}
+        return " ".join(
+            ["mediator serve", *(f"{name} {shlex.quote(str(path))}" for name, path in given.items() if path)]
+        )
 
 
-def load(config: Path | None, **overrides: Any) -> "Settings":
-    """Read the settings; flags win."""
-    from mediator.settings import Settings
+@dataclass(frozen=True)
+class CommandOptions(SettingsOptions):
+    """Options of a command that asks the running service, or prints what it did."""
 
-    return Settings.load(config, **overrides)
+    as_json: AsJson = False
+
+    def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Send a command to the control socket; :class:`CommandError` if the service refuses it or does not run."""
+        from mediator.errors import SetupError
+        from mediator.ops.control import send_command
+
+        try:
+            answer = asyncio.run(send_command(self.load().data_dir, command, **fields))
+        except SetupError as error:
+            raise CommandError(
+                f"{error}; start `{self.serve_command}`, or name its directory with --data-dir"
+            ) from None
+        if answer["error"]:
+            raise CommandError(str(answer["error"]))
+        return answer
+
+    def print(self, fields: Mapping[str, Any], text: str) -> None:
+        """Print a result as one JSON object, or as a line of text."""
+        print_json(fields) if self.as_json else print_line(text)
+
+
+@dataclass(frozen=True)
+class _TenantOption:
+    tenant: Annotated[str, typer.Option(help="The tenant.")] = "default"
+
+
+@dataclass(frozen=True)
+class TenantOptions(CommandOptions, _TenantOption):
+    """Options of an operator's command about one tenant."""
+
+    def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        """Send a command about the tenant; raises as :meth:`CommandOptions.ask`."""
+        return super().ask(command, tenant=self.tenant, **fields)

@@ -1,40 +1,36 @@
-"""The commands around the service itself: serve, init, check, migrate, cleanup."""
+"""The commands that run and set up the service: serve, init, check, migrate, cleanup."""
 
 import asyncio
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mediator.cli import show
-from mediator.cli.failing import CommandError
-from mediator.cli.options import AsJson, Config, DataDir, Password, User, load
-from mediator.private_files import open_file
+from mediator.cli import output
+from mediator.cli.client import Password, User
+from mediator.cli.errors import CommandError
+from mediator.cli.options import AsJson, CommandGroup, CommandOptions, Config, SettingsOptions
+from mediator.system.private_files import open_file
 
 if TYPE_CHECKING:
-    from mediator.service import Running
-    from mediator.settings import Settings
+    from mediator.app import RunningService
+    from mediator.config.settings import Settings
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="postgresql://…; without it an SQLite file in the data directory.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="Example: mediator serve --data-dir /var/lib/mediator --nats 127.0.0.1:4222")(serve)
-    app.command(epilog="Example: mediator init /etc/mediator.toml")(init)
-    app.command(epilog="Example: mediator check --config /etc/mediator.toml")(check)
-    app.command(epilog="Example: mediator migrate --data-dir /var/lib/mediator")(migrate)
-    app.command(epilog="Example: mediator cleanup --dry-run")(cleanup)
+app = CommandGroup()
 
 
+@app.command(epilog="Example: mediator serve --data-dir /var/lib/mediator --nats 127.0.0.1:4222")
 def serve(
-    config: Config = None,
-    data_dir: DataDir = None,
+    options: SettingsOptions,
     nats: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where the managed NATS server listens.", show_default="127.0.0.1:4222"),
@@ -50,9 +46,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
-    settings = load(
-        config,
-        data_dir=data_dir,
+    settings = options.load(
         nats=nats,
         nats_url=nats_url,
         http=http,
@@ -61,14 +55,14 @@ def serve(
     )
     import uvloop
 
-    from mediator import logs
-    from mediator.service import serve as run
+    from mediator.app import serve as run_service
+    from mediator.ops import logs
 
     logs.setup(settings.log_level, settings.log_format)
-    uvloop.run(run(settings, lambda running: _greet(settings, running)))
+    uvloop.run(run_service(settings, lambda running: _greet(settings, running)))
 
 
-def _greet(settings: "Settings", running: "Running") -> None:
+def _greet(settings: "Settings", running: "RunningService") -> None:
     if not sys.stdout.isatty():
         return
     where = (
@@ -79,7 +73,7 @@ def _greet(settings: "Settings", running: "Running") -> None:
     login = "" if settings.anonymous or settings.nats_url is not None else " --user NAME --password …"
     host = "127.0.0.1" if settings.http.host in ("0.0.0.0", "::") else settings.http.host
     host = f"[{host}]" if ":" in host else host
-    show.say(
+    output.print_line(
         "\n"
         "The mediator is ready.\n"
         f"  NATS   {running.nats_url}\n"
@@ -93,6 +87,7 @@ def _greet(settings: "Settings", running: "Running") -> None:
     sys.stdout.flush()
 
 
+@app.command(epilog="Example: mediator init /etc/mediator.toml")
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("mediator.toml"),
 ) -> None:
@@ -100,16 +95,17 @@ def init(
     from mediator.cli.template import template
 
     try:
-        # Passwords will be written into it.
+        # Private: the operator will write passwords into it.
         with os.fdopen(open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as new:
             new.write(template())
     except FileExistsError:
         raise CommandError(f"{file} is there already; nothing was written") from None
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror}") from None
-    show.say(f"wrote {file}; edit it, then: mediator check --config {file} && mediator serve --config {file}")
+    output.print_line(f"wrote {file}; edit it, then: mediator check --config {file} && mediator serve --config {file}")
 
 
+@app.command(epilog="Example: mediator check --config /etc/mediator.toml")
 def check(
     config: Config = None,
     snippet: Annotated[
@@ -119,73 +115,75 @@ def check(
     password: Password = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what the settings mean; with a NATS server of your own, verify that requests arrive there.
+    """Explain the settings; with a NATS server of your own, verify that requests arrive there.
 
-    With accounts, give the login of one of a tenant's users: its requests are followed to the service, and it must not
-    be able to list what others subscribe to.
+    With accounts, give the login of a tenant's user: the command checks that its requests reach the service, and that
+    it cannot list what others subscribe to.
     """
-    settings = load(config)
-    from mediator.cli import checking
+    settings = SettingsOptions(config).load()
+    from mediator.cli.check import accounts_snippet, explain, verify
 
     if snippet:
-        text = checking.accounts_snippet(settings)
-        show.as_json({"snippet": text}) if as_json else typer.echo(text, nl=False)
+        text = accounts_snippet(settings)
+        output.print_json({"snippet": text}) if as_json else typer.echo(text, nl=False)
         return
-    lines = [*checking.explain(settings)]
+    explained = [*explain(settings)]
     if not as_json:
-        for line in lines:
-            show.say(line)
-    found = [] if settings.nats_url is None else asyncio.run(checking.verify(settings, user, password))
+        _print_facts(explained)
+    found = [] if settings.nats_url is None else asyncio.run(verify(settings, user, password))
     if as_json:
-        server = [{"result": result, "text": text} for result, text in map(checking.parts, found)]
-        show.as_json({"settings": dict(map(checking.parts, lines)), "server": server})
-        return
-    for line in found:
-        show.say(line)
+        server = [{"result": result, "text": text} for result, text in found]
+        output.print_json({"settings": dict(explained), "server": server})
+    else:
+        _print_facts(found)
 
 
-def migrate(
-    config: Config = None, data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json: AsJson = False
-) -> None:
-    """Bring the database's schema up to this program's; prints what was applied. Serve does it by itself."""
-    settings = load(config, data_dir=data_dir, database_url=database_url)
-    from mediator.cli.migrating import applied
+def _print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    for name, text in facts:
+        output.print_line(f"{name:<11}{text}")
+
+
+@app.command(epilog="Example: mediator migrate --data-dir /var/lib/mediator")
+def migrate(*, database_url: DatabaseUrl = None, options: CommandOptions) -> None:
+    """Migrate the database to the schema of this version; prints what was applied. `serve` does the same at startup."""
+    settings = options.load(database_url=database_url)
     from mediator.store.opening import open_store
 
-    before = set(applied(settings))
-    open_store(settings).close()
-    names = [name for name in applied(settings) if name not in before]
-    if as_json:
-        show.as_json({"applied": names})
+    store = open_store(settings.data_dir, settings.store_url)
+    store.close()
+    names = store.migrated
+    if options.as_json:
+        output.print_json({"applied": names})
         return
     for name in names:
-        show.say(f"applied {name}")
+        output.print_line(f"applied {name}")
     if not names:
-        show.say("the schema is up to date")
+        output.print_line("the schema is up to date")
 
 
+@app.command(epilog="Example: mediator cleanup --dry-run")
 def cleanup(
-    config: Config = None,
-    data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
-    daemon: Annotated[bool, typer.Option("--daemon", help="Go on until SIGTERM, as a service of its own.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go, and why.")] = False,
+    daemon: Annotated[bool, typer.Option("--daemon", help="Run until SIGTERM, as a service of its own.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed, and why.")] = False,
     confirm_clock: Annotated[
-        bool, typer.Option("--confirm-clock", help="The clock is right: let expiry, paused by its jump, go on.")
+        bool,
+        typer.Option("--confirm-clock", help="Confirm that the clock is right after a jump; expiry continues."),
     ] = False,
-    as_json: AsJson = False,
+    *,
+    options: CommandOptions,
 ) -> None:
     """Remove what has expired, through the running service or, where none runs, by itself."""
-    if daemon and as_json:
-        raise typer.BadParameter("--daemon goes on, and has nothing to print in the end", param_hint="--json")
-    settings = load(config, data_dir=data_dir, database_url=database_url)
-    from mediator import logs
-    from mediator.housekeeping.cleanup import run
+    if daemon and options.as_json:
+        raise typer.BadParameter("--daemon runs until it is stopped, and has no result to print", param_hint="--json")
+    settings = options.load(database_url=database_url)
+    from mediator.ops import logs
+    from mediator.ops.cleanup import run
 
-    # What was done is said below; the log is for what goes wrong.
+    # The result is printed below; the log is for problems.
     logs.setup(settings.log_level if daemon else "warning", settings.log_format)
-    give = show.as_json if as_json else None
-    work = run(settings, daemon=daemon, dry_run=dry_run, confirm_clock=confirm_clock, say=show.say, give=give)
+    give = output.print_json if options.as_json else None
+    work = run(settings, daemon=daemon, dry_run=dry_run, confirm_clock=confirm_clock, say=output.print_line, give=give)
     code = asyncio.run(work)
     if code:
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""The file that ``mediator init`` writes: every option as a comment, made from the settings themselves."""
+"""The file that ``mediator init`` writes: every option as a comment, generated from the settings."""
 
 import textwrap
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mediator.settings import Settings
+from mediator.config.settings import all_settings
 
 _WIDTH = 110
 _HEAD = """\
@@ -16,24 +16,6 @@ _HEAD = """\
 # Take the # away from what you change, then run: mediator check --config THIS_FILE
 # Each option can also come from the environment (MEDIATOR_MAX_PENDING=500), which wins over this file.
 """
-_EXAMPLES = {
-    "data_dir": '"/var/lib/mediator"',
-    "nats_url": '"nats://nats.example.com:4222"',
-    "database_url": '"postgresql://mediator:PASSWORD@db.example.com/mediator"',
-    "log_format": '"json"',
-    "instance": '"mediator-1"',
-    "public_url": '"https://mediator.example.com"',
-    "allow": '["did:web:wallet.example.com"]',
-    "key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
-    "control_key": '"32 RANDOM BYTES IN BASE64: openssl rand -base64 32"',
-    "outbound_networks": '["10.1.0.0/16"]',
-    "archive_key_file": '"/etc/mediator/archive.keys"',
-    "listen": '"0.0.0.0:4222"',
-    "direct": '"127.0.0.1:4223"',
-    "tls_cert": '"/etc/mediator/cert.pem"',
-    "tls_key": '"/etc/mediator/key.pem"',
-    "push_webhook": '"https://push.example.com/ring"',
-}
 _TENANTS = """\
 # [tenants.acme]
 # users = [{ name = "acme", password = "change me" }]
@@ -41,20 +23,19 @@ _TENANTS = """\
 
 
 def template() -> str:
-    """Return the text of the file; as it stands it changes nothing."""
-    tables = {name: field for name, field in Settings.model_fields.items() if _table(field)}
+    """Return the text of the file; without edits it changes nothing."""
+    fields = all_settings().model_fields
+    tables = {name: field for name, field in fields.items() if _table(field)}
     parts = [_HEAD]
     parts += [
-        "\n".join(_option(name, field))
-        for name, field in Settings.model_fields.items()
-        if name not in tables and name != "tenants"
+        "\n".join(_option(name, field)) for name, field in fields.items() if name not in tables and name != "tenants"
     ]
     for name, field in tables.items():
         model = _table(field)
         assert model is not None
         parts.append(f"{_comment(field.description or '')}\n# [{name}]")
         parts += ["\n".join(_option(inner, inside)) for inner, inside in model.model_fields.items()]
-    parts.append(f"{_comment(Settings.model_fields['tenants'].description or '')}\n{_TENANTS}")
+    parts.append(f"{_comment(fields['tenants'].description or '')}\n{_TENANTS}")
     return "\n\n".join(parts)
 
 
@@ -65,7 +46,7 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 def _option(name: str, field: FieldInfo) -> Iterator[str]:
     yield _comment(field.description or "")
-    yield f"# {name} = {_EXAMPLES.get(name) or _value(field.default)}"
+    yield f"# {name} = {_value(field.examples[0] if field.examples else field.default)}"
 
 
 def _comment(text: str) -> str:
@@ -73,6 +54,8 @@ def _comment(text: str) -> str:
 
 
 def _value(default: Any) -> str:
+    if isinstance(default, list):
+        return f"[{', '.join(map(_value, default))}]"
     if default is PydanticUndefined or default is None:
         raise ValueError("an option without a plain default needs an example")
     if isinstance(default, bool):

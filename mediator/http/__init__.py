@@ -1,1 +1,1 @@
-"""The HTTP side of the service: health and metrics."""
+"""HTTP: the application, its server and limits, health, tenants, and the guard for outgoing requests."""

@@ -1,4 +1,4 @@
-"""The HTTP application: health and metrics, and how every error becomes an answer; other doors add their routes."""
+"""The HTTP application: health, metrics, and the mapping of errors to responses; parts add their routes."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ CODES = {
     426: "upgrade_required",
     504: "timeout",
 }
-"""The codes of what HTTP itself refuses, by status; the phrases change with Python's version."""
+"""Error codes of what HTTP itself refuses, by status; the standard phrases change with Python's version."""
 
 _HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
@@ -37,7 +37,7 @@ _HEALTH = web.AppKey("health", Health)
 _REGISTRY = web.AppKey("registry", CollectorRegistry)
 _SECONDS = web.AppKey("seconds", float)
 _LIMIT = web.RequestKey("limit", asyncio.Timeout)
-# Probes and scrapers must not get yesterday's answer from a proxy.
+# Probes and scrapers must not get an old response from a proxy.
 _FRESH = {"Cache-Control": "no-store"}
 
 _log = structlog.get_logger(__name__)
@@ -54,8 +54,8 @@ def build_app(health: Health, registry: CollectorRegistry, request_seconds: floa
     return app
 
 
-def lift_limit(request: web.Request) -> None:
-    """Let a request last: it has become a WebSocket, which bounds itself."""
+def lift_time_limit(request: web.Request) -> None:
+    """Remove the time limit of a request that has become a WebSocket, which has limits of its own."""
     request[_LIMIT].reschedule(None)
     if isinstance(request.protocol, HttpConnection):
         request.protocol.lift()
@@ -80,7 +80,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 @web.middleware
 async def _log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log each answer by its route, in which no address stands."""
+    """Log each response by its route, which contains no address."""
     started = time.perf_counter()
     answer = await handler(request)
     resource = request.match_info.route.resource
@@ -121,18 +121,18 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             return _error(504, f"no answer within {seconds:g} s", CODES[504])
         return _unexpected(request)
     except ConnectionError:
-        # Mostly the caller closed its connection, and no one reads this answer.
-        return _unexpected(request) if request.transport else _error(400, "the connection is over", "bad_request")
+        # Usually the caller closed its connection, and nobody reads this response.
+        return _unexpected(request) if request.transport else _error(400, "the connection was closed", "bad_request")
     except Exception:
         return _unexpected(request)
 
 
 async def _answer_health(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer on a connection above the bound, and end it."""
+    """Answer on a connection above the limit, and close it."""
     if request.path in _HEALTH_PATHS:
         answer = await handler(request)
     else:
-        error = BusyError("HTTP connections are at their bound")
+        error = BusyError("too many HTTP connections are open")
         answer = _error(error.status, str(error), error.code)
     answer.force_close()
     return answer
@@ -143,7 +143,7 @@ def _error(status: int, text: str, code: str) -> web.Response:
 
 
 def _unexpected(request: web.Request) -> web.Response:
-    """Answer for an error nobody foresaw; its text goes to the log, where a path would name an address."""
+    """Answer an unexpected error; its text goes to the log, with the route only, since a path may name an address."""
     resource = request.match_info.route.resource
     _log.error("request failed", method=request.method, route=resource and resource.canonical, exc_info=True)
     return _error(500, "internal error", MediatorError.code)

@@ -1,7 +1,7 @@
-"""The connections of the HTTP server: how many there may be, which is closed for a new one, how long a head may take.
+"""Limits the connections of the HTTP server: their number, and the time that the head of a request may take.
 
-A connection that we wait for (idle, half a request, a body that does not come, an answer that is not read) gives way to
-a new one. While all are being worked for, a few more are taken in, and only asked about health.
+At the limit, a new connection replaces one that keeps the server waiting: idle, with half a request, or not reading its
+response. While all are busy, a few more are admitted, and only answered about health.
 """
 
 import asyncio
@@ -13,32 +13,32 @@ import structlog
 from aiohttp import web
 
 HEAD_SECONDS: Final = 10.0
-"""For the line and the headers of a request, from the first connection or the first byte on."""
+"""For the request line and the headers, counted from the connection or the first byte."""
 RESERVE: Final = 32
-"""Connections above the bound that get health and metrics; other requests on them are refused as busy."""
-SAY_SECONDS: Final = 60.0
-"""Between two lines of the log about the bound."""
+"""Connections above the limit that get health and metrics; other requests on them are refused as busy."""
+LOG_SECONDS: Final = 60.0
+"""Between two log lines about the limit."""
 
 EVICTED: Final = "evicted"
-"""It kept us waiting, and another one came."""
+"""It kept the server waiting, and a new connection took its place."""
 REFUSED: Final = "refused"
-"""It came when all were being worked for, and so did those of the reserve."""
+"""It came while all others, and those of the reserve, were busy."""
 SLOW: Final = "slow"
-"""Its head took too long."""
+"""Its request head took too long."""
 
 log = structlog.get_logger("http")
 
 
 class ConnectionLimiter:
-    """Knows all connections that are bounded; WebSockets are not, which have a bound of their own."""
+    """Counts connections and closes some at the limit; WebSockets have a limit of their own."""
 
     def __init__(self, limit: int, closed: Callable[[str], None]) -> None:
-        """``closed`` is called for each connection that is closed before its time, with the reason."""
+        """``closed`` is called with the reason for each connection that the server closes early."""
         self._limit = limit
         self._closed = closed
         self._of_peer: dict[str, dict[HttpConnection, None]] = {}
         self._count = 0
-        self._said: float | None = None
+        self._logged_at: float | None = None
 
     @property
     def count(self) -> int:
@@ -46,7 +46,7 @@ class ConnectionLimiter:
         return self._count
 
     def admit(self, connection: "HttpConnection") -> bool:
-        """Count a connection in, closing another one if need be; False: there is no room, also in the reserve."""
+        """Add a connection, closing another one if necessary; False when there is no room, not even in the reserve."""
         if self._count >= self._limit:
             victim = self._find_victim()
             if victim is None and self._count >= self._limit + RESERVE:
@@ -63,7 +63,7 @@ class ConnectionLimiter:
         return True
 
     def leave(self, connection: "HttpConnection") -> None:
-        """Count a connection out; one that is not known is none."""
+        """Remove a connection; one that was not added is ignored."""
         theirs = self._of_peer.get(connection.peer, {})
         if connection in theirs:
             del theirs[connection]
@@ -72,22 +72,22 @@ class ConnectionLimiter:
                 del self._of_peer[connection.peer]
 
     def touch(self, connection: "HttpConnection") -> None:
-        """Note that a connection has sent a request: others go before it."""
+        """Note that a connection has sent a request; others are evicted before it."""
         theirs = self._of_peer.get(connection.peer, {})
         if connection in theirs:
             del theirs[connection]
             theirs[connection] = None
 
     def note(self, reason: str) -> None:
-        """Count a connection that was closed before its time, and log it once a minute."""
+        """Count a connection that was closed early, and log it once a minute."""
         self._closed(reason)
         now = asyncio.get_running_loop().time()
-        if reason is not SLOW and (self._said is None or now - self._said > SAY_SECONDS):
-            self._said = now
-            log.warning("http connections are at their bound", limit=self._limit, closed=reason)
+        if reason is not SLOW and (self._logged_at is None or now - self._logged_at > LOG_SECONDS):
+            self._logged_at = now
+            log.warning("too many http connections", limit=self._limit, closed=reason)
 
     def _find_victim(self) -> "HttpConnection | None":
-        """Find what keeps us waiting and sent no request for the longest, of the peer with most connections first."""
+        """Find a connection that keeps the server waiting: of the peer with most of them, the least recently used."""
         for peer in sorted(self._of_peer, key=lambda each: len(self._of_peer[each]), reverse=True):
             for connection in self._of_peer[peer]:
                 if connection.keeps_waiting:
@@ -96,25 +96,25 @@ class ConnectionLimiter:
 
 
 class HttpConnection(web.RequestHandler):
-    """A connection that counts, and whose heads must come in time."""
+    """A connection that is counted, and whose request heads must arrive in time."""
 
     def __init__(self, limiter: ConnectionLimiter, server: web.Server, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self.peer = ""
         self.only_health = False
-        """Whether it was taken in above the bound."""
+        """Whether it was admitted above the limit."""
         self._limiter = limiter
         self._admitted = False
         self._late: asyncio.TimerHandle | None = None
 
     @property
     def keeps_waiting(self) -> bool:
-        """Whether it is the peer's turn: to send a request, or the rest of it, or to read the answer."""
+        """Whether the server waits for the peer: for a request, for the rest of one, or for it to read the response."""
         request = self._current_request
         return request is None or not request.content.is_eof()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take it in, or close it at once."""
+        """Admit the connection, or close it at once."""
         self.peer = _peer(transport.get_extra_info("peername"))
         self._admitted = self._limiter.admit(self)
         if not self._admitted:
@@ -124,7 +124,7 @@ class HttpConnection(web.RequestHandler):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on, and see whether it ends a head or begins one."""
+        """Pass data on, and see whether it completes or begins a request head."""
         before = self._request_count
         super().data_received(data)
         if self._request_count > before:
@@ -134,19 +134,19 @@ class HttpConnection(web.RequestHandler):
             self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it out."""
+        """Remove the connection from the count."""
         self._stop_clock()
         self._limiter.leave(self)
         if self._admitted:
             super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Close it, and throw away what was not read of an answer."""
+        """Close the connection and drop what the peer has not read."""
         if self.transport is not None:
             self.transport.abort()
 
     def lift(self) -> None:
-        """Count it no more: it has become a WebSocket."""
+        """Stop counting the connection: it has become a WebSocket."""
         self._stop_clock()
         self._limiter.leave(self)
 
@@ -165,7 +165,7 @@ class HttpConnection(web.RequestHandler):
 
 
 def _peer(address: Any) -> str:
-    """Name who is connected: an address, or of IPv6 the network of which one user usually has all addresses."""
+    """Return the peer's address, for IPv6 its /64 network, which usually belongs to one user."""
     if not address:
         return ""
     host = str(address[0]).partition("%")[0]

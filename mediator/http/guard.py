@@ -1,7 +1,7 @@
-"""The guard: HTTP to addresses that strangers chose, which must not lead into the operator's own network (D10).
+"""Calls URLs that strangers chose, without reaching into the operator's own network (D10).
 
-What is checked is the address a socket is about to connect to, whatever name, number or redirect led there: between
-the check and the connection nothing is looked up once more.
+The check is made on the address that a socket is about to connect to, whatever name, number or redirect led there, so
+no second look-up can change it.
 """
 
 import asyncio
@@ -38,21 +38,21 @@ MAX_CONNECTIONS = 256
 _HTTP = frozenset({"http", "https"})
 _WS = frozenset({"ws", "wss"})
 _NO_URL = (ValueError, IndexError)
-"""What the library raises for text that is no URL; the second for ``http://[]@``."""
+"""What yarl raises for text that is no URL; the second for ``http://[]@``."""
 _TEMPORARY_REDIRECT = 307
 _LOW_PORTS = frozenset({80, 443})
-"""The only ones below 1024 that are web servers; on others HTTP might be taken for mail or the like."""
+"""The only web ports below 1024; other servers might take HTTP for their own protocol."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 _RELAYED = (IPv6Network("2002::/16"), IPv6Network("2001::/32"))
-"""6to4 and Teredo: a tunnel to an IPv4 address that is written inside."""
+"""6to4 and Teredo: tunnels to an IPv4 address that is part of the IPv6 one."""
 _METADATA = frozenset({IPv4Address("168.63.129.16"), IPv4Address("192.0.0.192")})
-"""Public by their numbers, but answered by the host of a virtual machine (Azure, Oracle); others are link-local."""
+"""Public addresses that the host of a virtual machine answers (Azure, Oracle); those of others are link-local."""
 _NOT_PUBLIC = (IPv4Network("192.88.99.0/24"), IPv6Network("fec0::/10"), IPv6Network("3fff::/20"))
 """Relays of 6to4, site-local and documentation addresses, which the standard library counts as global."""
 
 
 class Guard:
-    """Reaches public addresses, and the private networks an operator allows."""
+    """An HTTP client that reaches public addresses, and the private networks that an operator allows."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Guard:
         resolver: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``resolver`` is asked instead of the system, ``tls`` says whom to trust instead of the system's store."""
+        """``resolver`` replaces that of the system, ``tls`` the system's store of trusted certificates."""
         self._allow = tuple(allow)
         self._resolver = resolver
         self._tls = tls
@@ -70,8 +70,8 @@ class Guard:
     async def get(self, url: str, max_bytes: int, seconds: float) -> bytes:
         """Return the body of a 200.
 
-        Raises :class:`AddressRefusedError` for an address that is not called, :class:`UnreachableError` for every other
-        answer or none: redirects, encoded bodies, more than ``max_bytes``, more than ``seconds`` in all.
+        Raises :class:`AddressRefusedError` for an address that must not be called, :class:`UnreachableError` for any
+        other outcome: redirects, encoded bodies, more than ``max_bytes``, more than ``seconds`` in all.
         """
         async with (
             _in_time(seconds),
@@ -89,15 +89,15 @@ class Guard:
             return bytes(body)
 
     async def post(self, url: str, body: bytes, content_type: str, seconds: float) -> int:
-        """Return the status that the server answers within ``seconds``; what else it says is not read.
+        """Return the status of the response within ``seconds``; its body is not read.
 
-        Follows three times a 307 that stays within the scheme, as DIDComm asks. Errors as those of :meth:`get`.
+        Follows up to three redirects with status 307 to the same scheme, as DIDComm asks. Raises as :meth:`get`.
         """
         target = _checked(url, _HTTP)
         headers = {"Content-Type": content_type}
         async with _in_time(seconds):
             for _ in range(1 + MAX_REDIRECTS):
-                # The library writes raw bytes in one piece, and above 1 MiB warns of that.
+                # aiohttp writes raw bytes in one piece, and warns of that above 1 MiB.
                 data = io.BytesIO(body)
                 async with self._open().post(target, data=data, headers=headers, allow_redirects=False) as response:
                     status, location = response.status, response.headers.get("Location")
@@ -109,10 +109,10 @@ class Guard:
     async def ws_connect(self, url: str, max_bytes: int, seconds: float) -> ClientWebSocketResponse:
         """Open a WebSocket within ``seconds`` for frames of at most ``max_bytes``; the caller closes it.
 
-        Pings and pongs are the caller's. Errors as those of :meth:`get`.
+        Pings and pongs are the caller's. Raises as :meth:`get`.
         """
         async with _in_time(seconds):
-            # The library's bound is the first size that is too much.
+            # aiohttp's limit is the first size that is too large.
             return await self._open().ws_connect(_checked(url, _WS), max_msg_size=max_bytes + 1, autoping=False)
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class Guard:
                 cookie_jar=DummyCookieJar(),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
-                # Every call is bounded as a whole, with the reading of the body.
+                # Every call has a time limit for the whole, with the reading of the body.
                 timeout=ClientTimeout(total=None),
             )
         return self._session
@@ -156,14 +156,14 @@ class Guard:
 
 
 class _NotReachedError(OSError):
-    """Raised inside of aiohttp; all alike, so that it comes out as itself when a name has several such addresses."""
+    """Raised inside aiohttp; always equal, so aiohttp does not merge the errors of several addresses into another."""
 
     def __init__(self) -> None:
         super().__init__("address refused")
 
 
 def _inner(address: IPv6Address) -> Address:
-    """Return the IPv4 address that an IPv6 one stands for, if it does."""
+    """Return the IPv4 address that an IPv6 address embeds, if it does."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address in _NAT64:
@@ -187,7 +187,7 @@ def _checked(url: str, schemes: frozenset[str]) -> URL:
         if len(url) > MAX_URL or not url.isprintable():
             raise ValueError
         parsed = URL(url)
-        # The port is read here so that a bad one is found before anything is looked up.
+        # Read the port here, so a bad one is found before the name is resolved.
         whole = parsed.scheme in schemes and bool(parsed.host) and bool(parsed.port)
     except _NO_URL:
         whole = False
@@ -217,6 +217,6 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
         if isinstance(error.os_error, _NotReachedError):
             raise AddressRefusedError("leads into a private network") from None
         raise UnreachableError("no connection") from None
-    # uvloop raises RuntimeError for sockets that are gone, aiohttp ValueError for names that cannot be.
+    # uvloop raises RuntimeError for closed sockets, aiohttp ValueError for impossible names.
     except (ClientError, OSError, RuntimeError, ValueError):
         raise UnreachableError("no proper answer") from None

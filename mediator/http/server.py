@@ -1,4 +1,4 @@
-"""The HTTP server: listens, bounds what a connection may send, and gives nothing away about itself."""
+"""The HTTP server: listens, limits what a connection may send, and hides its software version."""
 
 import asyncio
 import functools
@@ -13,24 +13,24 @@ from mediator.errors import SetupError
 from mediator.http.connections import ConnectionLimiter, HttpConnection
 
 MAX_LINE = 16 * 1024
-"""Bytes: a search of the registry stands in the line, and letters that are not ASCII take nine or more there."""
+"""Bytes: the request line holds searches of the registry, and characters beyond ASCII take nine bytes or more there."""
 MAX_HEADER = 8192
 MAX_HEADERS = 64
 IDLE_SECONDS = 75.0
-"""A connection is closed after this time without a request, longer than reverse proxies keep theirs."""
+"""A connection is closed after this time without a request; reverse proxies close theirs earlier."""
 BACKLOG = 1024
-"""Connections that may wait to be taken: wallets come all at once when a network comes back."""
+"""Connections that may wait to be accepted: wallets reconnect all at once when a network comes back."""
 STOP_SECONDS = 2.0
-"""Time for requests that are being answered when the server stops."""
+"""Time for requests in progress when the server stops."""
 
 
 class HttpServer:
-    """Serves an application on an endpoint. Use :meth:`bind`, :meth:`start` and :meth:`stop`, in this order."""
+    """Serves an application on an endpoint. Call :meth:`bind`, :meth:`start` and :meth:`stop`, in this order."""
 
     def __init__(
         self, endpoint: Endpoint, max_connections: int = 1000, closed: Callable[[str], None] = lambda _reason: None
     ) -> None:
-        """``max_connections`` bounds those that are no WebSockets; ``closed`` learns why one was closed too early."""
+        """``max_connections`` limits all but WebSockets; ``closed`` learns why one was closed early."""
         self._endpoint = endpoint
         self._limiter = ConnectionLimiter(max_connections, closed)
         self._listening: list[asyncio.Server] = []
@@ -39,16 +39,16 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port it has, also where the endpoint asked for any; 0 while it has none."""
+        """The port, also where the endpoint asked for any; 0 before :meth:`bind`."""
         return int(self._sockets[0].getsockname()[1]) if self._sockets else 0
 
     @property
     def connections(self) -> int:
-        """How many connections there are, WebSockets aside."""
+        """How many connections are open, WebSockets aside."""
         return self._limiter.count
 
     async def bind(self) -> None:
-        """Take the address, so that the port is known before the application is made; SetupError if it is taken."""
+        """Reserve the address, so the port is known before the application is made; SetupError if it is taken."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -61,7 +61,7 @@ class HttpServer:
             raise SetupError(f"http: cannot listen on {self._endpoint}: {error.strerror or error}") from error
 
     async def start(self, app: web.Application) -> None:
-        """Answer requests with ``app`` from now on."""
+        """Serve requests with ``app`` from now on."""
         runner = web.AppRunner(app, shutdown_timeout=STOP_SECONDS)
         await runner.setup()
         assert runner.server is not None
@@ -84,7 +84,7 @@ class HttpServer:
             self._listening.append(await loop.create_server(connection, sock=bound, backlog=BACKLOG))
 
     async def stop(self) -> None:
-        """Take no more connections, let requests finish for a short time, close."""
+        """Accept no more connections, give requests a short time to finish, and close."""
         for listening in self._listening:
             listening.close()
         self._listening.clear()
@@ -100,10 +100,9 @@ class HttpServer:
 
 
 class _Request(web.Request):
-    """A request whose answer does not tell our software's version.
+    """A request whose response does not name the version of our software.
 
-    The application's signal for this is not sent for bytes that are no request: the hook below is the only place that
-    sees each answer.
+    aiohttp sends no signal for malformed requests; the hook below is the only place that sees every response.
     """
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
@@ -112,7 +111,7 @@ class _Request(web.Request):
 
 
 class _WithoutCause(logging.Filter):
-    """Takes the exception from a line and leaves its name: its text quotes bytes that may be somebody's message."""
+    """Removes the exception from a log line but for its name: its text quotes bytes of somebody's message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0]:

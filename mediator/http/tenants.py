@@ -1,12 +1,14 @@
-"""Which tenant an HTTP request belongs to: said by its API token, and by nothing else it holds (A6)."""
+"""Finds the tenant of an HTTP request by its API token, and by nothing else in it (A6)."""
 
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
+from typing import Self
 from urllib.parse import urlsplit
 
 from multidict import MultiMapping
 
+from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import NotAuthenticatedError
 
@@ -14,18 +16,26 @@ DEFAULT = "default"
 
 
 class HttpTenants:
-    """Maps API tokens to tenants; without a token callers may be ``default``, where the settings allow that."""
+    """Maps API tokens to tenants; callers without a token are ``default`` where the settings allow it."""
 
     def __init__(self, tokens: Mapping[str, Iterable[str]], *, anonymous: bool) -> None:
-        """``tokens`` are those of each tenant; ``anonymous``: see :attr:`mediator.settings.Settings.http_anonymous`."""
+        """``tokens`` by tenant; ``anonymous`` is ``Settings.http_anonymous``."""
         self._tenants = [(_hash(token), tenant) for tenant, own in tokens.items() for token in own]
         self._anonymous = anonymous
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Use the tokens of the configured tenants."""
+        tokens = {
+            name: [token.get_secret_value() for token in tenant.api_tokens] for name, tenant in settings.tenants.items()
+        }
+        return cls(tokens, anonymous=settings.http_anonymous)
 
     def of(self, headers: MultiMapping[str]) -> str:
         """Return the tenant of a request, or raise :class:`NotAuthenticatedError`."""
         given = headers.getall("Authorization", [])
         if not given:
-            # A page in a browser may lead a name of its own to this machine; what it then asks for is that name.
+            # A web page may point a name of its own at this machine (DNS rebinding); the request then has that name.
             if self._anonymous and _names_this_machine(headers.get("Host", "")):
                 return DEFAULT
             raise NotAuthenticatedError
@@ -36,10 +46,10 @@ class HttpTenants:
         return tenant
 
     def _tenant(self, token: str) -> str | None:
-        """Look at every token, so that the time it takes tells nothing of them."""
-        asked, found = _hash(token), None
+        """Compare with every token, so the time it takes reveals nothing about them."""
+        wanted, found = _hash(token), None
         for known, tenant in self._tenants:
-            if hmac.compare_digest(known, asked):
+            if hmac.compare_digest(known, wanted):
                 found = tenant
         return found
 

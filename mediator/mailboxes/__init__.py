@@ -1,1 +1,1 @@
-"""The mailboxes: what they are and every rule they follow; no I/O, no clock, no database."""
+"""The rules of mailboxes, in pure Python: no I/O, no clock, no database."""

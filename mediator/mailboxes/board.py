@@ -5,10 +5,12 @@ says, a subscription hears of each change, and one that reads slowly gets the la
 """
 
 import json
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from mediator.mailboxes.address import PUBLIC
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
@@ -20,6 +22,35 @@ ENDED = Lane.LOW
 ENDED_LIFE = 3600 * 1000
 """Milliseconds for which they are kept, for those who were away or read slowly."""
 _PAGE = 1000
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PublicList:
+    """A question for public mailboxes, in order of their addresses."""
+
+    tenant: str
+    tags: tuple[str, ...] = ()
+    """All of them are wanted."""
+    limit: int = PAGE
+    page: int = 1
+    after: str = ""
+    """Only addresses behind this one; pages are counted from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicPage:
+    """A page, and whether there is more behind it."""
+
+    mailboxes: list[Mailbox]
+    more: bool
+
+
+def list_public(tx: Transaction, request: PublicList, now: int) -> PublicPage:
+    """Return a page of living public mailboxes."""
+    skip = (request.page - 1) * request.limit
+    found = tx.mailboxes.public(request.tenant, request.after, request.tags, skip, request.limit + 1, now)
+    return PublicPage([copy(mailbox) for mailbox in found[: request.limit]], len(found) > request.limit)
 
 
 def entry(mailbox: Mailbox) -> dict[str, Any]:
@@ -43,7 +74,7 @@ def ready(tx: Transaction, tenant: str, now: int) -> Mailbox:
     if board is None:
         # Another instance was first while this one waited for it.
         return ready(tx, tenant, now)
-    tx.events.append(Event(What.MAILBOX_CREATED, now, tenant, board.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, board.no, created_at=now))
     after = ""
     while found := tx.mailboxes.public(tenant, after, (), 0, _PAGE, now):
         for mailbox in found:
@@ -89,7 +120,7 @@ def _put(tx: Transaction, board: Mailbox, draft: Draft, expire_at: int | None, n
         key=draft.key,
         tags=draft.tags,
     )
-    show(tx, board, message, False, now, What.STORED)
+    show(tx, board, message, False, now, EventType.STORED)
 
 
 def _json(fields: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 
 from mediator.errors import MessageTooLargeError
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.message import Draft, Handle
 from mediator.mailboxes.ports import Transaction
@@ -31,7 +31,7 @@ def ready(tx: Transaction, tenant: str, now: int) -> Mailbox:
     if kept is None:
         # Another instance was first while this one waited for it.
         return ready(tx, tenant, now)
-    tx.events.append(Event(What.MAILBOX_CREATED, now, tenant, kept.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, kept.no, created_at=now))
     return kept
 
 
@@ -60,4 +60,4 @@ def _make_room(tx: Transaction, kept: Mailbox, now: int) -> None:
             going.append(handle)
             messages -= 1
             size -= handle.size
-        remove(tx, kept, going, now, What.EXPIRED)
+        remove(tx, kept, going, now, EventType.EXPIRED)

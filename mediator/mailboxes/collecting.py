@@ -1,18 +1,21 @@
-"""The clean-up: collects what is unreachable already, in slices as small as the caller asks for (M1, A8)."""
+"""The clean-up: removes what is unreachable already, in slices of the size that the caller asks for (M1, A8)."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from mediator.mailboxes import creating
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, spent
-from mediator.mailboxes.message import Handle
+from mediator.mailboxes.group import Group
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import HIDDEN_ID, Handle
 from mediator.mailboxes.ports import LeasePlace, Transaction
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one slice removed; nothing at all: there is no more to do now."""
+    """What one slice removed; all zero when there is nothing left to do now."""
 
     messages: int = 0
     mailboxes: int = 0
@@ -42,10 +45,7 @@ def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
             # Another instance was first, and dropped the whole mailbox.
             continue
         tx.messages.remove(mailbox, handles)
-        tx.events.extend(
-            Event(What.EXPIRED, now, mailbox.tenant, no, handle.lane, handle.msg_id, handle.size, handle.created_at)
-            for handle in handles
-        )
+        tx.events.extend(message_event(EventType.EXPIRED, now, mailbox, handle) for handle in handles)
     return Collected(messages=len(expired))
 
 
@@ -57,8 +57,13 @@ def expired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
     return Collected(mailboxes=len(expired))
 
 
-def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
-    """Remove what is left of retired mailboxes: messages, delayed mail, dedup ids, groups, then themselves."""
+def retired_mailboxes(
+    tx: Transaction, now: int, limit: int, forget: Callable[[Mailbox], None] = lambda mailbox: None
+) -> Collected:
+    """Remove what is left of retired mailboxes: messages, delayed mail, dedup ids, groups, then themselves.
+
+    ``forget`` removes what a part keeps of a mailbox, in the same transaction.
+    """
     messages = delayed = seen_ids = groups = dropped = 0
     room = limit
     for mailbox in tx.mailboxes.retired(limit):
@@ -78,6 +83,7 @@ def retired_mailboxes(tx: Transaction, now: int, limit: int) -> Collected:
         groups += gone
         room -= gone
         if room == before:
+            forget(mailbox)
             tx.mailboxes.drop(mailbox)
             dropped += 1
             room -= 1
@@ -92,18 +98,10 @@ def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tu
     Returns where the next slice goes on, None when all that ended were seen.
     """
     ended = tx.leases.ended(after, now, limit)
-    per_group: defaultdict[int, list[int]] = defaultdict(list)
-    for place in ended:
-        per_group[place.group_no].append(place.msg_id)
-    groups = tx.groups.by_no(per_group)
-    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
     removed = 0
-    for no, group in groups.items():
-        mailbox = mailboxes.get(group.mailbox_no)
-        if mailbox is None or not mailbox.lives(now):
-            continue
-        there = tx.messages.handles(mailbox, per_group[no], now)
-        gone = [msg_id for msg_id in per_group[no] if msg_id not in there]
+    for mailbox, group, ids in by_group(tx, ended, now):
+        there = tx.messages.handles(mailbox, ids, now)
+        gone = [msg_id for msg_id in ids if msg_id not in there]
         if gone:
             tx.leases.remove(group, gone)
             removed += len(gone)
@@ -117,6 +115,48 @@ def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tu
     return Collected(leases=removed), ended[-1] if len(ended) == limit else None
 
 
+def by_group(tx: Transaction, ended: Sequence[LeasePlace], now: int) -> Iterator[tuple[Mailbox, Group, list[int]]]:
+    """Yield the ended leases of living mailboxes, group by group."""
+    per_group: defaultdict[int, list[int]] = defaultdict(list)
+    for place in ended:
+        per_group[place.group_no].append(place.msg_id)
+    groups = tx.groups.by_no(per_group)
+    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
+    for no, group in groups.items():
+        mailbox = mailboxes.get(group.mailbox_no)
+        if mailbox is not None and mailbox.lives(now):
+            yield mailbox, group, per_group[no]
+
+
 def dedup_ids(tx: Transaction, now: int, limit: int) -> Collected:
     """Remove dedup ids whose time is over (S3)."""
     return Collected(dedup_ids=tx.dedup_ids.collect(now, limit))
+
+
+def forget_unused_groups(tx: Transaction, keep: int, now: int, limit: int) -> Collected:
+    """Forget groups without members for ``keep`` milliseconds; 0: none."""
+    groups = tx.groups.unseen(now - keep, limit) if keep else []
+    for group in groups:
+        tx.groups.drop(group)
+    return Collected(groups=len(groups))
+
+
+def forget_volatile(tx: Transaction, instance: str, now: int, limit: int) -> int:
+    """Remove messages, visible and delayed, that were to last until this start; return how many it was.
+
+    ``limit`` bounds each of the two kinds; nothing removed: there are no more.
+    """
+    gone = tx.messages.volatile(instance, limit)
+    gone += tx.delays.drop_volatile(instance, limit)
+    per_mailbox: defaultdict[int, list[Handle]] = defaultdict(list)
+    for item in gone:
+        per_mailbox[item.mailbox_no].append(item.handle)
+    for no, mailbox in tx.mailboxes.by_no(per_mailbox).items():
+        handles = per_mailbox[no]
+        tx.messages.remove(mailbox, [handle for handle in handles if handle.msg_id != HIDDEN_ID])
+        for handle in handles:
+            # A dedup id that expired may name a newer message by now.
+            if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == handle.msg_id:
+                tx.dedup_ids.forget(mailbox, handle.dedup_id)
+            tx.events.append(message_event(EventType.EXPIRED, now, mailbox, handle))
+    return len(gone)

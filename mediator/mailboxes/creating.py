@@ -10,7 +10,7 @@ from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenEr
 from mediator.mailboxes import board
 from mediator.mailboxes.address import new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.ports import Transaction
 
@@ -36,7 +36,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The mailbox as it was then, and the token if this call made it (M3)."""
+    """A copy of the mailbox, and the token if this call made it (M3)."""
 
     mailbox: Mailbox
     token: str | None
@@ -70,12 +70,12 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
         )
     )
     if mailbox is None:
-        # Another instance was first while this one waited for it.
+        # Another instance made it while this one waited for its lock.
         first = tx.mailboxes.find(request.tenant, address)
         if first is None:
             raise MailboxExistsError(address)
         return _taken(first, request)
-    tx.events.append(Event(What.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
     board.post(tx, mailbox, now)
     return Created(copy(mailbox), token)
 
@@ -88,7 +88,7 @@ def _taken(holder: Mailbox, request: Create) -> Created:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New words for a mailbox; what is None stays (M4)."""
+    """A new description and tags of a mailbox; None leaves them as they are (M4)."""
 
     tenant: str
     address: str
@@ -109,18 +109,18 @@ def update(tx: Transaction, request: Update, now: int) -> Mailbox:
 
 def set_ack_wait(tx: Transaction, tenant: str, address: str, ack_wait: int | None, now: int) -> Mailbox:
     """Give a mailbox its own lease for groups that name none; None: as configured (F8). For operators."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = get_live_mailbox(tx, tenant, address, now)
     tx.mailboxes.describe(mailbox, mailbox.desc, mailbox.tags, ack_wait)
     return copy(mailbox)
 
 
 def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
-    mailbox = living(tx, tenant, writable_address(address), now)
+    mailbox = get_live_mailbox(tx, tenant, writable_address(address), now)
     board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
-    tx.events.append(Event(What.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
+    tx.events.append(Event(EventType.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
     return mailbox
 
 
@@ -129,10 +129,10 @@ def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
     board.take_down(tx, mailbox, now)
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
-    tx.events.append(Event(What.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
+    tx.events.append(Event(EventType.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
 
 
-def living(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
+def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
     """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`."""
     mailbox = tx.mailboxes.find(tenant, address)
     if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
@@ -142,7 +142,7 @@ def living(tx: Transaction, tenant: str, address: str, now: int, no: int | None 
 
 def owned(tx: Transaction, tenant: str, address: str, token: str, now: int) -> Mailbox:
     """Return the mailbox if this is the token its CREATE handed out, else raise :class:`WrongTokenError` (M3)."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = get_live_mailbox(tx, tenant, address, now)
     if not hmac.compare_digest(_hash(token), mailbox.token_hash):
         raise WrongTokenError
     return mailbox

@@ -3,9 +3,12 @@
 from enum import IntEnum
 from typing import NamedTuple
 
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Handle, Message
 
-class What(IntEnum):
-    """What happened."""
+
+class EventType(IntEnum):
+    """What happened to a message or a mailbox."""
 
     MAILBOX_CREATED = 1
     MAILBOX_EXPIRED = 2
@@ -26,7 +29,7 @@ class What(IntEnum):
 class Event(NamedTuple):
     """One event. ``at`` and ``created_at`` are milliseconds since the epoch; fields that do not apply are 0 or -1."""
 
-    what: What
+    type: EventType
     at: int
     tenant: str
     mailbox_no: int
@@ -35,3 +38,8 @@ class Event(NamedTuple):
     size: int = 0
     created_at: int = 0
     group_no: int = 0
+
+
+def message_event(type: EventType, now: int, mailbox: Mailbox, item: Handle | Message, group_no: int = 0) -> Event:
+    """Return what happened to one message of a mailbox."""
+    return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_no)

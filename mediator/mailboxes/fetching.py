@@ -1,4 +1,4 @@
-"""MSG.FETCH: where a group starts, what it is given, and what of that is leased (F1–F8)."""
+"""MSG.FETCH: where a group starts, which messages it gets, and which of these are leased (F1–F8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,18 @@ from enum import StrEnum
 
 from mediator.errors import BadRequestError, TooManyGroupsError
 from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
-from mediator.mailboxes.creating import living
-from mediator.mailboxes.events import Event, What
-from mediator.mailboxes.group import LOOSE, MAX_GROUPS, MAX_LEASED, Group, Lease
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.events import Event, EventType, message_event
+from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.leasing import room
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
 RESERVED_GROUP = "didcomm"
-"""The holder of a mediation mailbox, who picks up by DIDComm (D1)."""
+"""Groups of this name belong to the holder of a mediation mailbox, who picks up by DIDComm (D1)."""
 SKIP_FROM = 1000
-"""Ids that must have gone by before a lane that holds nothing for a group is skipped."""
+"""How many ids a group must be behind before a lane that is empty for it is skipped."""
 
 
 class Deliver(StrEnum):
@@ -53,19 +52,19 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a FETCH found. With no messages the caller waits and asks :func:`again`."""
+    """What a FETCH found. Without messages the caller waits and calls :func:`again`."""
 
     mailbox_no: int
     messages: list[Message]
     start: int = 0
-    """Where a stateless FETCH stands, fixed by its first look (F1)."""
+    """Where a stateless FETCH stands, fixed by its first read (F1)."""
     retry_at: int | None = None
-    """When to look again though nothing came: a lease or the mailbox ends; milliseconds since the epoch."""
+    """When to read again though no message came: a lease or the mailbox ends; milliseconds since the epoch."""
 
 
 def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
-    """Return what is there for the request; the group's position is kept from its first FETCH on (F1, F4)."""
-    mailbox = living(tx, request.tenant, request.address, now)
+    """Return messages for a request; the group's position is stored from its first FETCH on (F1, F4)."""
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     if request.group is None:
         return _look(tx, mailbox, request, _start(tx, mailbox, request), now)
     if request.group == RESERVED_GROUP and mailbox.kind is Kind.MEDIATION:
@@ -87,8 +86,8 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
 
 
 def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
-    """Look once more for a FETCH that found nothing; the same mailbox must still be there (F2, F5)."""
-    mailbox = living(tx, request.tenant, request.address, now, before.mailbox_no)
+    """Read again for a FETCH that found nothing; the same mailbox must still exist (F2, F5)."""
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, before.mailbox_no)
     if request.group is None:
         return _look(tx, mailbox, request, before.start, now)
     group = tx.groups.find(mailbox, request.group)
@@ -127,21 +126,21 @@ def serve(
     now: int,
     lanes: Sequence[Lane] = LANES,
 ) -> Fetched:
-    """Return what is next for a group, of these lanes, and note that it has it (F3, F6, F7)."""
+    """Return the next messages of these lanes for a group, and note that they were delivered (F3, F6, F7)."""
     ack_wait = _ack_wait(bounds, mailbox, request)
     must_keep = _name_max_deliver(group, request)
     moved = False
     open_leases = tx.leases.count(group)
     due: list[Lease] = []
     if open_leases:
-        # Those of other lanes must not stand in the way.
+        # Leases of other lanes must not fill the limit.
         due, ended = _due(tx, mailbox, group, MAX_FETCH if len(lanes) == len(LANES) else MAX_LEASED, now)
         open_leases -= ended
     fresh_room = request.num_msgs
     if ack_wait:
-        # What is due again already counts as leased; only new messages need room.
+        # Messages that are due again count as leased already; only new ones need room.
         wanted = request.num_msgs - sum(lease.lane in lanes for lease in due)
-        fresh_room = room(tx, mailbox, group, open_leases, wanted, now)
+        fresh_room = room_for_leases(tx, mailbox, group, open_leases, wanted, now)
     taken = _Basket(request.num_msgs, request.budget)
     fresh: list[Message] = []
     for lane in lanes:
@@ -169,27 +168,17 @@ def serve(
         must_keep = True
     else:
         given = {message.msg_id for message in taken.messages}
-        loosened = [
-            Lease(lease.msg_id, lease.lane, LOOSE, lease.deliveries)
+        unleased = [
+            Lease(lease.msg_id, lease.lane, NO_LEASE, lease.deliveries)
             for lease in due
-            if lease.until != LOOSE and lease.msg_id in given
+            if lease.until != NO_LEASE and lease.msg_id in given
         ]
-        if loosened:
-            tx.leases.put(group, loosened)
+        if unleased:
+            tx.leases.put(group, unleased)
         moved |= group.hand_out((message.lane, message.msg_id) for message in taken.messages)
     _keep(tx, group, must_keep, moved)
     tx.events.extend(
-        Event(
-            What.LEASED if ack_wait else What.DELIVERED,
-            now,
-            mailbox.tenant,
-            mailbox.no,
-            message.lane,
-            message.msg_id,
-            message.size,
-            message.created_at,
-            group.no,
-        )
+        message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
         for message in taken.messages
     )
     return Fetched(mailbox.no, taken.messages)
@@ -202,7 +191,7 @@ def _empty(tx: Transaction, mailbox: Mailbox, group: Group, lane: Lane) -> bool:
 
 
 def _keep(tx: Transaction, group: Group, must_keep: bool, moved: bool) -> None:
-    """Save what counts; what a group was merely handed may be forgotten, at the price of duplicates (K2)."""
+    """Save the group; mere deliveries are kept in memory only, and losing them costs duplicates (K2)."""
     if must_keep:
         tx.groups.save(group)
     elif moved:
@@ -241,16 +230,46 @@ def _due(tx: Transaction, mailbox: Mailbox, group: Group, limit: int, now: int) 
     return due, ended
 
 
+def may_be_full(tx: Transaction, group: Group) -> bool:
+    """Whether the group has as many leases as it may, including those whose messages are gone."""
+    return tx.leases.count(group) >= MAX_LEASED
+
+
+def room_for_leases(tx: Transaction, mailbox: Mailbox, group: Group, held: int, wanted: int, now: int) -> int:
+    """Return how many more messages the group may lease that has ``held`` leases; exact where ``wanted`` do not fit.
+
+    A message that goes leaves its leases behind, or each DELETE would have to ask thousands of groups. They are ended
+    here, when they are in the way, and looked for only after something went or expired since the last time.
+    """
+    if held + wanted > MAX_LEASED and not _all_live(mailbox, group, now):
+        living = tx.leases.living(mailbox, group, now)
+        if living.number < held:
+            tx.leases.end_gone(mailbox, group, now)
+            held = living.number
+        group.checked = Checked(mailbox.removed, living.first_expiry)
+        tx.groups.remember(group)
+    return max(0, MAX_LEASED - held)
+
+
+def _all_live(mailbox: Mailbox, group: Group, now: int) -> bool:
+    checked = group.checked
+    if checked is None or checked.removed != mailbox.removed:
+        return False
+    return checked.first_expiry is None or checked.first_expiry > now
+
+
 def spent(group: Group, lease: Lease) -> bool:
     """Whether an ended lease was the last one its message gets (F7)."""
-    return group.max_deliver is not None and lease.deliveries >= group.max_deliver and lease.until != LOOSE
+    return group.max_deliver is not None and lease.deliveries >= group.max_deliver and lease.until != NO_LEASE
 
 
 def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], now: int) -> None:
     """Make messages dead for a group (F7)."""
     for lease in leases:
         lease.dead = True
-        tx.events.append(Event(What.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no))
+        tx.events.append(
+            Event(EventType.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no)
+        )
     tx.leases.put(group, leases)
 
 

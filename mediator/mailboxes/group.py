@@ -1,4 +1,4 @@
-"""A consumer group's place in its mailbox: what it has settled, what it has been given, what an ACK covers (F, K).
+"""A consumer group's position in its mailbox: what is settled, what was delivered, what an ACK covers (F, K).
 
 Per lane there are two marks. Everything up to ``settled`` needs no more delivery, but for the messages that are leased
 one by one. Everything up to ``delivered`` was handed out at least once. A FETCH without lease starts behind ``settled``
@@ -38,7 +38,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was so when all leases of a group were last found to be of messages that are there (F6)."""
+    """The state in which all leases of a group were last found to be of messages that exist (F6)."""
 
     removed: int
     """How many messages had left the mailbox."""
@@ -58,9 +58,9 @@ class Group:
     replies: list[Reply] = field(default_factory=list)
     max_deliver: int | None = None
     push: bool = False
-    """Whether it is a NATS queue group that mail is pushed to (E7); these have a name space of their own (A4)."""
+    """Whether messages are pushed to its members (E7); such groups have names of their own (A4)."""
     seen_at: int = 0
-    """When such a group last was known to have members; milliseconds since the epoch."""
+    """When such a group was last known to have members; milliseconds since the epoch."""
     checked: Checked | None = None
     """None: not yet, or leases came back since."""
 
@@ -107,13 +107,13 @@ class Group:
         """Whether the group was ever given the message (K4)."""
         return msg_id <= self.delivered[lane]
 
-    def covered_by(self, lane: Lane, msg_id: int, loose: bool = False) -> list[int]:
+    def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False) -> list[int]:
         """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2).
 
         An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
         """
         marks = [-1] * len(LANES)
-        if loose or msg_id > self.settled[lane]:
+        if no_lease or msg_id > self.settled[lane]:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
         for reply in self.replies:
@@ -142,10 +142,10 @@ class Lease:
     msg_id: int
     lane: Lane
     until: int
-    """Milliseconds since the epoch; LOOSE when it was last delivered without a lease."""
+    """Milliseconds since the epoch; NO_LEASE when it was last delivered without a lease."""
     deliveries: int
     dead: bool = False
 
 
-LOOSE = 0
+NO_LEASE = 0
 """``until`` of a message whose lease ended and that was then delivered without one: an ACK may cover it (K2)."""

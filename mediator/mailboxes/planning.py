@@ -3,13 +3,12 @@
 Dedup ids whose time is over have no say here: they are many, small, and nobody can see one.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mediator.mailboxes.address import redact
+from mediator.mailboxes.collecting import by_group
 from mediator.mailboxes.fetching import spent
-from mediator.mailboxes.group import Group
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.ports import Expired, LeasePlace, Transaction
 
@@ -23,6 +22,7 @@ OVER = "time to live is over"
 FREED = "address was given back"
 EMPTIED = "mailbox goes"
 GONE = "message is gone"
+ABANDONED = "no member for as long as its position is kept"
 LAST = "was the last delivery: the message is dead for its group"
 
 
@@ -40,7 +40,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PlannedRemoval:
     """All that would go for one reason."""
 
     what: str
@@ -51,7 +51,7 @@ class Finding:
     """Whether there may be more than were counted."""
 
 
-def plan(tx: Transaction, now: int, examples: int) -> list[Finding]:
+def plan(tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
     """Say what the clean-up would remove, with so many examples for each reason; reasons without any are left out."""
     expired = tx.messages.expired(now, MAX_COUNTED)
     ended = tx.mailboxes.expired(now, MAX_MAILBOXES)
@@ -63,15 +63,29 @@ def plan(tx: Transaction, now: int, examples: int) -> list[Finding]:
     many_expired, many_ended = len(expired) >= MAX_COUNTED, len(ended) >= MAX_MAILBOXES
     many_retired = len(retired) >= MAX_MAILBOXES
     findings = [
-        Finding("messages", OVER, len(expired), _messages(tx, expired[:examples]), many_expired),
-        Finding("mailboxes", OVER, len(ended), _mailboxes(ended[:examples]), many_ended),
-        Finding("mailboxes", FREED, len(retired), _mailboxes(retired[:examples]), many_retired),
-        Finding("messages", EMPTIED, inside, (), many_ended or many_retired),
-        Finding("delayed messages", EMPTIED, waiting, (), many_ended or many_retired),
-        Finding("leases", GONE, len(gone), _leased(gone[:examples]), not all_seen),
-        Finding("leases", LAST, len(dead), _leased(dead[:examples]), not all_seen),
+        PlannedRemoval("messages", OVER, len(expired), _messages(tx, expired[:examples]), many_expired),
+        PlannedRemoval("mailboxes", OVER, len(ended), _mailboxes(ended[:examples]), many_ended),
+        PlannedRemoval("mailboxes", FREED, len(retired), _mailboxes(retired[:examples]), many_retired),
+        PlannedRemoval("messages", EMPTIED, inside, (), many_ended or many_retired),
+        PlannedRemoval("delayed messages", EMPTIED, waiting, (), many_ended or many_retired),
+        PlannedRemoval("leases", GONE, len(gone), _leased(gone[:examples]), not all_seen),
+        PlannedRemoval("leases", LAST, len(dead), _leased(dead[:examples]), not all_seen),
     ]
     return [finding for finding in findings if finding.count]
+
+
+def plan_unused_groups(tx: Transaction, keep: int, now: int, examples: int) -> list[PlannedRemoval]:
+    """Say what :func:`~mediator.mailboxes.collecting.forget_unused_groups` would remove now, with so many examples."""
+    groups = tx.groups.unseen(now - keep, MAX_MAILBOXES) if keep else []
+    if not groups:
+        return []
+    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups[:examples]})
+    shown = tuple(
+        Example(mailbox.tenant, redact(mailbox.address) if mailbox.address else "", group.no, group.seen_at + keep)
+        for group in groups[:examples]
+        if (mailbox := mailboxes.get(group.mailbox_no)) is not None
+    )
+    return [PlannedRemoval("groups", ABANDONED, len(groups), shown, len(groups) >= MAX_MAILBOXES)]
 
 
 def _messages(tx: Transaction, expired: Sequence[Expired]) -> tuple[Example, ...]:
@@ -103,7 +117,7 @@ def _leases(tx: Transaction, now: int) -> tuple[_Leased, _Leased, bool]:
     after = LeasePlace(-1, 0, 0)
     for _ in range(MAX_COUNTED // LEASES_AT_ONCE):
         ended = tx.leases.ended(after, now, LEASES_AT_ONCE)
-        for mailbox, group, ids in _by_group(tx, ended, now):
+        for mailbox, group, ids in by_group(tx, ended, now):
             there = tx.messages.handles(mailbox, ids, now)
             gone += [(mailbox, msg_id) for msg_id in ids if msg_id not in there]
             dead += [(mailbox, lease.msg_id) for lease in tx.leases.get(group, list(there)) if spent(group, lease)]
@@ -111,19 +125,6 @@ def _leases(tx: Transaction, now: int) -> tuple[_Leased, _Leased, bool]:
             return gone, dead, True
         after = ended[-1]
     return gone, dead, False
-
-
-def _by_group(tx: Transaction, ended: Sequence[LeasePlace], now: int) -> Iterator[tuple[Mailbox, Group, list[int]]]:
-    """Yield the ended leases of living mailboxes, group by group."""
-    per_group: defaultdict[int, list[int]] = defaultdict(list)
-    for place in ended:
-        per_group[place.group_no].append(place.msg_id)
-    groups = tx.groups.by_no(per_group)
-    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
-    for no, group in groups.items():
-        mailbox = mailboxes.get(group.mailbox_no)
-        if mailbox is not None and mailbox.lives(now):
-            yield mailbox, group, per_group[no]
 
 
 def _shown(mailbox: Mailbox) -> str:

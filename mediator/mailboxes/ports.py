@@ -1,19 +1,21 @@
-"""What the domain needs kept, declared as small interfaces; ``mediator.store`` implements them.
+"""The tables that the rules need, declared as small interfaces; ``mediator.store`` implements them.
 
-A verb runs inside one :class:`Transaction`. Verbs check first and change afterwards, so one that raises has changed
-nothing, and a store may commit many verbs together. All reads see the transaction's own writes. Times are
-milliseconds since the epoch. What a table raises is a fault of the store, never the caller's.
+A verb runs inside one :class:`Transaction`. Verbs check first and change afterwards: one that raises
+has changed nothing, so a store may commit many verbs together. All reads see the transaction's own writes. Times are
+milliseconds since the epoch. Errors of tables are faults of the store, never of the caller.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import Group, Lease
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import Delayed, Handle, Message
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ class Expired:
 
 
 MAX_EXPIRED = 10_000
-"""Expired messages of all mailboxes that are looked through for those of one; the clean-up is seldom so far behind."""
+"""Expired messages of all mailboxes that are searched for those of one; the clean-up is seldom further behind."""
 
 
-class LivingLeases(NamedTuple):
-    """Those of a group's leases that are not dead and whose messages are there."""
+class LiveLeaseCount(NamedTuple):
+    """A group's leases that are not dead and whose messages exist."""
 
     number: int
     first_expiry: int | None
@@ -58,7 +60,7 @@ class LivingLeases(NamedTuple):
 
 
 class LeasePlace(NamedTuple):
-    """Where a lease stands in the order in which all leases end."""
+    """The position of a lease in the order in which all leases end."""
 
     until: int
     group_no: int
@@ -75,7 +77,7 @@ class Mailboxes(Protocol):
         """Return the mailboxes that are there, retired ones too, locked in order of their numbers."""
 
     def add(self, new: NewMailbox) -> Mailbox | None:
-        """Keep a new mailbox; None when its address was taken in the meantime."""
+        """Store a new mailbox; None when its address was taken in the meantime."""
 
     def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
         """Change what describes a mailbox."""
@@ -90,7 +92,7 @@ class Mailboxes(Protocol):
         """Return mailboxes that wait to be collected."""
 
     def drop(self, mailbox: Mailbox) -> None:
-        """Forget a retired mailbox with the keys attached to it (D11); its messages are gone already."""
+        """Remove a retired mailbox, whose messages are gone already."""
 
     def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
         """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
@@ -235,7 +237,7 @@ class Groups(Protocol):
     """Consumer groups (A4)."""
 
     def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
-        """Return a copy of the group; FETCH groups and those that mail is pushed to have names of their own each."""
+        """Return a copy of the group; groups that messages are pushed to have names of their own."""
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         """Return the groups of a mailbox in order of their names."""
@@ -250,16 +252,16 @@ class Groups(Protocol):
         """Keep a new group that stands before the first message."""
 
     def save(self, group: Group) -> None:
-        """Keep the group as it is now."""
+        """Store the group as it is now."""
 
     def remember(self, group: Group) -> None:
-        """Know the group as it is now to whoever may ask for it next, but for a restart, which may forget it."""
+        """Store the group as it is now in memory only; a restart may lose that."""
 
     def see(self, group: Group, now: int) -> None:
-        """Note that a group that mail is pushed to has members (E7)."""
+        """Note that a group that messages are pushed to has members (E7)."""
 
     def unseen(self, before: int, limit: int) -> list[Group]:
-        """Return groups that mail is pushed to and that had no members since ``before``, oldest first (E7)."""
+        """Return groups that messages are pushed to and that had no members since ``before``, oldest first (E7)."""
 
     def drop(self, group: Group) -> None:
         """Forget a group with its leases."""
@@ -283,7 +285,7 @@ class Leases(Protocol):
     def due(self, group: Group, now: int, limit: int) -> list[Lease]:
         """Return living leases that ended, by lane and msg_id."""
 
-    def loose(self, group: Group, lane: Lane, last: int) -> list[int]:
+    def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
         """Return ids up to ``last`` whose last delivery was without a lease."""
 
     def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
@@ -292,7 +294,7 @@ class Leases(Protocol):
     def count(self, group: Group) -> int:
         """Return how many leases the group has that are not dead, those of messages that are gone included."""
 
-    def living(self, mailbox: Mailbox, group: Group, now: int) -> LivingLeases:
+    def living(self, mailbox: Mailbox, group: Group, now: int) -> LiveLeaseCount:
         """Look at the message of each lease that is not dead, and return how many are there."""
 
     def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
@@ -355,7 +357,7 @@ class TailRow(NamedTuple):
 
 
 class Tail(Protocol):
-    """What the journal must not lose between a commit and its files."""
+    """Lines of the journal that are committed with a transaction until they are in its files."""
 
     ordered: bool
     """Whether ``mark`` and ``behind`` work: a message is kept behind all that are there."""
@@ -384,7 +386,10 @@ class Tail(Protocol):
 
 
 class Transaction(Protocol):
-    """Everything one verb may touch, and what it tells afterwards."""
+    """All that one verb may read and change, and what others learn of it after the commit."""
+
+    def table(self, kind: Callable[[Any], T]) -> T:
+        """Return the tables of a part, over the same transaction."""
 
     @property
     def mailboxes(self) -> Mailboxes: ...  # noqa: D102
@@ -406,14 +411,14 @@ class Transaction(Protocol):
     def tail(self) -> Tail: ...  # noqa: D102
 
     events: list[Event]
-    """What happened, for observers, after the commit."""
+    """What happened, for observers."""
     woken: set[tuple[str, str]]
-    """Tenant and address of the mailboxes whose long polls must look again, after the commit."""
+    """Tenant and address of the mailboxes whose waiting FETCHes must read again."""
     due: int | None
-    """The earliest due time of what was delayed, for the scheduler, after the commit."""
+    """The earliest time at which a message that was delayed here falls due."""
 
     def require_room(self) -> None:
-        """Raise :class:`StorageFullError` while the disk has only as much room as is kept for ACK and DELETE."""
+        """Raise :class:`StorageFullError` while the disk has no more space than is reserved for ACK and DELETE."""
 
-    def beat(self, now: int) -> None:
-        """Write something of no importance, so that a database that takes nothing is noticed."""
+    def write_heartbeat(self, now: int) -> None:
+        """Write the time, so that a database that cannot be written is noticed."""

@@ -1,24 +1,23 @@
-"""Mail that is pushed: where a subscription stands, and what a queue group of subscriptions is given (E4, E6, E7)."""
+"""Messages that are pushed: positions of subscriptions, and groups whose members share messages (E4, E6, E7)."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.creating import living
-from mediator.mailboxes.events import Event, What
-from mediator.mailboxes.fetching import Fetch, Fetched, serve
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.events import EventType, message_event
+from mediator.mailboxes.fetching import Fetch, Fetched, may_be_full, room_for_leases, serve
 from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.leasing import full, room
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 
 LEASE = 20_000
-"""Milliseconds until another member gets what one was pushed, unless it is renewed or confirmed."""
+"""Milliseconds after which another member gets a message that was neither confirmed nor renewed."""
 SEEN_EVERY = 10 * 60 * 1000
-"""Milliseconds between two notes that a group has members; how long it is kept without is counted in days."""
+"""Milliseconds between two notes that a group has members; groups without any are kept for days."""
 
 Place = tuple[str, str]
 Item = tuple[Lane, int]
@@ -68,7 +67,7 @@ def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], after: Mapping[L
 
     ``after`` is what an earlier one was given last of each lane (A8). Raises :class:`NoSuchMailboxError` (N10).
     """
-    mailbox = living(tx, *place, now)
+    mailbox = get_live_mailbox(tx, *place, now)
     # A mark from elsewhere must not hide what is still to come.
     marks = [min(after.get(lane, -1), mailbox.next_id - 1) for lane in LANES]
     return mailbox.no, Cursor(tuple(lanes), marks, mailbox.next_id)
@@ -79,7 +78,7 @@ def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, bud
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
     """
-    mailbox = living(tx, *place, now, no)
+    mailbox = get_live_mailbox(tx, *place, now, no)
     messages: list[Message] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
@@ -104,7 +103,7 @@ def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, bud
     return Found(messages, marks, complete=True)
 
 
-# Queue groups.
+# Groups whose members share messages (on NATS: queue groups).
 
 
 def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
@@ -114,7 +113,7 @@ def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
 
     Raises :class:`NoSuchMailboxError` (N10) and :class:`TooManyGroupsError` (A4).
     """
-    mailbox = living(tx, *place, now)
+    mailbox = get_live_mailbox(tx, *place, now)
     group = tx.groups.find(mailbox, name, push=True)
     if group is not None and now - group.seen_at < keep:
         tx.groups.see(group, now)
@@ -156,7 +155,7 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, or the group with it.
     """
-    mailbox = living(tx, *request.place, now, request.mailbox_no)
+    mailbox = get_live_mailbox(tx, *request.place, now, request.mailbox_no)
     group = tx.groups.find(mailbox, request.group, push=True)
     if group is None:
         raise NoSuchMailboxError(request.place[1])
@@ -175,24 +174,14 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
 
 def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[Item], now: int) -> None:
-    was_full = full(tx, group)
+    was_full = may_be_full(tx, group)
     ids = [msg_id for _, msg_id in items]
     tx.leases.remove(group, ids)
     if was_full:
         tx.woken.add(mailbox.place)
     tx.pushed.raise_to(mailbox, highest(items))
     tx.events.extend(
-        Event(
-            What.ACKNOWLEDGED,
-            now,
-            mailbox.tenant,
-            mailbox.no,
-            handle.lane,
-            handle.msg_id,
-            handle.size,
-            handle.created_at,
-            group.no,
-        )
+        message_event(EventType.ACKNOWLEDGED, now, mailbox, handle, group.no)
         for handle in tx.messages.handles(mailbox, ids, now).values()
     )
 
@@ -213,7 +202,7 @@ def _return(
     # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
     gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
     if gone:
-        due += gone[: room(tx, mailbox, group, tx.leases.count(group), len(gone), now)]
+        due += gone[: room_for_leases(tx, mailbox, group, tx.leases.count(group), len(gone), now)]
         group.checked = None
         tx.groups.remember(group)
     tx.leases.put(group, due)
@@ -227,7 +216,7 @@ def _renew(tx: Transaction, group: Group, ids: Collection[int], now: int) -> Non
     tx.leases.put(group, leases)
 
 
-# What is kept of it.
+# How far messages were confirmed.
 
 
 def highest(items: Collection[Item]) -> list[int]:

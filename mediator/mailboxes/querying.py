@@ -1,4 +1,4 @@
-"""QUERY of all editions, and DELETE: looking at a mailbox without moving any group, and removing one message."""
+"""QUERY of all editions, and DELETE: reading a mailbox without moving any group, and removing one message."""
 
 import bisect
 import itertools
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mediator.errors import NoSuchMessageError
 from mediator.mailboxes.bounds import MAX_FETCH
-from mediator.mailboxes.creating import living, owned
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.creating import get_live_mailbox, owned
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
@@ -38,7 +38,7 @@ class Query:
 
 def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     """Return the newest messages that fit, in ascending msg_id (Q1)."""
-    mailbox = living(tx, request.tenant, request.address, now)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     if request.dead_for is None:
         if request.headers_only:
             return _fit(tx.messages.heads(mailbox, request.wanted, request.limit, now), request)
@@ -134,14 +134,14 @@ def _descending(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], request: 
 
 def delete(tx: Transaction, tenant: str, address: str, msg_id: int, now: int) -> None:
     """Remove one message, and with it its dedup id; :class:`NoSuchMessageError` when it is not there (Q2, S3)."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = get_live_mailbox(tx, tenant, address, now)
     handle = tx.messages.handles(mailbox, [msg_id], now).get(msg_id)
     if handle is None:
         raise NoSuchMessageError
     tx.messages.remove(mailbox, [handle])
-    # An id that had its time before may name a newer message by now.
+    # A dedup id that expired may name a newer message by now.
     if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == msg_id:
         tx.dedup_ids.forget(mailbox, handle.dedup_id)
     tx.events.append(
-        Event(What.DELETED, now, mailbox.tenant, mailbox.no, handle.lane, msg_id, handle.size, handle.created_at)
+        Event(EventType.DELETED, now, mailbox.tenant, mailbox.no, handle.lane, msg_id, handle.size, handle.created_at)
     )

@@ -1,6 +1,6 @@
 """Bounds per mailbox and tenant on messages, bytes and rate (S7); off unless configured.
 
-What has expired takes no room, whether the clean-up came already or not.
+Expired messages do not count, whether the clean-up has removed them or not.
 """
 
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mediator.errors import QuotaExceededError
 from mediator.mailboxes.bounds import Quota
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.ports import Transaction, Usage
 from mediator.mailboxes.showing import remove
@@ -22,7 +22,7 @@ MAX_BUCKETS = 100_000
 EXPIRED_SLICE = 100
 """Expired messages that are removed together where a mailbox has no room, so that the next SENDs find some."""
 EXPIRED_SLICES = 10
-"""How often that is done for one SEND at most."""
+"""How often that is done for one SEND, at most."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,21 @@ class _TenantUse:
 
 
 class Quotas:
-    """Says whether one more message may be kept. Used inside transactions, by one thread at a time."""
+    """Decides whether one more message may be stored. Used inside transactions, by one thread at a time."""
 
     def __init__(self, mailbox: Quota, tenant: Quota) -> None:
         self._mailbox = mailbox
         self._tenant = tenant
         self._buckets: OrderedDict[int | str, _Bucket] = OrderedDict()
         self._tenants: dict[str, _TenantUse] = {}
+        self._off = mailbox == tenant == Quota()
         self.trusts: Callable[[int], bool] = lambda now: True
-        """Whether the clock may end anything at this time."""
+        """Whether the clock is trusted at this time to expire messages."""
 
     def admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
         """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use."""
+        if self._off:
+            return
         quota = self._mailbox
         if quota.messages or quota.bytes:
             waiting = tx.delays.usage(mailbox, now)
@@ -86,7 +89,7 @@ class Quotas:
             expired = tx.messages.expired_in(mailbox, now, EXPIRED_SLICE) if self.trusts(now) else []
             if not expired:
                 break
-            remove(tx, mailbox, expired, now, What.EXPIRED)
+            remove(tx, mailbox, expired, now, EventType.EXPIRED)
         return False
 
     def _use(self, tx: Transaction, tenant: str, size: int, now: int) -> _TenantUse | None:

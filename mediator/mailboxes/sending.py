@@ -1,13 +1,13 @@
 """MSG.SEND, and the release of what was delayed (S1–S7)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
-from mediator.mailboxes import envelope
 from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
-from mediator.mailboxes.creating import living
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
 from mediator.mailboxes.ports import Transaction
@@ -15,7 +15,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.showing import show
 
 RELEASE_BYTES = 1 << 20
-"""Sizes of what one slice of releasing reads and writes again, but for a single larger message."""
+"""Bytes that one slice of releasing reads and writes again, unless a single message is larger."""
 
 
 @dataclass(slots=True)
@@ -27,24 +27,37 @@ class Send:
     draft: Draft
 
 
-Addressee = Callable[[Mailbox, Sequence[str]], str | None]
-"""Says which of an envelope's recipients a mediation mailbox takes it for, if it is one of its holder's keys."""
+@dataclass(frozen=True, slots=True)
+class KindHooks:
+    """What a part adds to the rules for the mailboxes of a kind that it makes itself."""
+
+    check_send: Callable[[Transaction, Mailbox, Draft], Draft]
+    """Returns a client's draft as the mailbox keeps it, or raises why it does not take it (D11)."""
+    find_holder: Callable[[Transaction, Mailbox], int | None]
+    """Returns the number of whom the mailbox was granted to, for ``mailbox show``."""
+
+
+NO_HOOKS: Mapping[Kind, KindHooks] = MappingProxyType({})
 
 
 def send(
-    tx: Transaction, bounds: Bounds, quotas: Quotas, request: Send, now: int, addressee: Addressee | None = None
+    tx: Transaction,
+    bounds: Bounds,
+    quotas: Quotas,
+    request: Send,
+    now: int,
+    hooks: Mapping[Kind, KindHooks] = NO_HOOKS,
 ) -> int:
     """Keep a message and return its msg_id, ``HIDDEN_ID`` while it is delayed (S1–S7).
 
-    A mediation mailbox takes DIDComm envelopes only; what was forwarded, and so has its recipient, is let in as it
-    is (D11).
+    ``hooks`` check what clients send; what a part sends itself, it has checked already.
     """
     draft = request.draft
     size = draft.size
-    due_at, expire_at = check(draft, bounds, now)
-    mailbox = living(tx, request.tenant, request.address, now)
-    if mailbox.kind is Kind.MEDIATION and draft.recipient is None:
-        draft = _addressed(mailbox, draft, addressee)
+    due_at, expire_at = check(draft, size, bounds, now)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
+    if mailbox.kind in hooks:
+        draft = hooks[mailbox.kind].check_send(tx, mailbox, draft)
     if draft.dedup_id is not None:
         answered = tx.dedup_ids.find(mailbox, draft.dedup_id, now)
         if answered is not None:
@@ -72,54 +85,40 @@ def send(
         volatile=draft.volatile,
     )
     if due_at is None:
-        show(tx, mailbox, message, archive, now, What.STORED)
+        show(tx, mailbox, message, archive, now, EventType.STORED)
     else:
         tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
         tx.due = due_at if tx.due is None else min(tx.due, due_at)
-        tx.events.append(Event(What.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
+        tx.events.append(Event(EventType.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
     if draft.dedup_id is not None:
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
         tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
     return message.msg_id
 
 
-def check(draft: Draft, bounds: Bounds, now: int) -> tuple[int | None, int | None]:
-    """Return when a message is due, None for now, and when it expires (S4, S5).
+def check(draft: Draft, size: int, bounds: Bounds, now: int) -> tuple[int | None, int | None]:
+    """Return when a message of ``size`` bytes is due, None for now, and when it expires, None for never (S4, S5).
 
-    Raises :class:`MessageTooLargeError` (N7), and :class:`BadRequestError` when its times cannot be.
+    Raises :class:`MessageTooLargeError` (N7), and :class:`BadRequestError` when its times contradict each other.
     """
-    size = draft.size
     if size > bounds.max_message:
         raise MessageTooLargeError(size, bounds.max_message)
-    return _due_at(draft, now), _expire_at(draft, now)
-
-
-def _addressed(mailbox: Mailbox, draft: Draft, addressee: Addressee | None) -> Draft:
-    recipients = envelope.recipients(draft.payload)
-    if recipients is None:
-        raise BadRequestError("payload", "expected a DIDComm envelope")
-    return draft if addressee is None else replace(draft, recipient=addressee(mailbox, recipients))
-
-
-def _due_at(draft: Draft, now: int) -> int | None:
     if draft.delay is not None and draft.send_at is not None:
         raise BadRequestError("mq9-send-at", "expected either mq9-delay or mq9-send-at, got both")
-    due_at = now + draft.delay if draft.delay is not None else draft.send_at
-    return due_at if due_at is not None and due_at > now else None
-
-
-def _expire_at(draft: Draft, now: int) -> int | None:
     if draft.expire_at is not None and draft.expire_at <= now:
-        raise BadRequestError("mq9-expire-at", "expected a time in the future, got one in the past")
+        raise BadRequestError("mq9-expire-at", "must be in the future")
+    due_at = draft.send_at if draft.delay is None else now + draft.delay
+    if due_at is not None and due_at <= now:
+        due_at = None
     if not draft.ttl:
-        return draft.expire_at
+        return due_at, draft.expire_at
     by_ttl = now + draft.ttl
-    return by_ttl if draft.expire_at is None else min(by_ttl, draft.expire_at)
+    return due_at, by_ttl if draft.expire_at is None else min(by_ttl, draft.expire_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a slice of releasing did."""
+    """The result of a slice of releasing."""
 
     count: int
     latest: int
@@ -127,10 +126,10 @@ class Released:
 
 
 def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> Released:
-    """Make visible what is due, at most ``limit`` of it and few large ones, in due order (S4).
+    """Make due messages visible in due order, at most ``limit`` and few large ones (S4).
 
-    While the clock is not ``trusted``, nothing is dropped because its time is over: it is made visible, its TTL hides
-    it, and should the clock be set back it is there.
+    While the clock is not ``trusted``, expired messages are not dropped: they are made visible and hidden by their TTL,
+    so they reappear if the clock is set back.
     """
     due = tx.delays.due(now, limit, RELEASE_BYTES)
     mailboxes = tx.mailboxes.by_no({delayed.mailbox_no for delayed in due})
@@ -141,21 +140,11 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
             continue
         message = delayed.message
         if trusted and message.expire_at is not None and message.expire_at <= now:
-            tx.events.append(
-                Event(
-                    What.EXPIRED,
-                    now,
-                    mailbox.tenant,
-                    mailbox.no,
-                    message.lane,
-                    HIDDEN_ID,
-                    message.size,
-                    message.sent_at,
-                )
-            )
+            expired = EventType.EXPIRED, now, mailbox.tenant, mailbox.no
+            tx.events.append(Event(*expired, message.lane, HIDDEN_ID, message.size, message.sent_at))
             continue
-        show(tx, mailbox, message, delayed.archive, now, What.RELEASED)
-        # An id that had its time before may name a newer message by now.
+        show(tx, mailbox, message, delayed.archive, now, EventType.RELEASED)
+        # A dedup id that expired may name a newer message by now.
         if message.dedup_id is not None and now < message.sent_at + DEDUP_SPAN:
             tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)
     return Released(len(due), max((now - delayed.due_at for delayed in due), default=0))

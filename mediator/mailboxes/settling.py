@@ -1,15 +1,14 @@
-"""MSG.ACK, NACK and EXTEND: how a group says what it is done with (K1–K4, F6, F7)."""
+"""MSG.ACK, NACK and EXTEND, and dead messages (K1–K4, F6, F7)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.creating import living
-from mediator.mailboxes.events import Event, What
-from mediator.mailboxes.fetching import bury, spent
-from mediator.mailboxes.group import LOOSE, MAX_LEASED, Group, Lease
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.events import EventType, message_event
+from mediator.mailboxes.fetching import bury, may_be_full, spent
+from mediator.mailboxes.group import MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.leasing import full
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Transaction
@@ -17,7 +16,7 @@ from mediator.mailboxes.ports import Transaction
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Messages a group is done with."""
+    """Messages that a group has processed."""
 
     tenant: str
     address: str
@@ -27,7 +26,7 @@ class Ack:
 
 def ack(tx: Transaction, request: Ack, now: int) -> int:
     """Settle messages for a group and return how many of them are there; others change nothing (K2–K4)."""
-    mailbox = living(tx, request.tenant, request.address, now)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return 0
@@ -38,7 +37,7 @@ def ack(tx: Transaction, request: Ack, now: int) -> int:
     there = tx.messages.handles(mailbox, request.ids, now)
     for msg_id in dict.fromkeys(request.ids):
         lease, handle = leases.get(msg_id), there.get(msg_id)
-        if lease is not None and (lease.dead or lease.until != LOOSE):
+        if lease is not None and (lease.dead or lease.until != NO_LEASE):
             ended.append(msg_id)
             if handle is not None:
                 done.append(handle)
@@ -47,25 +46,20 @@ def ack(tx: Transaction, request: Ack, now: int) -> int:
             marks = [max(pair) for pair in zip(marks, covered, strict=True)]
     done += _cover(tx, mailbox, group, marks, ended, now)
     if ended:
-        if full(tx, group):
+        if may_be_full(tx, group):
             tx.woken.add(mailbox.place)
         tx.leases.remove(group, ended)
-    _tell(tx, What.ACKNOWLEDGED, mailbox, done, now, group.no)
+    _tell(tx, EventType.ACKNOWLEDGED, mailbox, done, now, group.no)
     if mailbox.retention is Retention.UNTIL_ACK and done:
         tx.messages.remove(mailbox, done)
-        _tell(tx, What.DELETED, mailbox, done, now)
+        _tell(tx, EventType.DELETED, mailbox, done, now)
     return len(done)
 
 
 def _tell(
-    tx: Transaction, what: What, mailbox: Mailbox, handles: Sequence[Handle], now: int, group_no: int = 0
+    tx: Transaction, what: EventType, mailbox: Mailbox, handles: Sequence[Handle], now: int, group_no: int = 0
 ) -> None:
-    tx.events.extend(
-        Event(
-            what, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at, group_no
-        )
-        for handle in handles
-    )
+    tx.events.extend(message_event(what, now, mailbox, handle, group_no) for handle in handles)
 
 
 def _cover(
@@ -81,12 +75,12 @@ def _cover(
         if mark < 0:
             continue
         settled = group.settled[lane]
-        loose = tx.leases.loose(group, lane, mark)
-        if mark <= settled and not loose:
+        unleased = tx.leases.without_lease(group, lane, mark)
+        if mark <= settled and not unleased:
             continue
-        ended += loose
+        ended += unleased
         # Not all that stands between them: that may be the whole mailbox.
-        done += tx.messages.handles(mailbox, loose, now).values()
+        done += tx.messages.handles(mailbox, unleased, now).values()
         if mark > settled:
             done += tx.messages.between(mailbox, lane, settled, mark, now)
     if any(mark > settled for mark, settled in zip(marks, group.settled, strict=True)):
@@ -114,7 +108,7 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
     for lease in leases:
         lease.until = now + request.delay
     tx.leases.put(group, leases)
-    # With a delay too: who waits must learn that the lease ends at another time.
+    # Also with a delay: waiting FETCHes must learn that the lease ends at another time.
     tx.woken.add(mailbox.place)
     return len(leases)
 
@@ -145,7 +139,7 @@ def _held(
     tx: Transaction, tenant: str, address: str, name: str, ids: Sequence[int], now: int
 ) -> tuple[Mailbox, Group | None, list[Lease]]:
     """Return the running leases of those of the messages that are there."""
-    mailbox = living(tx, tenant, address, now)
+    mailbox = get_live_mailbox(tx, tenant, address, now)
     group = tx.groups.find(mailbox, name)
     if group is None:
         return mailbox, None, []
@@ -189,7 +183,7 @@ DEAD_SLICE = 10_000
 
 def _dead(tx: Transaction, request: Dead, now: int) -> tuple[Mailbox, Group, list[Lease]]:
     """Return the dead leases that are asked for, after ending those whose messages are gone."""
-    mailbox = living(tx, request.tenant, request.address, now)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         raise BadRequestError("group_name", "the mailbox has no such group")

@@ -1,8 +1,8 @@
-"""The moment a message becomes visible: it gets its msg_id, and takes the place of what it replaces (A3, S2)."""
+"""Makes a message visible: it gets its msg_id and replaces older messages where it must (A3, S2)."""
 
 from collections.abc import Sequence
 
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType, message_event
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Handle, Message
 from mediator.mailboxes.ports import Transaction
@@ -10,15 +10,15 @@ from mediator.mailboxes.ports import Transaction
 KEEP_ONE_SLICE = 1000
 
 
-def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: What) -> None:
-    """Make a message visible; ``what`` says how that came, and ``archive`` that it is copied to the outbox too."""
+def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: EventType) -> None:
+    """Make a message visible; ``what`` is STORED or RELEASED, ``archive`` also copies it to the outbox."""
     if mailbox.kind is Kind.LATEST:
         while older := tx.messages.first(mailbox, KEEP_ONE_SLICE):
-            remove(tx, mailbox, older, now, What.COMPACTED)
+            remove(tx, mailbox, older, now, EventType.COMPACTED)
     elif message.key is not None and mailbox.kind is not Kind.BROADCAST:
         replaced = tx.messages.keyed(mailbox, message.key)
         if replaced is not None:
-            remove(tx, mailbox, [replaced], now, What.COMPACTED)
+            remove(tx, mailbox, [replaced], now, EventType.COMPACTED)
     message.msg_id = mailbox.next_id
     message.created_at = max(now, mailbox.last_at)
     tx.messages.append(mailbox, message)
@@ -30,10 +30,7 @@ def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now
     )
 
 
-def remove(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int, why: What) -> None:
+def remove(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int, why: EventType) -> None:
     """Remove messages that make room for others."""
     tx.messages.remove(mailbox, handles)
-    tx.events.extend(
-        Event(why, now, mailbox.tenant, mailbox.no, handle.lane, handle.msg_id, handle.size, handle.created_at)
-        for handle in handles
-    )
+    tx.events.extend(message_event(why, now, mailbox, handle) for handle in handles)

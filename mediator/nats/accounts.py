@@ -1,18 +1,19 @@
-"""The text of a nats-server configuration in which every tenant is a NATS account of its own (A6).
+"""Tenants as NATS accounts: the configuration of nats-server, and which account is which tenant (A6).
 
 The account of a tenant reaches the mailboxes through one service import whose subject holds the account's name; the
 server checks that token against the importing account, so a client can neither forge nor choose its tenant.
 """
 
-import ipaddress
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mediator.endpoint import Endpoint
 from mediator.errors import SetupError, TenantRefusedError
 from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.nats.subjects import API, OPEN, PUSH
 
 SERVICE_USER: Final = "mediator"
 SYSTEM_USER: Final = "sys"
@@ -33,21 +34,20 @@ _MAX_TEXT: Final = 1024  # the server reads a CONNECT of at most 4 KiB
 
 # Without these, clients of one account could read each other's requests, forge each other's pushes, and ask nats-server
 # what the others subscribe to ($SYS.REQ.ACCOUNT.PING.CONNZ and others), where addresses and inboxes are to be read.
-_DENY_SUBSCRIBE: Final = ("$mq9.AI.>",)
-_DENY_PUBLISH: Final = ("$mq9.PUSH.>", "$SYS.>")
+_DENY_SUBSCRIBE: Final = (f"{API}>",)
+_DENY_PUBLISH: Final = (f"{PUSH}>", "$SYS.>")
 
-_PUSHED: Final = "$mq9.PUSH.*."
-"""What the gateway puts before the subject of a subscription to stored mail, whose token is a secret."""
-_OPEN: Final = "$mq9.AI.PUSH.OPEN"
+_PUSHED: Final = f"{PUSH}*."
+_OPEN: Final = API + OPEN
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class AccountUser:
     """One login of a tenant: a password (plain or bcrypt) or a public nkey, never both.
 
     ``publish`` and ``subscribe`` list the subjects allowed; ``None`` allows all of the tenant's own, ``()`` none. Who
     may subscribe under ``$mq9.AI.`` may do so through the gateway, where that is mail out of the store.
-    Raises SetupError for what the server could not be told safely.
+    Raises SetupError for values that cannot be written safely into the configuration.
     """
 
     name: str
@@ -69,14 +69,14 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class TenantAccount:
     """A tenant and its NATS logins; ``default`` without logins is open to anonymous clients.
 
     Raises SetupError when the name is not ``[a-z0-9][a-z0-9_-]{0,62}`` or is reserved.
     """
 
     name: str
-    users: tuple[User, ...] = ()
+    users: tuple[AccountUser, ...] = ()
 
     def __post_init__(self) -> None:
         if not _TENANT_NAME.fullmatch(self.name):
@@ -106,6 +106,27 @@ class Passwords:
     anonymous: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
 
+class AccountMap:
+    """Maps NATS accounts to tenants; accounts that are not mapped are ``default`` while that is the only tenant (A6).
+
+    The account of a request is in its subject, which no client can forge.
+    """
+
+    def __init__(self, accounts: Mapping[str, str], names: Iterable[str]) -> None:
+        """``accounts`` maps account names to tenants, ``names`` are all tenants there are."""
+        self._accounts = dict(accounts)
+        self._alone = set(names) <= {DEFAULT_TENANT}
+
+    def tenant_of(self, account: str) -> str:
+        """Return the tenant of an account, or raise :class:`TenantRefusedError`."""
+        tenant = self._accounts.get(account)
+        if tenant is not None:
+            return tenant
+        if self._alone:
+            return DEFAULT_TENANT
+        raise TenantRefusedError
+
+
 def account_of(tenant: str) -> str:
     """Name the NATS account of a tenant."""
     return tenant.upper()
@@ -123,13 +144,13 @@ def tenant_of(account: str) -> str:
     return tenant
 
 
-def allows_anonymous(tenants: Iterable[Tenant]) -> bool:
-    """Tell whether clients without a login are taken in: when ``default`` is a tenant and has no users."""
+def allows_anonymous(tenants: Iterable[TenantAccount]) -> bool:
+    """Return whether clients may connect without a login: if ``default`` is a tenant and has no users."""
     return any(tenant.name == DEFAULT_TENANT and not tenant.users for tenant in tenants)
 
 
-def check_tenants(tenants: Sequence[Tenant]) -> None:
-    """Refuse tenants and users that would collide in one server; raises SetupError."""
+def check_tenants(tenants: Sequence[TenantAccount]) -> None:
+    """Raise SetupError for tenants and users that would collide in one server."""
     names: set[str] = set()
     logins = {SERVICE_USER, SYSTEM_USER, ANONYMOUS_USER}
     for tenant in tenants:
@@ -144,22 +165,14 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
             logins.update(login for login in (user.name, user.nkey) if login is not None)
 
 
-def check_exposure(host: str, tenants: Sequence[Tenant], *, allow_anonymous: bool) -> None:
-    """Refuse, with SetupError, a listener off loopback that anybody may use."""
-    if allow_anonymous or is_loopback(host) or not allows_anonymous(tenants):
+def check_exposure(host: str, tenants: Sequence[TenantAccount], *, allow_anonymous: bool) -> None:
+    """Raise SetupError for a listener off loopback that anybody may use."""
+    if allow_anonymous or Endpoint(host, 0).loopback or not allows_anonymous(tenants):
         return
     raise SetupError(
         f"NATS would listen on {host} without authentication, open to everybody who reaches it: "
         "give the default tenant users, listen on 127.0.0.1, or allow anonymous clients explicitly"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches a listener on the host; a name other than localhost counts as outside."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def quote(text: str, what: str) -> str:
@@ -173,7 +186,7 @@ def quote(text: str, what: str) -> str:
 
 
 def render_config(
-    tenants: Sequence[Tenant],
+    tenants: Sequence[TenantAccount],
     *,
     host: str,
     port: int,
@@ -219,7 +232,7 @@ def render_config(
     return "\n".join(lines) + "\n"
 
 
-def snippet(tenants: Sequence[Tenant]) -> str:
+def snippet(tenants: Sequence[TenantAccount]) -> str:
     """Write the accounts to paste into the configuration of a server that somebody else runs.
 
     It holds no logins: the service's password is read from the server's environment, and an unset one fails closed.
@@ -275,14 +288,14 @@ def _login(name: str, password: str) -> str:
     return f"{{user: {quote(name, 'a NATS user')}, password: {quote(password, 'a NATS password')}}}"
 
 
-def _user(user: User) -> str:
+def _user(user: AccountUser) -> str:
     if user.nkey is not None:
         parts = [f'nkey: "{user.nkey}"']
     else:
         parts = [f"user: {quote(user.name, 'a NATS user')}", f"password: {quote(user.password or '', 'a password')}"]
     if user.publish is not None or user.subscribe is not None:
         # Permissions of a user replace the account's default ones, denies included.
-        stored = [subject for subject in user.subscribe or () if subject.startswith("$mq9.AI.")]
+        stored = [subject for subject in user.subscribe or () if subject.startswith(API)]
         opens = (_OPEN,) if stored or user.subscribe is None else ()
         publish = _permission(None if user.publish is None else (*user.publish, *opens), _DENY_PUBLISH)
         pushed = tuple(_PUSHED + subject for subject in stored)

@@ -1,8 +1,8 @@
 """Shares a bound on requests among tenants, and a tenant's part of it among its connections.
 
-Nobody has a fixed part. A tenant may hold :data:`SHARE` times what is free, and a connection as much as its tenant may
-still take: the dynamic thresholds of Choudhury and Hahne for shared buffers. Whoever is alone has most of the bound,
-what several have shrinks as it fills, and a newcomer always finds room.
+There are no fixed shares. A tenant may hold :data:`SHARE` times what is free, and a connection as much as its tenant
+may still take: the dynamic thresholds of Choudhury and Hahne for shared buffers. A lone tenant gets most of the bound,
+shares shrink as it fills, and a newcomer always finds room.
 """
 
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ _UNIT_BITS: Final = 15
 
 
 class AdmissionPool:
-    """Requests of one kind that are under way; a request counts for one, and once more for each 32 KiB of its body."""
+    """Counts requests of one kind that are under way: each as one, plus one for each 32 KiB of its body."""
 
     def __init__(self, limit: int, kind: str) -> None:
         """``kind`` names the requests in errors: ``requests``."""
@@ -27,9 +27,9 @@ class AdmissionPool:
         self._of_connection: dict[Hashable, int] = {}
 
     def enter(self, tenant: str, connection: Hashable, size: int) -> None:
-        """Count a request in, whose body has ``size`` bytes; raises :class:`BusyError`, which names whose bound it is.
+        """Admit a request with ``size`` bytes of body; raises :class:`BusyError`, which says whose share is exhausted.
 
-        ``connection`` is one of this tenant alone. Who may enter may do so with a request of any size.
+        ``connection`` belongs to this tenant only. Where one request is admitted, its size does not matter.
         """
         held = self._of_tenant.get(tenant, 0)
         own = self._of_connection.get(connection, 0)
@@ -42,10 +42,10 @@ class AdmissionPool:
         self._of_connection[connection] = own + weight
 
     def leave(self, tenant: str, connection: Hashable, size: int) -> None:
-        """Count a request out that was counted in with the same arguments."""
+        """Remove a request that was admitted with the same arguments."""
         weight = 1 + (size >> _UNIT_BITS)
         self._total -= weight
-        # Only who has something under way is remembered.
+        # Tenants and connections without requests are forgotten.
         if left := self._of_connection[connection] - weight:
             self._of_connection[connection] = left
         else:

@@ -1,8 +1,8 @@
-"""A NATS client that nobody else's bytes can disconnect, and that no error of the server ends for good.
+"""The service's NATS client: no bytes of other clients can disconnect it, and no server error ends it for good.
 
-The server passes subjects and headers on as their sender wrote them; nats-py stops reading at some of these bytes.
-Requests go from the parser straight to who serves them, and answers into the socket many at a time: nats-py's queue,
-task and flush for each message cost as much as all that the mediator does with it.
+The server passes subjects and headers on as their sender wrote them, and nats-py stops reading at some of these bytes.
+Messages go from the parser straight to their handler, and replies are written to the socket many at a time: nats-py's
+queue, task and flush for each message would cost as much as all the work of the mediator.
 """
 
 import asyncio
@@ -17,11 +17,18 @@ from nats.errors import Error as NatsError
 from nats.errors import OutboundBufferLimitError, ProtocolError
 from nats.protocol.parser import PERMISSIONS_ERR, Parser
 
-from mediator.nats.encrypting import EncryptingClient
+from mediator.nats.frames import (
+    CLIENT_INFO,
+    CRLF,
+    ProtocolViolationError,
+    decode_headers,
+    decode_message_line,
+    encode_publish,
+)
+from mediator.nats.tls import TlsClient
 
-_CRLF = b"\r\n"
-_ABOUT_ASKER = b"Nats-Request-Info:"
-_ASKER_LINE = _CRLF + _ABOUT_ASKER
+# A sender's value cannot hold a line break, so this is a line of its own, and the last of its name.
+_CLIENT_LINE = CRLF + CLIENT_INFO
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 
 log = structlog.get_logger("nats")
@@ -35,80 +42,77 @@ class Request(NamedTuple):
     data: bytes
     headers: dict[str, str] | None
     block: bytes = b""
-    """The headers as they stand on the wire, the server's own line about the asker among them."""
+    """The headers as they are on the wire, with the line in which the server describes the client."""
 
     @property
     def client_name(self) -> str:
-        """What the asker's connection calls itself; empty where the server does not tell."""
-        return self._asker[1]
+        """The name in the client's CONNECT; empty where the server does not tell."""
+        return self._client_info[1]
 
     @property
-    def asker(self) -> str:
-        """Names the asker's connection, in a cluster too; empty where the server does not tell."""
-        return self._asker[0]
+    def client(self) -> str:
+        """Identifies the client's connection, also in a cluster; empty where the server does not tell."""
+        return self._client_info[0]
 
     @property
-    def _asker(self) -> tuple[str, str]:
-        # What a sender writes cannot hold a line break, so this is a line, and the last; the server takes out a
-        # sender's own.
-        _, found, told = self.block.partition(_ASKER_LINE)
-        return _read_asker(told) if found else ("", "")
+    def _client_info(self) -> tuple[str, str]:
+        return _read_client(self.block.partition(_CLIENT_LINE)[2])
 
     @property
     def inbox(self) -> bytes:
-        """The first two words of the reply subject, in which most clients keep all answers to one connection."""
+        """The first two tokens of the reply subject, which most clients use for all replies to one connection."""
         return b".".join(self.reply.split(b".", 2)[:2])
 
 
 @lru_cache(maxsize=10_000)
-def _read_asker(told: bytes) -> tuple[str, str]:
-    """Return a name for a connection, and what its client calls itself."""
+def _read_client(rest: bytes) -> tuple[str, str]:
+    """Return an identifier of the connection, and the client's name."""
     try:
-        fields = orjson.loads(told.partition(_CRLF)[0])
+        fields = orjson.loads(rest.partition(CRLF)[0])
         server, number, name = fields.get("server"), fields.get("id"), fields.get("name")
     except (orjson.JSONDecodeError, AttributeError):
         return "", ""
     return f"{server} {number}", name if isinstance(name, str) else ""
 
 
-Received = Callable[[Request], None]
+MessageHandler = Callable[[Request], None]
 
 
-class SturdyClient(EncryptingClient):
-    """Takes whatever a server may hand over; the reader of a message refuses what is wrong in it."""
+class NatsClient(TlsClient):
+    """Accepts whatever a server may send; the reader of a message refuses what is wrong in it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps = _Parser(self)
-        self._receivers: dict[int, Received] = {}
+        self._ps = MessageParser(self)
+        self._handlers: dict[int, MessageHandler] = {}
 
-    def receive(self, sid: int, received: Received | None) -> None:
-        """Hand the messages of a subscription to ``received``, which must neither wait nor raise; None: no more."""
-        if received is None:
-            self._receivers.pop(sid, None)
+    def receive(self, sid: int, handler: MessageHandler | None) -> None:
+        """Call ``handler`` with the messages of a subscription; it must neither wait nor raise. None: no more."""
+        if handler is None:
+            self._handlers.pop(sid, None)
         else:
-            self._receivers[sid] = received
+            self._handlers[sid] = handler
 
     def hand_over(self, sid: int, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bool:
-        """Give a message to its receiver; False: the subscription has none."""
-        received = self._receivers.get(sid)
-        if received is None:
+        """Pass a message to its handler; False: the subscription has none."""
+        handler = self._handlers.get(sid)
+        if handler is None:
             return False
-        found = read_headers(headers.partition(_CRLF)[2]) if headers else None
+        found = decode_headers(headers.partition(CRLF)[2]) if headers else None
         try:
-            received(Request(subject.decode("utf-8", "replace"), reply, payload, found, headers))
+            handler(Request(subject.decode("utf-8", "replace"), reply, payload, found, headers))
         except Exception:
-            log.exception("request")
+            log.exception("message handler failed")
         return True
 
     async def send_all(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
-        """Send messages, subject and payload each, with one write; waits while the server takes none."""
-        await self.send_frames([b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data) for subject, data in messages])
+        """Send messages, subject and payload each, with one write; waits while the server is not reading."""
+        await self.send_frames([encode_publish(subject, data) for subject, data in messages])
 
     async def send_frames(self, frames: Iterable[bytes]) -> None:
-        """Send what the protocol's own words stand in already, with one write; waits while the server takes none."""
+        """Send frames with one write; waits while the server is not reading."""
         written = b"".join(frames)
-        if not self.is_connected and self._pending_data_size + len(written) > self._max_pending_size:
+        if not self.is_connected and self.pending_data_size + len(written) > self._max_pending_size:
             raise OutboundBufferLimitError
         await self._send_command(written)
         if self._flush_queue is not None and self._flush_queue.empty():
@@ -127,16 +131,16 @@ class SturdyClient(EncryptingClient):
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:
             return None
-        first, _, rest = headers.partition(_CRLF)
-        found = read_headers(rest)
-        # The server says so that nobody answers a request.
+        first, _, rest = headers.partition(CRLF)
+        found = decode_headers(rest)
+        # With this status the server reports that a request has no responders.
         if first[_STATUS].isdigit():
             found["Status"] = first[_STATUS].decode()
         return found or None
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
-            # Whoever waited for it gave up, as a stalled server makes them; nats-py would fail on the old future.
+            # The waiter gave up, as with a stalled server; nats-py would fail on the old future.
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
@@ -149,62 +153,41 @@ class SturdyClient(EncryptingClient):
     async def _process_err(self, err_msg: str) -> None:
         error = NatsError(f"nats: {err_msg}")
         await self._error_cb(error)
-        # The server ends the connection after all others; it may take us again later.
+        # The server closes the connection after all other errors; it may accept it again later.
         if PERMISSIONS_ERR not in err_msg:
             await self._process_op_err(error)
 
 
-def read_headers(lines: bytes) -> dict[str, str]:
-    """Read header lines; bytes that are no UTF-8 become lone surrogates, which no reader takes for text.
-
-    The server's own line about the asker is left out: it is in every request, and is none of the sender's.
-    """
-    found: dict[str, str] = {}
-    for line in lines.split(_CRLF):
-        if line and not line.startswith(_ABOUT_ASKER):
-            name, _, value = line.decode("utf-8", "surrogateescape").partition(":")
-            found[name.strip(" \t")] = value.strip(" \t")
-    return found
-
-
-class _Parser(Parser):
-    """Reads messages as the server writes them: its words are parted by spaces, whatever else is inside of one."""
+class MessageParser(Parser):
+    """Reads messages as the server writes them: words are separated by spaces, whatever else a word contains."""
 
     def reset(self) -> None:
+        """Forget what was read of a message, for a new connection."""
         super().reset()
         self._unread = bytearray()
 
     async def parse(self, data: bytes = b"") -> None:
+        """Parse what the server sent, and pass its messages to their handlers."""
         unread = self._unread
         unread += data
         at = 0
         try:
-            while (end := unread.find(_CRLF, at)) >= 0:
+            while (end := unread.find(CRLF, at)) >= 0:
                 line = bytes(unread[at:end])
-                start = end + len(_CRLF)
+                start = end + len(CRLF)
                 if not line.startswith((b"MSG ", b"HMSG ")):
                     at = start
-                    await super().parse(line + _CRLF)
+                    await super().parse(line + CRLF)
                     continue
-                sid, subject, reply, head, size = _message_line(line)
+                sid, subject, reply, head, size = decode_message_line(line)
                 end = start + size
-                if len(unread) < end + len(_CRLF):
+                if len(unread) < end + len(CRLF):
                     return
                 headers, payload = bytes(unread[start : start + head]), bytes(unread[start + head : end])
-                at = end + len(_CRLF)
+                at = end + len(CRLF)
                 if not self.nc.hand_over(sid, subject, reply, headers, payload):
                     await self.nc._process_msg(sid, subject, reply, payload, headers)
+        except ProtocolViolationError as error:
+            raise ProtocolError(f"nats: {error}") from error
         finally:
             del unread[:at]
-
-
-def _message_line(line: bytes) -> tuple[int, bytes, bytes, int, int]:
-    """Return sid, subject, reply subject, and the bytes of headers and of all; ProtocolError if it is not so."""
-    words = line.split(b" ")
-    sizes = 2 if words[0] == b"HMSG" else 1
-    try:
-        subject, sid, *reply = words[1:-sizes]
-        numbers = [int(word) for word in words[-sizes:]]
-        return int(sid), subject, reply[0] if reply else b"", numbers[0] if sizes == 2 else 0, numbers[-1]
-    except ValueError as error:
-        raise ProtocolError("nats: malformed MSG") from error

@@ -11,41 +11,32 @@ from mediator.mailboxes.creating import Created
 from mediator.mailboxes.lanes import SHOWN
 from mediator.mailboxes.message import HIDDEN_ID, Message
 
-EMPTY: Mapping[str, Mapping[str, Any]] = {
-    "CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
-    "UPDATE": {"mail_address": ""},
-    "SEND": {"msg_id": -1},
-    "BATCH": {"msg_ids": [], "errors": {}},
-    "BROADCAST": {"msg_id": -1},
-    "FETCH": {"messages": []},
-    "QUERY": {"messages": []},
-    "ACK": {"acknowledged": 0},
-    "NACK": {"returned": 0},
-    "EXTEND": {"extended": 0},
-    "DELETE": {"deleted": False},
-    "REGISTER": {},
-    "UNREGISTER": {},
-    "REPORT": {},
-    "DISCOVER": {"agents": []},
-    "MAILBOX.QUERY": {"mail_id": "", "unread": 0, "messages": []},
-    "MAILBOX.LIST": {"messages": []},
-    "PUBLIC.LIST": {"mailboxes": []},
-}
-"""The fields of each verb's reply as they are when it failed."""
+NOT_CREATED: Mapping[str, Any] = {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""}
+"""The fields of CREATE's reply when it failed."""
 REPLY_TO = "mq9-reply-to"
-"""The header in which the sender named an address for the answer."""
+"""The header in which the sender gave an address for the reply."""
 MAX_WORDS = 200
-"""Characters of an error in a reply that holds many."""
+"""Characters of each error in a reply that may hold many."""
+
+
+def message_limit(max_payload: int) -> int:
+    """Return the bytes of the largest message that a server with this ``max_payload`` can return in base64 (N7)."""
+    return max(0, (max_payload - 64 * 1024) * 3 // 4)
+
+
+def payload_limit(max_message: int) -> int:
+    """Return the ``max_payload`` that lets a server carry messages of this size both ways (N7)."""
+    return -(-max_message * 4 // 3) + 64 * 1024 + 4
 
 
 def success(**fields: Any) -> bytes:
-    """Write the reply to a request that was done."""
+    """Write the reply to a request that succeeded."""
     return orjson.dumps({"error": "", **fields})
 
 
-def failure(verb: str, error: MediatorError) -> bytes:
+def failure(error: MediatorError, empty: Mapping[str, Any]) -> bytes:
     """Write the reply to a request that changed nothing: the text, its code, and the verb's other fields (N1)."""
-    return orjson.dumps({"error": str(error), "error_code": error.code, **EMPTY.get(verb, {})})
+    return orjson.dumps({"error": str(error), "error_code": error.code, **empty})
 
 
 def created(result: Created) -> bytes:

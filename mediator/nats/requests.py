@@ -1,4 +1,4 @@
-"""Turns the bodies and headers of the current protocol into requests of the domain (M, S, F, K, Q)."""
+"""Reads the bodies and headers of the current protocol into requests to the broker (M, S, F, K, Q)."""
 
 from collections.abc import Mapping
 
@@ -31,17 +31,33 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import Ack, Extend, Nack
-from mediator.nats.stored import Edition, split_word
+from mediator.nats.subjects import Edition, split_word
 
 MAX_SECONDS = 100 * 366 * 24 * 3600
-"""A century; longer spans are clamped to it."""
+"""A century; longer times to live and delays are clamped to it."""
 ENCODINGS = ("base64", "utf8")
 KINDS = (Kind.STANDARD, Kind.LATEST)
-"""What CREATE makes; the other kinds are the service's own (D1, E9)."""
+"""The kinds that CREATE accepts; others are the service's own (D1, E9)."""
+SEND_HEADERS = frozenset(
+    {
+        "mq9-key",
+        "mq9-delay",
+        "mq9-ttl",
+        "mq9-tags",
+        "mq9-priority",
+        "mq9-dedup-id",
+        "nats-msg-id",
+        "mq9-send-at",
+        "mq9-expire-at",
+        "mq9-reply-to",
+        "mq9-storage",
+    }
+)
+"""The headers of SEND that mean something to the service; all others are the sender's own."""
 
 
 def create(tenant: str, fields: Fields) -> Create:
-    """Read MAILBOX.CREATE (M1); a name that an older edition could not write to is refused it (E2)."""
+    """Read MAILBOX.CREATE (M1); older editions may not create names that they could not write to (E2)."""
     ttl = fields.number("ttl", 0, MAX_SECONDS)
     name = fields.text("name", 4096)
     older = fields.has("public") or fields.has("type")
@@ -62,12 +78,12 @@ def create(tenant: str, fields: Fields) -> Create:
 
 
 def lane_word(address: str) -> str:
-    """Return the lane word that some older edition reads at the end of an address, empty if none does (E2)."""
+    """Return the lane word that an older edition would read at the end of an address, empty if there is none (E2)."""
     return next((word for edition in Edition if (word := split_word(edition, address)[1])), "")
 
 
 def update(tenant: str, address: str, fields: Fields) -> Update:
-    """Read MAILBOX.UPDATE (M4): an empty ``desc`` or ``tags`` takes the old words away."""
+    """Read MAILBOX.UPDATE (M4): an empty ``desc`` or ``tags`` removes the old one."""
     return Update(
         tenant=tenant,
         address=address,
@@ -149,14 +165,14 @@ def query(tenant: str, address: str, fields: Fields, budget: int) -> Query:
 
 
 def message_id(text: str) -> int | None:
-    """Read the msg_id at the end of MSG.DELETE's subject: canonical decimal, anything else names no message (Q2)."""
+    """Read the msg_id at the end of DELETE's subject: canonical decimal; None for anything else (Q2)."""
     if not (text.isascii() and text.isdigit()) or (text != "0" and text[0] == "0") or len(text) > 19:
         return None
     msg_id = int(text)
     return msg_id if msg_id <= MAX_NUMBER else None
 
 
-def numbered(tail: str, field: str = "mail_address") -> tuple[str, int]:
+def address_and_id(tail: str, field: str = "mail_address") -> tuple[str, int]:
     """Read the address and the msg_id at the end of DELETE's subject; raises :class:`NoSuchMessageError` (Q2)."""
     address, _, last = tail.rpartition(".")
     msg_id = message_id(last)
@@ -167,7 +183,7 @@ def numbered(tail: str, field: str = "mail_address") -> tuple[str, int]:
 
 
 def _group(fields: Fields, address: str) -> str:
-    """Read the group; an empty one is a group that nobody has (K4)."""
+    """Read the group; an empty name is a group that does not exist (K4)."""
     named = fields.text("mail_address", 4096)
     if named is not None and named != address:
         raise BadRequestError("mail_address", f"expected {address} as in the subject, got {named[:128]}")
@@ -185,7 +201,7 @@ def _ids(fields: Fields) -> list[int]:
 
 
 def _ack_wait(fields: Fields, name: str) -> int | None:
-    """Read a lease in milliseconds; 0 says that there is none."""
+    """Read a lease in milliseconds; 0: none."""
     ack_wait = fields.number(name, 0, MAX_ACK_WAIT)
     if ack_wait is not None and 0 < ack_wait < MIN_ACK_WAIT:
         raise BadRequestError(fields.path(name), f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}, got {ack_wait}")
@@ -193,14 +209,14 @@ def _ack_wait(fields: Fields, name: str) -> int | None:
 
 
 def draft(payload: bytes, headers: Mapping[str, str] | None) -> Draft:
-    """Read MSG.SEND (S1): our headers by name in any case, all others are the sender's own."""
+    """Read a message of SEND (S1); names of headers match in any case."""
     if not headers:
         return Draft(payload)
     ours: dict[str, str] = {}
     own: dict[str, str] = {}
     for name, value in headers.items():
         known = name.lower()
-        if known in _OURS:
+        if known in SEND_HEADERS:
             if value:
                 ours[known] = value
         elif known != "nats-request-info":
@@ -218,31 +234,14 @@ def draft(payload: bytes, headers: Mapping[str, str] | None) -> Draft:
         key=_short(ours, "mq9-key", MAX_KEY),
         tags=parse_words(ours["mq9-tags"], "mq9-tags", MAX_TAGS, MAX_TAG) if "mq9-tags" in ours else (),
         headers=own,
-        ttl=_span(ours, "mq9-ttl"),
-        expire_at=_moment(ours, "mq9-expire-at"),
-        delay=_span(ours, "mq9-delay"),
-        send_at=_moment(ours, "mq9-send-at"),
+        ttl=_seconds(ours, "mq9-ttl"),
+        expire_at=_time(ours, "mq9-expire-at"),
+        delay=_seconds(ours, "mq9-delay"),
+        send_at=_time(ours, "mq9-send-at"),
         dedup_id=_short(ours, "mq9-dedup-id", MAX_DEDUP_ID) or _short(ours, "nats-msg-id", MAX_DEDUP_ID),
         reply_to=parse_address(ours["mq9-reply-to"], "mq9-reply-to") if "mq9-reply-to" in ours else None,
         archive=_archive(ours.get("mq9-storage")),
     )
-
-
-_OURS = frozenset(
-    {
-        "mq9-key",
-        "mq9-delay",
-        "mq9-ttl",
-        "mq9-tags",
-        "mq9-priority",
-        "mq9-dedup-id",
-        "nats-msg-id",
-        "mq9-send-at",
-        "mq9-expire-at",
-        "mq9-reply-to",
-        "mq9-storage",
-    }
-)
 
 
 def _check_own(own: Mapping[str, str]) -> None:
@@ -273,12 +272,12 @@ def _whole(ours: Mapping[str, str], name: str, expected: str) -> int | None:
     return int(value)
 
 
-def _span(ours: Mapping[str, str], name: str) -> int | None:
+def _seconds(ours: Mapping[str, str], name: str) -> int | None:
     seconds = _whole(ours, name, "whole seconds")
     return None if seconds is None else min(seconds, MAX_SECONDS) * 1000
 
 
-def _moment(ours: Mapping[str, str], name: str) -> int | None:
+def _time(ours: Mapping[str, str], name: str) -> int | None:
     seconds = _whole(ours, name, "Unix seconds")
     return None if seconds is None else milliseconds(seconds, name)
 

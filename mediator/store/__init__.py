@@ -1,1 +1,1 @@
-"""How mailboxes are kept: in memory, in SQLite, in PostgreSQL."""
+"""The store: unit of work, group commit, SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""Brings a database's schema up to this program's, and refuses one that a newer program wrote."""
+"""Migrates a database to the schema of this program and its parts, and refuses one that a newer program wrote."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from peewee import Database, PeeweeException
 from playhouse.migrations import MigrationError, Runner
 
 from mediator.errors import SchemaError
+from mediator.parts import find_parts
 
 _SHIPPED = Path(__file__).parent.parent / "_migrations"
 _CHECKOUT = Path(__file__).parent.parent.parent / "migrations"
@@ -17,12 +18,19 @@ def directory() -> Path:
 
 
 def migrate(database: Database) -> list[str]:
-    """Apply what is missing and return its names. The caller holds the lock that keeps others out.
+    """Apply the missing migrations of the core and of the parts, and return their names.
 
-    Raises :class:`SchemaError` when the schema is newer than this program or a migration fails; a failing
-    migration is taken back whole.
+    The caller holds the lock that keeps others out. Raises :class:`SchemaError` when the schema is newer than this
+    program or a migration fails; a failed migration is rolled back completely.
     """
-    runner = Runner(database, str(directory()))
+    names = _run(Runner(database, str(directory())))
+    for part in find_parts():
+        if part.migrations is not None:
+            names += _run(Runner(database, str(part.migrations), f"schema_migration_{part.name}"))
+    return names
+
+
+def _run(runner: Runner) -> list[str]:
     known = {migration.name for migration in runner.migrations()}
     newer = sorted(set(runner.applied()) - known)
     if newer:
@@ -30,4 +38,4 @@ def migrate(database: Database) -> list[str]:
     try:
         return [str(getattr(step, "name", step)) for step in runner.up() or []]
     except (MigrationError, PeeweeException) as error:
-        raise SchemaError(f"migration failed and was taken back: {error}") from error
+        raise SchemaError(f"migration failed and was rolled back: {error}") from error

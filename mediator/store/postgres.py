@@ -1,6 +1,5 @@
-"""The PostgreSQL store: several instances share the mail; the mailbox rows are the locks between them."""
+"""The PostgreSQL store: several instances share the mail, and lock rows of mailboxes against each other."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -8,15 +7,16 @@ from typing import Any, TypeAlias
 
 from peewee import PeeweeException, PostgresqlDatabase
 
-from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
+from mediator.errors import SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
+from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
+from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.migrate import migrate
+from mediator.store.pool import Pool
 from mediator.store.rows import KeptMailbox, Row
-from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Counts, Known, Remembered
-from mediator.store.sql.transaction import SqlTransaction
+from mediator.store.session import Session
 
 try:
     import psycopg
@@ -30,30 +30,30 @@ from mediator.store.arrays import BigInts, Blobs, Texts, teach
 
 READERS = 4
 READ_SECONDS = 4
-"""A SELECT beside the writer is ended after this long, so that it does not outlive its asker."""
+"""A SELECT beside the writer is cancelled after this long."""
 LOCK_SECONDS = 5
 """How long a transaction waits for what another instance has locked."""
 STALLED_SECONDS = 30
-"""An instance that stops in the midst of a transaction loses it after this long, and with it its locks."""
+"""An instance that stops within a transaction loses it, and its locks, after this long."""
 MIGRATION_SECONDS = 60
-"""How long an instance waits at its start while another one migrates the schema."""
+"""How long an instance waits at its start while another migrates the schema."""
 MIGRATION_LOCK = 0x6D65_6469_6174_6F72
-"""The advisory lock of the one who migrates."""
+"""The advisory lock held during a migration."""
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "mediator",
     "connect_timeout": 3,
-    # Of several hosts the one that takes writes, also after a standby became the first.
+    # Of several hosts, connect to the one that takes writes, also after a failover.
     "target_session_attrs": "read-write",
-    # A server that went without a word is noticed while those who ask it still wait.
+    # Notice a server that disappeared while requests still wait for it.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
 _SESSION = {
-    # Every question goes by an index in its order. A plan made before a table was large and counted, which reads and
-    # sorts a whole mailbox to answer with a hundred messages, costs seconds.
+    # Every query is meant to follow an index in its order. A plan made before a table grew takes seconds: it reads and
+    # sorts a whole mailbox for a hundred messages.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -106,10 +106,16 @@ class PostgresStore:
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
         self._writer = _Link(self._connect, _WRITING, "FOR UPDATE")
-        self._readers = _Readers(lambda: psycopg.connect(**parameters))
-        self._counts = Counts()
+
+        def connect_to_read() -> Connection:
+            connection = psycopg.connect(**parameters, autocommit=True)
+            _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
+            return connection
+
+        self._readers = Pool(lambda: _Link(connect_to_read, _READING, ""), READERS, READ_SECONDS)
+        self._counts = Counts(Counted)
         try:
-            self._migrate()
+            self.migrated = self._migrate()
         except (psycopg.Error, PeeweeException) as error:
             raise UnavailableError(f"cannot open the database: {error}") from error
         finally:
@@ -119,7 +125,7 @@ class PostgresStore:
         self._database.close()
         self._database.connect()
         connection: Connection = self._database.connection()
-        # The operator's default must not weaken what was promised; one that is stronger stays.
+        # The operator's default must not weaken durability; a stronger one stays.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false)"
             " WHERE current_setting('synchronous_commit') <> 'remote_apply'"
@@ -127,34 +133,33 @@ class PostgresStore:
         _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
         return connection
 
-    def _migrate(self) -> None:
+    def _migrate(self) -> list[str]:
         connection = self._connect()
         if connection.info.parameter_status("server_encoding") != "UTF8":
             raise SetupError("the PostgreSQL database must have the encoding UTF8")
         _configure(connection, {"lock_timeout": f"{MIGRATION_SECONDS}s"})
         connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
-        migrate(self._database)
+        return migrate(self._database)
 
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
         with self._writer.transaction(places) as (dialect, mailboxes):
-            known = Known(len(mailboxes))
+            locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
-                known.add(mailbox)
-            tx = SqlTransaction(dialect, known, Remembered(0), self._counts)
+                locked.add(mailbox)
+            session = Session(dialect, locked, UnflushedPositions(0), self._counts)
             committing = False
             try:
-                yield tx
+                yield Transaction(session)
                 committing = True
                 with dialect.together():
-                    tx.finish()
+                    session.finish()
                     dialect.commit()
                 dialect.committed()
-                self._counts.keep()
             except BaseException as error:
-                self._counts.take_back()
-                # Only a server that says so has not committed.
+                session.roll_back()
+                # Unless the server says that the transaction failed, it may have been committed.
                 failed = dialect.connection.info.transaction_status == TransactionStatus.INERROR
                 if committing and isinstance(error, psycopg.Error) and not failed:
                     raise UncertainError from error
@@ -163,7 +168,7 @@ class PostgresStore:
     damage = None
 
     def find_damage(self, seconds: float) -> Integrity:
-        """Its own tools look at the server's files."""
+        """PostgreSQL has its own tools for that."""
         del seconds
         return Integrity()
 
@@ -171,13 +176,13 @@ class PostgresStore:
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         with self._readers.take() as link, link.transaction() as (dialect, _):
-            yield SqlTransaction(dialect, Known(0), Remembered(0), Counts())
+            yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(Counted)))
 
     def checkpoint(self) -> None:
-        """The server does it."""
+        """The server does that itself."""
 
     def upkeep(self, busy: bool) -> None:
-        """Autovacuum does it."""
+        """Autovacuum does that."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -190,7 +195,7 @@ class PostgresDialect:
     """One connection to PostgreSQL."""
 
     ordered = False
-    """Another instance may have taken a lower number and commit it later."""
+    """Another instance may have taken a lower number and commit later."""
 
     def __init__(self, connection: Connection, lock: str) -> None:
         connection.adapters.register_dumper(int, Int8BinaryDumper)
@@ -211,12 +216,12 @@ class PostgresDialect:
         return list(cursor.fetchall()) if cursor.description is not None else []
 
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of parameters, all in one go."""
+        """Run a statement for each row of parameters, in one round trip."""
         self._telling.executemany(_translated(sql), parameters)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Send what is told in here in one go, and hear the answers at the end."""
+        """Send all statements of this block in one round trip."""
         with self.connection.pipeline() as pipeline:
             self._pipeline = pipeline
             try:
@@ -225,7 +230,7 @@ class PostgresDialect:
                 self._pipeline = None
 
     def begin(self, sql: str, places: Sequence[Place]) -> list[KeptMailbox]:
-        """Begin, and lock the mailboxes at these places in the order in which everybody locks them."""
+        """Begin, and lock the mailboxes at these places in the order that all instances use."""
         if not places:
             self._framing.execute(sql)
             return []
@@ -236,16 +241,16 @@ class PostgresDialect:
         return [rows.mailbox(row) for row in self._asking.fetchall()]
 
     def commit(self) -> None:
-        """Ask for the commit; see :meth:`committed`."""
+        """Send COMMIT; see :meth:`committed`."""
         self._framing.execute("COMMIT")
 
     def committed(self) -> None:
-        """Raise unless the server said that it did commit: to a failed transaction it answers ROLLBACK."""
+        """Raise :class:`UnavailableError` if the server answered ROLLBACK, as it does when the transaction failed."""
         if self._framing.statusmessage != "COMMIT":
-            raise UnavailableError("the database took the transaction back")
+            raise UnavailableError("transaction rolled back")
 
     def roll_back(self) -> None:
-        """Take back what was done."""
+        """Roll the transaction back."""
         self._framing.execute("ROLLBACK")
 
     def insert_messages(self, values: Sequence[Row]) -> None:
@@ -254,12 +259,12 @@ class PostgresDialect:
         self._telling.execute(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
 
     def lane_source(self, lane: Lane) -> str:
-        """Name the table; the planner finds the partial index by itself."""
+        """Name the table; the planner chooses the partial index."""
         del lane
         return "message"
 
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
-        """Add sizes up before large payloads are touched: these lie apart from the rows."""
+        """Sum sizes before reading large payloads, which are stored apart from the rows."""
         sql = (
             f"SELECT {_OUTER} FROM (SELECT {_INNER},"
             f" sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - size AS before"
@@ -268,29 +273,29 @@ class PostgresDialect:
         yield from self.execute(sql, (*parameters, limit, max(budget, 1)))
 
     def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
-        """Compare with one array."""
+        """Compare with an array."""
         return f"{column} = ANY(?)", (BigInts(values),)
 
     def has_tag(self) -> str:
-        """Look for the tag between commas."""
+        """Search for the tag between commas."""
         return "strpos(',' || tags || ',', ',' || ? || ',') > 0"
 
     def lock(self) -> str:
-        """Lock rows that will be changed."""
+        """Lock rows until the end of the transaction."""
         return self._lock
 
     def settle_counters(self, mailbox: KeptMailbox) -> None:
-        """Every instance needs them, so they are always written: nothing came after."""
+        """Counters are always written, since every instance needs them."""
 
     def save_held(self, changed: Sequence[Row]) -> None:
-        """Add up with one statement."""
+        """Add with one statement."""
         numbers, recipients, messages, sizes = zip(*changed, strict=True)
         self._telling.execute(_HOLD, [BigInts(numbers), Texts(recipients), BigInts(messages), BigInts(sizes)])
         if min(messages) <= 0:
             self._telling.execute(_LET_GO, [BigInts(numbers), Texts(recipients)])
 
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
-        """Write the counters of all that changed with one statement."""
+        """Write the counters of all changed mailboxes with one statement."""
         changed = [m for m in mailboxes if m.dirty or m.next_id != m.stored_id]
         if not changed:
             return
@@ -300,7 +305,7 @@ class PostgresDialect:
             mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
 
     def usage(self, tenant: str, now: int) -> Row:
-        """Add the rows up."""
+        """Sum the rows."""
         return self.execute(
             "SELECT coalesce(sum(messages), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM mailbox WHERE tenant = ?"
             " AND (expire_at IS NULL OR expire_at > ?)",
@@ -309,7 +314,7 @@ class PostgresDialect:
 
 
 class _Link:
-    """A connection that is made when it is needed, and again when it broke."""
+    """A connection that is opened when first used, and again after it broke."""
 
     def __init__(self, connect: Callable[[], Connection], begin: str, lock: str) -> None:
         self._connect = connect
@@ -319,9 +324,9 @@ class _Link:
 
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[tuple[PostgresDialect, list[KeptMailbox]]]:
-        """Be in a transaction; what is not committed at its end is taken back.
+        """Open a transaction; what is not committed at its end is rolled back.
 
-        Raises :class:`UnavailableError` for whatever the database cannot do.
+        Raises :class:`UnavailableError` for all errors of the database.
         """
         try:
             try:
@@ -338,7 +343,7 @@ class _Link:
             except psycopg.Error:
                 if not self._dialect.connection.closed:
                     raise
-        # The first one, or the server was restarted in between: nothing was done yet, so ask anew.
+        # The first use, or the server was restarted: nothing was done yet, so connect and try again.
         self._dialect = PostgresDialect(self._connect(), self._lock)
         return self._dialect, self._dialect.begin(self._begin_sql, places)
 
@@ -351,55 +356,17 @@ class _Link:
             self.close()
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if self._dialect is not None:
             self._dialect.connection.close()
             self._dialect = None
-
-
-class _Readers:
-    """A few connections that threads share."""
-
-    def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
-        self._free: list[_Link] = []
-        self._slots = threading.BoundedSemaphore(READERS)
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def take(self) -> Iterator[_Link]:
-        """Borrow a connection; :class:`BusyError` when none comes free in time."""
-        if not self._slots.acquire(timeout=READ_SECONDS):
-            raise BusyError("all readers of the database are busy")
-        try:
-            with self._lock:
-                link = self._free.pop() if self._free else _Link(self._open, _READING, "")
-            try:
-                yield link
-            finally:
-                with self._lock:
-                    self._free.append(link)
-        finally:
-            self._slots.release()
-
-    def _open(self) -> Connection:
-        connection = self._connect()
-        connection.autocommit = True
-        _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
-        return connection
-
-    def close(self) -> None:
-        """Close all; none is in use any more."""
-        with self._lock:
-            while self._free:
-                self._free.pop().close()
 
 
 def _parameters(url: str) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        # The driver's text may quote a part of the password.
+        # The driver's message may quote part of the password.
         raise SetupError("not a URL of PostgreSQL: expected postgresql://user:password@host:port/database") from None
     return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
 
@@ -413,14 +380,14 @@ def _configure(connection: Connection, settings: Mapping[str, str]) -> None:
 
 @cache
 def _translated(sql: str) -> bytes:
-    """Write places as the driver wants them; statements are few, since lists are arrays."""
+    """Translate ``?`` into the driver's placeholder; there are few statements, since lists are arrays."""
     return sql.replace("%", "%%").replace("?", "%b").encode()
 
 
 def _reason(error: Exception) -> str:
-    """Say what happened without the server's words, which may quote what is stored."""
+    """Describe an error without the server's message, which may quote stored data."""
     if isinstance(error, psycopg.errors.QueryCanceled):
-        return "the question took too long; narrow it by since or before_id"
+        return "the query took too long; narrow it with since or before_id"
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
-        return f"the database answered {type(error).__name__} ({error.sqlstate})"
+        return f"database error {type(error).__name__} ({error.sqlstate})"
     return "the database does not answer"

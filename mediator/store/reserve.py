@@ -1,4 +1,4 @@
-"""Disk space that is kept back, so that ACK, DELETE and the clean-up work on a full disk (A9)."""
+"""Reserved disk space, so that ACK, DELETE and the clean-up work on a full disk (A9)."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from mediator.private_files import open_file
+from mediator.system.private_files import open_file
 
 MIN_BYTES = 2 << 20
 MAX_BYTES = 256 << 20

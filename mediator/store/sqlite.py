@@ -1,4 +1,4 @@
-"""The SQLite store: one file, one owner, one writer; readers beside it."""
+"""The SQLite store: one file, one owning process, one writer, and readers beside it."""
 
 import fcntl
 import json
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +17,34 @@ from peewee import SqliteDatabase
 
 from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
 from mediator.mailboxes.lanes import Lane
-from mediator.private_files import make_file, make_folder, open_file
 from mediator.store.base import Integrity, Place, Transaction
+from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
+from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.migrate import migrate
+from mediator.store.pool import Pool
 from mediator.store.reserve import Reserve
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
-from mediator.store.sql.dialect import MESSAGE_COLUMNS
-from mediator.store.sql.known import Counts, Known, Remembered
-from mediator.store.sql.transaction import SqlTransaction
+from mediator.store.session import Session
+from mediator.system.private_files import make_file, make_folder, open_file
 
-KNOWN_MAILBOXES = 50_000
-REMEMBERED_GROUPS = 50_000
+CACHED_MAILBOXES = 50_000
+UNFLUSHED_POSITIONS = 50_000
 STORE_EVERY = 1000
-"""Sends to a mailbox after which its counters are written; a restart counts at most that many messages anew."""
+"""Sends to a mailbox after which its counters are written; a restart recounts at most that many messages."""
 BUSY_SECONDS = 5
 READERS = 5
-"""One more than threads read, so that the event loop never waits for one."""
+"""One more than there are reader threads, so that the event loop never waits for a connection."""
 READ_SECONDS = 4.0
-"""A SELECT beside the writer is ended after this long, so that it can neither pin the WAL nor outlive its asker."""
+"""A SELECT beside the writer is interrupted after this long: it would keep the WAL from being cut."""
 WAL_PAGES = 32_768
-"""Pages (of 4 kB) in the WAL above which even a busy writer stops to let it begin anew."""
+"""Pages (of 4 kB) in the WAL above which even a busy writer stops for a checkpoint."""
 VACUUM_PAGES = 64
 VACUUM_PAGES_WHEN_FULL = 1024
 DAMAGE_SECONDS = 60.0
-"""How long the store is called damaged after damage was last found: the requests between may meet other pages."""
+"""How long the store counts as damaged after damage was last found: other requests may read intact pages."""
 LARGE_TABLES = ("outbox", "dedup", "message", "body")
 MAX_PROBLEMS = 10
-"""Problems that a look at the whole database names of each table."""
+"""Problems of each table that a check of the database names."""
 
 _log = structlog.get_logger("store")
 
@@ -56,14 +57,18 @@ _INSERT = {
 
 
 class SqliteStore:
-    """Mailboxes in a file. Opening it migrates the schema and takes the file for this process alone."""
+    """Mailboxes in a file. Opening it migrates the schema and locks the file for this process."""
 
     quick = True
 
     def __init__(self, path: Path) -> None:
-        """Open or create ``path``; :class:`StoreHeldError` when another process owns it."""
+        """Open or create ``path``.
+
+        Raises :class:`StoreHeldError` when another process owns the file, :class:`SchemaError` when a newer program
+        wrote it, :class:`UnavailableError` when it cannot be opened.
+        """
         make_folder(path.parent)
-        self._path = path
+        self.path = path
         self._held = hold(path)
         self._damaged: tuple[float, str] | None = None
         self._reserve = Reserve(path.with_name(f"{path.name}.reserve"))
@@ -75,10 +80,10 @@ class SqliteStore:
             self._database = SqliteDatabase(
                 str(path),
                 pragmas={
-                    "auto_vacuum": "incremental",  # before the first table, or not at all
+                    "auto_vacuum": "incremental",  # takes effect only before the first table is made
                     "journal_mode": "wal",
                     "synchronous": "full",
-                    "wal_autocheckpoint": 0,  # upkeep does it beside the senders
+                    "wal_autocheckpoint": 0,  # the store checkpoints itself, beside the senders
                     "cache_size": -65_536,
                     "temp_store": "memory",
                 },
@@ -88,7 +93,7 @@ class SqliteStore:
                 cached_statements=512,
             )
             self._database.connect()
-            migrate(self._database)
+            self.migrated = migrate(self._database)
         except sqlite3.Error as error:
             self._held.close()
             raise UnavailableError(f"cannot open {path.name}: {error}") from error
@@ -99,10 +104,10 @@ class SqliteStore:
             self._held.close()
             raise
         self._writer = SqliteDialect(self._database.connection())
-        self._known = Known(KNOWN_MAILBOXES)
-        self._remembered = Remembered(REMEMBERED_GROUPS)
-        self._counts = Counts()
-        self._readers = _Readers(path)
+        self._mailboxes = MailboxCache(CACHED_MAILBOXES)
+        self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
+        self._counts = Counts(Counted)
+        self._readers = Pool(lambda: _connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._wal_pages = 0
@@ -110,13 +115,13 @@ class SqliteStore:
 
     @property
     def damage(self) -> str | None:
-        """What was found damaged within the last minute."""
+        """See :class:`mediator.store.base.Store`."""
         if self._damaged is None or time.monotonic() - self._damaged[0] > DAMAGE_SECONDS:
             return None
         return self._damaged[1]
 
     def _failure(self, error: sqlite3.Error) -> UnavailableError:
-        """Return what a failure means to whoever asked, and do what it takes."""
+        """Translate an error of SQLite, and react to a full disk or a damaged file."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             self._reserve.give_back()
@@ -131,42 +136,34 @@ class SqliteStore:
 
     def _log_bytes(self) -> int:
         try:
-            return self._path.with_name(f"{self._path.name}-wal").stat().st_size
+            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
         except OSError:
             return 0
 
-    def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
         del places
-        return self._transaction()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[SqlTransaction]:
         connection = self._writer.connection
         if self._reserve.short:
             self._make_room()
-        tx = SqlTransaction(self._writer, self._known, self._remembered, self._counts, full=self._reserve.short)
+        session = Session(self._writer, self._mailboxes, self._positions, self._counts, full=self._reserve.short)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            yield tx
-            tx.finish()
+            yield Transaction(session)
+            session.finish()
             connection.execute("COMMIT")
         except BaseException as error:
-            # What was cached of the mailboxes is of a transaction that did not happen.
-            for mailbox in tx.session.touched.values():
-                self._known.forget(mailbox)
-            tx.groups.take_back()
-            self._counts.take_back()
+            session.roll_back()
             with suppress(sqlite3.Error):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 raise self._failure(error) from error
             raise
-        self._counts.keep()
-        for mailbox in tx.session.touched.values():
+        for mailbox in session.touched.values():
             mailbox.dirty = False
-        self._known.trim()
+        self._mailboxes.trim()
         self._reserve.grow(self._log_bytes())
         if self._reserve.short:
             self._make_room()
@@ -176,39 +173,42 @@ class SqliteStore:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         try:
             with self._readers.take() as connection:
+                end = time.monotonic() + READ_SECONDS
+                connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
                 try:
                     connection.execute("BEGIN")
-                    yield SqlTransaction(SqliteDialect(connection), Known(READERS), self._remembered, Counts())
+                    reader = SqliteDialect(connection)
+                    yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts(Counted)))
                 finally:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
-                raise UnavailableError("the question took too long; narrow it by since or before_id") from error
+                raise UnavailableError("the query took too long; narrow it with since or before_id") from error
             raise self._failure(error) from error
 
     def find_damage(self, seconds: float) -> Integrity:
-        """Look table by table, on a connection of its own."""
-        return find_damage(self._path, seconds)
+        """Check table by table, on a connection of its own."""
+        return find_damage(self.path, seconds)
 
     def checkpoint(self) -> None:
-        """Copy the WAL into the file as far as it goes, on a connection of its own: the writer goes on meanwhile."""
+        """Copy the WAL into the file as far as possible, on a connection of its own: the writer goes on meanwhile."""
         with self._keeping:
             try:
                 if self._keeper is None:
-                    self._keeper = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+                    self._keeper = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
                 _, self._wal_pages, _ = self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             except sqlite3.Error as error:
                 failure = self._failure(error)
-                # On a full disk it is to go on with :meth:`upkeep`, which may find room.
+                # On a full disk :meth:`upkeep` comes next and may free space.
                 if not self._reserve.short:
                     raise failure from error
 
     def upkeep(self, busy: bool) -> None:
-        """Let the WAL begin anew, and give free pages back when there is time.
+        """Cut the WAL, and give free pages back to the disk when there is time.
 
-        Under load a checkpoint beside the writer never reaches the end of the WAL; from the writer's place it does,
-        and what is left for it then is little.
+        Under load a checkpoint beside the writer never reaches the end of the WAL; on the writer's thread it does, and
+        little is left to copy by then.
         """
         connection = self._writer.connection
         try:
@@ -230,15 +230,15 @@ class SqliteStore:
 
     def _truncate_log(self) -> None:
         connection = self._writer.connection
-        # A reader keeps the WAL from being cut; nobody waits for that.
+        # Do not wait for readers, who keep the WAL from being cut.
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
         self._wal_pages = 0
 
     def _make_room(self) -> None:
-        """Give the disk what is free in the database and its log, and look whether there is room again."""
-        # Each helps the other, and may fail for want of room before it was helped.
+        """Return the free pages of the database and its log to the disk, and check for room."""
+        # Each step may need the space that the other frees.
         for _ in range(2):
             with suppress(sqlite3.Error):
                 self._truncate_log()
@@ -247,12 +247,12 @@ class SqliteStore:
         self._reserve.adjust(self._log_bytes())
 
     def close(self) -> None:
-        """Write what was only remembered and what the WAL holds into the file, and let go of it."""
+        """Write unflushed positions and the WAL into the file, and release it."""
         if self._database.is_closed():
             return
-        # A position that cannot be written is forgotten, as by a crash.
-        with suppress(UnavailableError), self._transaction() as tx:
-            tx.groups.write_remembered()
+        # A position that cannot be written is lost, as in a crash.
+        with suppress(UnavailableError), self.transaction() as tx:
+            tx.groups.write_positions()
         self._readers.close()
         if self._keeper is not None:
             self._keeper.close()
@@ -278,7 +278,7 @@ class SqliteDialect:
         self.connection.executemany(sql, parameters)
 
     def insert_messages(self, values: Sequence[Row]) -> None:
-        """Insert many rows with few statements: each step of a statement gives the GIL away and takes it back."""
+        """Insert many rows with few statements: each statement releases the GIL and takes it back."""
         start = 0
         for count in _ROWS:
             while len(values) - start >= count:
@@ -287,11 +287,11 @@ class SqliteDialect:
                 start += count
 
     def lane_source(self, lane: Lane) -> str:
-        """Name the partial index: the planner does not find it by itself."""
+        """Name the partial index, which the planner does not choose by itself."""
         return f"message INDEXED BY {_LANES[lane]}"
 
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
-        """Step through a SELECT; a row is read when it is asked for."""
+        """Step through a SELECT; each row is read when it is asked for."""
         del budget
         sql = f"SELECT {MESSAGE} FROM {source} ORDER BY {order} LIMIT ?"
         cursor = self.connection.execute(sql, (*parameters, limit))
@@ -301,11 +301,11 @@ class SqliteDialect:
             cursor.close()
 
     def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
-        """List a place for each value."""
+        """Compare with a list of parameters."""
         return f"{column} IN ({', '.join('?' * len(values))})", values
 
     def has_tag(self) -> str:
-        """Look for the tag between commas."""
+        """Search for the tag between commas."""
         return "instr(',' || tags || ',', ',' || ? || ',') > 0"
 
     def lock(self) -> str:
@@ -313,7 +313,7 @@ class SqliteDialect:
         return ""
 
     def settle_counters(self, mailbox: KeptMailbox) -> None:
-        """Count what came after the counters were last written."""
+        """Add what came after the counters were last written."""
         count, size, last_id, last_at = self.execute(
             "SELECT count(*), coalesce(sum(size), 0), max(msg_id), max(created_at) FROM message"
             " WHERE mailbox_no = ? AND msg_id >= ?",
@@ -326,7 +326,7 @@ class SqliteDialect:
             mailbox.last_at = max(mailbox.last_at, last_at)
 
     def save_held(self, changed: Sequence[Row]) -> None:
-        """Add up row by row."""
+        """Add row by row."""
         self.connection.executemany(
             "INSERT INTO held (mailbox_no, recipient, messages, bytes) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (mailbox_no, recipient)"
@@ -340,7 +340,7 @@ class SqliteDialect:
             )
 
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
-        """Write counters after anything was taken away, else only now and then: it doubles what a send writes."""
+        """Write counters after removals, else only now and then: it doubles what a SEND writes."""
         due = [m for m in mailboxes if m.dirty or m.next_id - m.stored_id >= STORE_EVERY]
         if due:
             self.connection.executemany(
@@ -351,7 +351,7 @@ class SqliteDialect:
             mailbox.stored_id = mailbox.next_id
 
     def usage(self, tenant: str, now: int) -> Row:
-        """Add to the rows what came after each of them was last written."""
+        """Sum the rows, and what came after each of them was last written."""
         theirs = "tenant = ? AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)"
         return self.execute(
             "SELECT coalesce(sum(messages), 0), coalesce(sum(bytes), 0) FROM ("
@@ -362,12 +362,12 @@ class SqliteDialect:
 
 
 def hold(path: Path) -> "Hold":
-    """Take the database for this process; :class:`StoreHeldError` says who has it."""
+    """Lock the database for this process; :class:`StoreHeldError` names the process that owns it."""
     return Hold(path.with_name(f"{path.name}.lock"))
 
 
 class Hold:
-    """A lock file that names its owner; the lock goes with the process, however that ends."""
+    """A lock file that names its owner; the lock ends with the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+")
@@ -384,7 +384,7 @@ class Hold:
         self._file.flush()
 
     def close(self) -> None:
-        """Give the database back."""
+        """Release the database."""
         self._file.close()
 
 
@@ -403,21 +403,21 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def find_damage(path: Path, seconds: float) -> Integrity:
-    """Read all tables and their indexes, the small ones first, as far as that goes in so many seconds.
+    """Check all tables and their indexes, the small ones first, for so many seconds at most.
 
-    Raises :class:`StoreDamagedError` when not even their list can be read.
+    Raises :class:`StoreDamagedError` when the list of tables cannot be read.
     """
     try:
         with closing(_connect_to_read(path)) as connection:
-            return _look_at_all(connection, seconds)
+            return _check_tables(connection, seconds)
     except sqlite3.Error as error:
         raise StoreDamagedError(str(error)) from error
 
 
-def _look_at_all(connection: sqlite3.Connection, seconds: float) -> Integrity:
+def _check_tables(connection: sqlite3.Connection, seconds: float) -> Integrity:
     end = time.monotonic() + seconds
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-    # What is large by its nature comes last, so that it does not keep the others from being read.
+    # Large tables come last, so that the others are checked in any case.
     tables = sorted((row[0] for row in found), key=lambda name: (name in LARGE_TABLES, name))
     connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
     problems: list[str] = []
@@ -432,35 +432,3 @@ def _look_at_all(connection: sqlite3.Connection, seconds: float) -> Integrity:
             rows = [(str(error),)]
         problems += [f"{table}: {row[0]}" for row in rows if row[0] != "ok"]
     return Integrity(problems, len(tables))
-
-
-class _Readers:
-    """A few read-only connections that threads share."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._free: list[sqlite3.Connection] = []
-        self._slots = threading.BoundedSemaphore(READERS)
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def take(self) -> Iterator[sqlite3.Connection]:
-        """Borrow a connection; its statements end when their time is over."""
-        with self._slots:
-            with self._lock:
-                connection = self._free.pop() if self._free else None
-            if connection is None:
-                connection = _connect_to_read(self._path)
-            end = time.monotonic() + READ_SECONDS
-            connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
-            try:
-                yield connection
-            finally:
-                with self._lock:
-                    self._free.append(connection)
-
-    def close(self) -> None:
-        """Close all; none is in use any more."""
-        with self._lock:
-            while self._free:
-                self._free.pop().close()

@@ -1,4 +1,4 @@
-"""Group commit: one thread runs what waits in one transaction, commits, and only then answers (A8)."""
+"""Group commit: one thread runs all waiting requests in one transaction, commits, and only then answers (A8)."""
 
 import asyncio
 import threading
@@ -23,28 +23,28 @@ Work = Callable[[Transaction, int], T]
 Done = Callable[[Any], None]
 """Gets the result or the error, on the event loop, after the commit."""
 Observer = Callable[[Transaction, int], Callable[[], None] | None]
-"""Looks at what a transaction did, inside it and right before the commit; what it returns is called right after it."""
+"""Called inside a transaction right before the commit; what it returns is called right after the commit."""
 
-PATIENCE_SECONDS = 0.003
-"""How long the first request of a company waits for others."""
-ANSWER_SECONDS = 0.005
-"""When they are answered, at the earliest."""
+PADDED_GATHER_SECONDS = 0.003
+"""How long the first request of a padded batch waits for others."""
+PADDED_ANSWER_SECONDS = 0.005
+"""The earliest time, from its first request, at which a padded batch is answered."""
 MAX_BATCH = 1000
 BATCH_SECONDS = 0.010
-"""A batch takes no new work after this long, so that one that reads much keeps nobody waiting."""
-CHORE_REST = 3.0
-"""While requests come, a chore waits this many times as long as the last one took."""
-LULL_SECONDS = 0.05
-"""Without a request for this long nobody is held up by a chore."""
-SAY_SECONDS = 5.0
-"""How often the log says that the store still fails."""
+"""A batch takes no new work after this long, so that one slow request does not delay all others."""
+BACKGROUND_REST = 3.0
+"""While requests come in, background work waits this many times as long as the last piece of it took."""
+IDLE_SECONDS = 0.05
+"""Without a request for this long, background work runs at once."""
+LOG_SECONDS = 5.0
+"""How often the log repeats that the store is unavailable."""
 
 log = structlog.get_logger("store")
 
 
 @dataclass(slots=True)
 class Committed:
-    """What one commit did, for those who are told afterwards."""
+    """What one commit did, for listeners."""
 
     size: int
     seconds: float
@@ -61,28 +61,28 @@ class _Job:
     when_full: bool = False
 
 
-class _Failing:
-    """Says once that the store fails, now and then that it still does, and once that it works again."""
+class _FailureLog:
+    """Logs when the store becomes unavailable, repeats it now and then, and logs when it works again."""
 
     def __init__(self) -> None:
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
         self._refused = 0
 
-    def fails(self, why: str, requests: int) -> None:
+    def failed(self, why: str, requests: int) -> None:
         self._refused += requests
         now = time.monotonic()
-        if self._said_at is None or now - self._said_at >= SAY_SECONDS:
+        if self._logged_at is None or now - self._logged_at >= LOG_SECONDS:
             log.error("store unavailable", why=why, refused=self._refused)
-            self._said_at = now
+            self._logged_at = now
 
-    def works(self) -> None:
-        if self._said_at is not None:
+    def worked(self) -> None:
+        if self._logged_at is not None:
             log.warning("store works again", refused=self._refused)
-            self._said_at, self._refused = None, 0
+            self._logged_at, self._refused = None, 0
 
 
-class _Company:
-    """Requests that are committed together, and answered together."""
+class _PaddedBatch:
+    """Requests that are committed together and answered at the same time."""
 
     def __init__(self) -> None:
         self.jobs: list[_Job] = []
@@ -90,25 +90,25 @@ class _Company:
         self._released = False
 
     def settle(self, answer: asyncio.Future[Any], outcome: Any) -> None:
-        """Answer one of them as soon as it is time."""
+        """Answer one request, now or when the batch is released."""
         if self._released:
             _settle(answer, outcome)
         else:
             self._settled.append((answer, outcome))
 
     def release(self) -> None:
-        """It is time."""
+        """Answer all requests that are committed."""
         self._released = True
         for answer, outcome in self._settled:
             _settle(answer, outcome)
 
 
 class Writer:
-    """The one that changes the store. Made and used on the event loop; the work runs on its own thread.
+    """Runs all changes of the store on a thread of its own. Made and used on the event loop.
 
-    The room that is kept back for a full disk is for work that was handed in with ``when_full``: it removes,
-    acknowledges or hands out, or calls :meth:`~mediator.mailboxes.ports.Transaction.require_room` itself before it adds
-    anything. All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
+    On a full disk only work submitted with ``when_full`` runs, in the reserved space: it removes, acknowledges or hands
+    out messages, or calls :meth:`~mediator.mailboxes.ports.Transaction.require_room` itself before it adds anything.
+    All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
     """
 
     def __init__(
@@ -116,38 +116,38 @@ class Writer:
         store: Store,
         clock: Callable[[], int],
         max_pending: int,
-        told: Callable[[Committed], None],
+        notify: Callable[[Committed], None],
         observers: Sequence[Observer] = (),
     ) -> None:
-        """``told`` is called on the event loop after each commit, before its requests are answered."""
+        """``notify`` is called on the event loop after each commit, before its requests are answered."""
         self._store = store
         self._clock = clock
         self._max_pending = max_pending
-        self._told = told
+        self._notify_listeners = notify
         self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
-        self._company: _Company | None = None
-        self._chores: deque[_Job] = deque()
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._ringing = False
+        self._padded: _PaddedBatch | None = None
+        self._background: deque[_Job] = deque()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._waking = False
         self._closing = False
         self._served = False
         """Whether requests came since the last upkeep."""
-        self._failing = _Failing()
+        self._failures = _FailureLog()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     @property
     def pending(self) -> int:
         """How many requests wait for a commit."""
-        return len(self._jobs) + (len(self._company.jobs) if self._company is not None else 0)
+        return len(self._jobs) + (len(self._padded.jobs) if self._padded is not None else 0)
 
     def submit(self, place: Place | None, work: Work[Any], done: Done, *, when_full: bool = False) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
         self._jobs.append(_Job(place, work, done, when_full))
-        self._ring_soon()
+        self._wake_soon()
 
     def _admit(self) -> None:
         if self._closing:
@@ -161,86 +161,81 @@ class Writer:
         self.submit(place, work, partial(_settle, answer), when_full=when_full)
         return await answer
 
-    async def write_in_company(self, place: Place | None, work: Work[T]) -> T:
-        """Do as :meth:`write`, but wait a little for others, be committed with them, and answered at the same time.
+    async def write_padded(self, place: Place | None, work: Work[T]) -> T:
+        """Do as :meth:`write`, but be committed and answered together with others that come at about the same time.
 
-        That time has come when ``ANSWER_SECONDS`` have gone since the first of them, unless the commit takes longer:
-        so it tells nothing of what each of them wrote.
+        The answer comes ``PADDED_ANSWER_SECONDS`` after the first of them, or after the commit if that takes longer: so
+        the time reveals nothing of what each of them wrote (D9).
         """
         self._admit()
-        if self._company is None:
-            self._company = _Company()
-            self._loop.call_later(PATIENCE_SECONDS, self._go_ahead)
-            self._loop.call_later(ANSWER_SECONDS, self._company.release)
+        if self._padded is None:
+            self._padded = _PaddedBatch()
+            self._loop.call_later(PADDED_GATHER_SECONDS, self._submit_padded)
+            self._loop.call_later(PADDED_ANSWER_SECONDS, self._padded.release)
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._company.jobs.append(_Job(place, work, partial(self._company.settle, answer)))
+        self._padded.jobs.append(_Job(place, work, partial(self._padded.settle, answer)))
         return await answer
 
-    def _go_ahead(self) -> None:
-        company, self._company = self._company, None
-        if company is not None:
-            self._jobs.extend(company.jobs)
-            self._ring_soon()
+    def _submit_padded(self) -> None:
+        padded, self._padded = self._padded, None
+        if padded is not None:
+            self._jobs.extend(padded.jobs)
+            self._wake_soon()
 
-    async def chore(self, work: Work[T], *, when_full: bool = False) -> T:
-        """Run a piece of housekeeping in a transaction of its own, while requests leave time for it."""
+    async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
+        """Run background work in a transaction of its own, when requests leave time for it."""
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        self._chores.append(_Job(None, work, partial(_settle, answer), when_full))
-        self._ring_soon()
+        self._background.append(_Job(None, work, partial(_settle, answer), when_full))
+        self._wake_soon()
         return await answer
 
     async def upkeep(self) -> None:
-        """Let the store do a step of its own housekeeping, while requests leave time for it."""
-        answer: asyncio.Future[None] = self._loop.create_future()
-        if self._closing:
-            raise UnavailableError("the service is stopping")
-        self._chores.append(_Job(None, _own_upkeep, partial(_settle, answer)))
-        self._ring_soon()
-        await answer
+        """Let the store do one step of its own maintenance, when requests leave time for it."""
+        await self.write_background(_own_upkeep)
 
     async def close(self) -> None:
         """Commit and answer all that waits, then end the thread."""
-        self._go_ahead()
+        self._submit_padded()
         self._closing = True
-        self._ring()
+        self._wake()
         await asyncio.to_thread(self._thread.join)
 
-    def _ring_soon(self) -> None:
-        """Wake the thread when all that has arrived by now is queued, or it would take the first of it alone."""
-        if not self._ringing:
-            self._ringing = True
-            self._loop.call_soon(self._ring)
+    def _wake_soon(self) -> None:
+        """Wake the thread after all requests that have arrived by now are queued, so that it takes them together."""
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake)
 
-    def _ring(self) -> None:
-        self._ringing = False
-        if self._bell.empty():
-            self._bell.put(None)
+    def _wake(self) -> None:
+        self._waking = False
+        if self._wakeups.empty():
+            self._wakeups.put(None)
 
     def _run(self) -> None:
-        rest_until = lull_from = 0.0
+        rest_until = idle_from = 0.0
         while True:
-            if not (self._jobs or self._chores):
+            if not (self._jobs or self._background):
                 if self._closing:
                     return
-                self._bell.get()
+                self._wakeups.get()
                 continue
             if self._jobs:
                 self._answer(self._jobs, self._batch())
                 self._served = True
-                lull_from = time.monotonic() + LULL_SECONDS
+                idle_from = time.monotonic() + IDLE_SECONDS
             started = time.monotonic()
-            if self._chores and started >= min(rest_until, lull_from):
-                chore = self._chores.popleft()
-                if chore.work is _own_upkeep:
-                    self._upkeep(chore)
+            if self._background and started >= min(rest_until, idle_from):
+                job = self._background.popleft()
+                if job.work is _own_upkeep:
+                    self._upkeep(job)
                 else:
-                    self._answer(deque(), deque([chore]))
-                rest_until = time.monotonic() + CHORE_REST * (time.monotonic() - started)
-            elif self._chores and not self._jobs:
+                    self._answer(deque(), deque([job]))
+                rest_until = time.monotonic() + BACKGROUND_REST * (time.monotonic() - started)
+            elif self._background and not self._jobs:
                 with suppress(Empty):
-                    self._bell.get(timeout=min(rest_until, lull_from) - started)
+                    self._wakeups.get(timeout=min(rest_until, idle_from) - started)
 
     def _batch(self) -> deque[_Job]:
         """Take what waits now, up to the cap."""
@@ -253,24 +248,24 @@ class Writer:
             try:
                 outcomes, committed = self._commit(queue, batch)
             except UncertainError:
-                # Once more might be twice.
+                # The commit may have happened: running the work again could store it twice.
                 raise
             except UnavailableError:
-                # A deadlock or a lost connection may be over by now; a full disk is not.
+                # A deadlock or a lost connection may be over by now.
                 outcomes, committed = self._commit(queue, batch)
-            self._failing.works()
+            self._failures.worked()
         except UnavailableError as error:
             outcomes, committed = [(job, error) for job in batch], None
-            self._failing.fails(str(error), len(batch))
+            self._failures.failed(str(error), len(batch))
         except Exception:
             if len(batch) > 1:
-                # One of them is poison: alone, it can only fail itself.
+                # Run them one by one, so that the faulty one fails alone.
                 for job in batch:
                     self._answer(deque(), deque([job]))
                 return
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
-        self._loop.call_soon_threadsafe(self._tell, outcomes, committed)
+        self._loop.call_soon_threadsafe(self._deliver, outcomes, committed)
 
     def _commit(self, queue: deque[_Job], batch: deque[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
         started = time.perf_counter()
@@ -289,15 +284,15 @@ class Writer:
                 if time.perf_counter() - started > BATCH_SECONDS:
                     break
             committed = [observe(tx, now) for observe in self._observers]
-        for tell in committed:
-            if tell is not None:
-                tell()
-        # What there was no time for goes first in the next batch.
+        for after_commit in committed:
+            if after_commit is not None:
+                after_commit()
+        # Requests for which there was no time come first in the next batch.
         while len(batch) > len(outcomes):
             queue.appendleft(batch.pop())
         return outcomes, Committed(len(outcomes), time.perf_counter() - started, tx.events, tx.woken, tx.due)
 
-    def _upkeep(self, chore: _Job) -> None:
+    def _upkeep(self, job: _Job) -> None:
         outcome: MediatorError | None = None
         try:
             self._store.upkeep(bool(self._jobs) or self._served)
@@ -305,24 +300,24 @@ class Writer:
         except MediatorError as error:
             outcome = error
         except Exception:
-            # The thread must outlive it: nobody else answers the requests.
+            # Keep the thread alive: nothing else answers requests.
             log.exception("upkeep failed")
             outcome = MediatorError()
-        self._loop.call_soon_threadsafe(chore.done, outcome)
+        self._loop.call_soon_threadsafe(job.done, outcome)
 
-    def _tell(self, outcomes: list[tuple[_Job, Any]], committed: Committed | None) -> None:
-        # What is committed is answered, whatever becomes of those who are told of it.
+    def _deliver(self, outcomes: list[tuple[_Job, Any]], committed: Committed | None) -> None:
+        # Answer what is committed even if a listener fails.
         if committed is not None:
-            _call(self._told, committed)
+            _call(self._notify_listeners, committed)
         for job, outcome in outcomes:
             _call(job.done, outcome)
 
 
-def _call(told: Callable[[Any], None], what: Any) -> None:
+def _call(callback: Callable[[Any], None], argument: Any) -> None:
     try:
-        told(what)
+        callback(argument)
     except Exception:
-        log.exception("telling of a commit failed")
+        log.exception("callback after a commit failed")
 
 
 def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
@@ -335,4 +330,4 @@ def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:
 
 
 def _own_upkeep(tx: Transaction, now: int) -> None:
-    """Mark a chore that is the store's own; it runs outside any transaction."""
+    """Mark the store's own maintenance, which runs outside any transaction."""

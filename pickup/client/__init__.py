@@ -1,6 +1,6 @@
 """A DIDComm client for scripts, tests and measurements: get mediation, pick mail up, send through mediators.
 
-A holder meets a mediator by its invitation (`mediator invite` prints one), registers a key, and picks up what comes::
+A holder connects by an invitation (`mediator invite` prints one), registers a key, and picks up its mail::
 
     import asyncio
     from pickup.client import Holder, Sender
@@ -10,7 +10,7 @@ A holder meets a mediator by its invitation (`mediator invite` prints one), regi
             grant = await holder.mediate()
             key = await holder.add_key()
 
-            # Somebody else, who knows the key and the grant from an invitation of the holder's.
+            # Another agent, which has the key and the grant from an invitation of the holder.
             message = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "hello"}
             await sender.send_v1(key, grant.routing, grant.endpoint, message)
 
@@ -18,7 +18,7 @@ A holder meets a mediator by its invitation (`mediator invite` prints one), regi
                 print((await holder.open(mail)).message["content"])
                 await holder.received([mail.id])
 
-            # From now on as it arrives:
+            # New mail as it arrives:
             async for mail in holder.live():
                 print(await holder.open(mail))
                 await holder.received([mail.id])
@@ -27,29 +27,29 @@ A holder meets a mediator by its invitation (`mediator invite` prints one), regi
 
 With an out-of-band 2.0 invitation, or a mediator's DID, all this is DIDComm v2: ``add_key`` makes a DID, and the
 sender uses ``send_v2(did, grant.routing[0], grant.endpoint, message)``. Keys are kept in memory unless
-``wallet=Wallet.load(Path("wallet.json"))`` is given; ``Holder.resume(wallet)`` then goes on later.
+``wallet=Wallet.load(Path("wallet.json"))`` is given; ``Holder.resume(wallet)`` then continues later.
 
-What the mediator refuses is a :class:`ProblemError` with the report's ``code`` and ``text``.
+A refusal of the mediator raises :class:`ProblemError` with the report's ``code`` and ``text``.
 """
 
-from pickup.client.errors import ClientError, NoAnswerError, ProblemError, RefusedError
+from pickup.client.errors import ClientError, HttpStatusError, NoAnswerError, ProblemError
 from pickup.client.holder import Holder
-from pickup.client.invitation import Invitation
-from pickup.client.mail import Grant, Letter, Mail, Status
+from pickup.client.invitation import MediatorInvitation
+from pickup.client.records import DeliveredMessage, Grant, OpenedMessage, PickupStatus
 from pickup.client.sender import Sender
 from pickup.client.wallet import Wallet
 
 __all__ = [
     "ClientError",
+    "DeliveredMessage",
     "Grant",
     "Holder",
-    "Invitation",
-    "Letter",
-    "Mail",
+    "HttpStatusError",
+    "MediatorInvitation",
     "NoAnswerError",
+    "OpenedMessage",
+    "PickupStatus",
     "ProblemError",
-    "RefusedError",
     "Sender",
-    "Status",
     "Wallet",
 ]

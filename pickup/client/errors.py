@@ -1,12 +1,12 @@
-"""What can go wrong between the client and a mediator."""
+"""The errors of the client, all below :class:`ClientError`."""
 
 
 class ClientError(Exception):
-    """The mediator could not be used as asked; the text says why."""
+    """The request to the mediator failed; the text says why."""
 
 
 class ProblemError(ClientError):
-    """The mediator answered with a problem report, a denial, or a failed result; nothing was changed."""
+    """The mediator replied with a problem report, a denial, or a failed result; nothing was changed."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}" if code else text)
@@ -15,8 +15,8 @@ class ProblemError(ClientError):
         self.text = text
 
 
-class RefusedError(ClientError):
-    """The endpoint answered with an HTTP status that is no success."""
+class HttpStatusError(ClientError):
+    """The endpoint returned an HTTP status other than 2xx."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
@@ -25,4 +25,4 @@ class RefusedError(ClientError):
 
 
 class NoAnswerError(ClientError):
-    """No answer where one was due: in time, on the connection that was to carry it, or at all."""
+    """An expected answer did not come: too late, no connection, or a closed one."""

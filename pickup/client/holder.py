@@ -1,28 +1,27 @@
-"""A holder: somebody whose mail a mediator keeps. It registers its keys there and picks its mail up."""
+"""A holder: the recipient of mediation (RFC 0211). It registers its keys and picks up its mail."""
 
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from mediator.errors import MediatorError
-from mediator.mediation.names import canonical
-from mediator.mediation.records import Generation
+from pickup.client.conversation import Conversation
 from pickup.client.errors import ClientError, ProblemError
-from pickup.client.introducing import Introduction
-from pickup.client.invitation import Invitation
+from pickup.client.handshake import ClientHandshake
+from pickup.client.invitation import MediatorInvitation
 from pickup.client.link import Link
-from pickup.client.mail import Grant, Letter, Mail, Status
-from pickup.client.plain import Json, Plain, content, write
-from pickup.client.talking import Conversation
-from pickup.client.tools import Tools
+from pickup.client.plaintext import Json, Plaintext, content, write
+from pickup.client.records import DeliveredMessage, Grant, OpenedMessage, PickupStatus
+from pickup.client.resources import ClientResources
 from pickup.client.wallet import Wallet
+from pickup.mediation.names import canonical
+from pickup.mediation.records import Generation
 
 V1, V2 = Generation.V1, Generation.V2
 PICKUPS = {V1: ("2.0", "1.0", "4.0"), V2: ("3.0", "4.0")}
 MEDIATIONS = {V1: ("1.0",), V2: ("3.0", "2.0")}
-"""Versions that are spoken, the one used by default first."""
+"""Supported versions, the default first."""
 OK = frozenset({"success", "no_change"})
 DEFAULT = "mediator"
 PAGE = 100
@@ -31,14 +30,14 @@ PAGE = 100
 class Holder:
     """A client of one mediator; used as ``async with await Holder.connect(…) as holder``.
 
-    What the mediator refuses is a :class:`ProblemError`, an HTTP failure a :class:`RefusedError`, silence a
+    What the mediator refuses is a :class:`ProblemError`, an HTTP failure a :class:`HttpStatusError`, silence a
     :class:`NoAnswerError`.
     """
 
     def __init__(
         self,
         link: Link,
-        tools: Tools,
+        resources: ClientResources,
         *,
         name: str = DEFAULT,
         pickup: str | None = None,
@@ -46,12 +45,13 @@ class Holder:
         seconds: float = 10.0,
     ) -> None:
         """Use :meth:`connect` or :meth:`resume`."""
-        self._tools = tools
+        self.resources = resources
+        """The wallet, the resolver, the envelopes and the HTTP session."""
         self._name = name
         self.pickup = _version("messagepickup", pickup, PICKUPS[link.generation])
-        """The version of the pickup protocol that is spoken."""
+        """The version of the pickup protocol."""
         self._mediation = _version("coordinate-mediation", mediation, MEDIATIONS[link.generation])
-        self._talk = Conversation(link, tools.envelopes, tools.session, seconds)
+        self._conversation = Conversation(link, resources, seconds)
         self.generation = link.generation
 
     @classmethod
@@ -68,37 +68,29 @@ class Holder:
         mediation: str | None = None,
         seconds: float = 10.0,
     ) -> Self:
-        """Meet a mediator by its invitation's URL (v1 or v2), or by its DID (v2).
+        """Connect to a mediator by its invitation's URL (v1 or v2), or by its DID (v2).
 
         ``handshake`` (v1) is one of ``didexchange/1.1``, ``didexchange/1.0``, ``connections/1.0``. ``endpoint`` is
-        where this holder takes mail by itself, if anywhere. ``pickup`` and ``mediation`` are versions of the two
-        protocols: v1 2.0, 1.0 or 4.0 and 1.0, v2 3.0 or 4.0 and 3.0 or 2.0. ``seconds`` is how long an answer may
-        take. ``name`` is what the mediator is called in the wallet.
+        this holder's own URL, if it has one. ``pickup`` and ``mediation`` are versions of the two
+        protocols: v1 2.0, 1.0 or 4.0 and 1.0, v2 3.0 or 4.0 and 3.0 or 2.0. ``seconds`` is the
+        timeout of an answer. ``name`` is the mediator's name in the wallet.
         """
-        parsed = Invitation.parse(invitation)
-        tools = Tools(wallet or Wallet())
+        parsed = MediatorInvitation.parse(invitation)
+        resources = ClientResources(wallet or Wallet())
         try:
             if parsed.generation is V1:
-                introduction = Introduction(
-                    parsed,
-                    tools.wallet,
-                    tools.envelopes,
-                    tools.session,
-                    label=label,
-                    endpoint=endpoint,
-                    seconds=seconds,
-                )
+                introduction = ClientHandshake(parsed, resources, label=label, endpoint=endpoint, seconds=seconds)
                 link = await introduction.make(handshake)
             else:
-                link = await _meet(parsed, tools, endpoint)
-            holder = cls(link, tools, name=name, pickup=pickup, mediation=mediation, seconds=seconds)
-            holder._remember(link)
+                link = await _link_v2(parsed, resources, endpoint)
+            holder = cls(link, resources, name=name, pickup=pickup, mediation=mediation, seconds=seconds)
+            holder._save_link(link)
             return holder
         except MediatorError as error:
-            await tools.close()
+            await resources.close()
             raise ClientError(str(error)) from error
         except BaseException:
-            await tools.close()
+            await resources.close()
             raise
 
     @classmethod
@@ -111,67 +103,65 @@ class Holder:
         mediation: str | None = None,
         seconds: float = 10.0,
     ) -> Self:
-        """Go on with a mediator that this wallet met before. Needs a running event loop."""
+        """Continue with a mediator in this wallet. Needs a running event loop."""
         if name not in wallet.links:
-            raise ClientError(f"the wallet knows no mediator {name!r}")
+            raise ClientError(f"the wallet has no mediator {name!r}")
         link = Link.read(wallet.links[name])
-        return cls(link, Tools(wallet), name=name, pickup=pickup, mediation=mediation, seconds=seconds)
+        return cls(link, ClientResources(wallet), name=name, pickup=pickup, mediation=mediation, seconds=seconds)
 
     async def __aenter__(self) -> Self:
-        """Nothing is done."""
+        """Return this holder."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        """Close it."""
+    async def __aexit__(self, *_error: object) -> None:
+        """Close the connections."""
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; what the mediator knows of us stays."""
-        await self._tools.close()
+        """Close the connections; the mediator keeps the keys and the mail."""
+        await self.resources.close()
 
     @property
     def wallet(self) -> Wallet:
         """The keys."""
-        return self._tools.wallet
+        return self.resources.wallet
 
     @property
     def link(self) -> Link:
-        """What is known of the mediator."""
-        return self._talk.link
+        """The mediator's address and DIDs."""
+        return self._conversation.link
 
     @property
     def on_socket(self) -> bool:
-        """Whether a WebSocket is open, which carries everything as long as it is."""
-        return self._talk.on_socket
+        """Whether a WebSocket is open, which then carries everything."""
+        return self._conversation.on_socket
 
-    def _remember(self, link: Link) -> None:
-        self._talk.link = link
+    def _save_link(self, link: Link) -> None:
+        self._conversation.link = link
         self.wallet.links[self._name] = link.written()
         self.wallet.save()
 
     # Anything.
 
-    async def ask(self, type: str, body: Json | None = None, *, route: str | None = "all") -> Plain:
-        """Send the mediator a message of any protocol and return the answer in its thread.
+    async def ask(self, type: str, body: Json | None = None, *, route: str | None = "all") -> Plaintext:
+        """Send a message of any protocol to the mediator and return the reply in its thread.
 
         ``type`` is without prefix: ``discover-features/2.0/queries``. ``body`` holds the fields of a v1 message, or
         the ``body`` of one of v2.
         """
-        return await self._talk.ask(self._written(type, body, route))
+        return await self._conversation.ask(self._written(type, body, route))
 
     async def tell(self, type: str, body: Json | None = None) -> None:
-        """Send the mediator a message that need not be answered."""
-        await self._talk.tell(self._written(type, body, None))
+        """Send the mediator a message without waiting for a reply."""
+        await self._conversation.tell(self._written(type, body, None))
 
     def _written(self, type: str, body: Json | None, route: str | None) -> Json:
-        # A v2 mediator learns by which invitation somebody comes from the parent thread of what is said first.
+        # The first v2 message names the invitation as its parent thread.
         pthid = self.link.invitation if self.generation is V2 and not self.link.routing else None
         return write(self.generation, type, body, route=route, pthid=pthid)
 
     async def ping(self) -> float:
-        """Ask for a sign of life; return the seconds it took."""
+        """Send a trust ping; return the seconds until its response."""
         started = time.perf_counter()
         family = "trust_ping/1.0" if self.generation is V1 else "trust-ping/2.0"
         await self.ask(f"{family}/ping", {"response_requested": True})
@@ -180,7 +170,7 @@ class Holder:
     # Mediation.
 
     async def mediate(self) -> Grant:
-        """Ask for mediation; what is granted again is the same mailbox."""
+        """Request mediation (RFC 0211); a repeated request gets the same mailbox."""
         answer = await self.ask(self._coordinate("mediate-request"))
         if answer.name == "mediate-deny":
             raise ProblemError("mediate-deny", "mediation is denied")
@@ -188,16 +178,16 @@ class Holder:
         if self.generation is V1:
             endpoint, routing = str(body["endpoint"]), tuple(filter(None, map(canonical, body["routing_keys"])))
         else:
-            said = body["routing_did"]
-            routing = (said,) if isinstance(said, str) else tuple(said)
-            endpoint = (await self._tools.endpoints(routing[-1]))[0]
-        self._remember(self.link.granted(endpoint, routing))
+            routing_did = body["routing_did"]
+            routing = (routing_did,) if isinstance(routing_did, str) else tuple(routing_did)
+            endpoint = (await self.resources.endpoints(routing[-1]))[0]
+        self._save_link(self.link.granted(endpoint, routing))
         return Grant(endpoint, routing)
 
     async def add_key(self, key: str | None = None) -> str:
-        """Register a recipient, so that its mail is kept for us: a key (v1) or a DID (v2); return it.
+        """Register a key (v1) or a DID (v2) whose mail the mediator keeps for us; return it.
 
-        Without one, one is made; a v2 DID then says that it is reached through the mediator.
+        Without ``key`` a new one is made; a new v2 DID names the mediator as its endpoint.
         """
         if key is None:
             key = self.wallet.new_key() if self.generation is V1 else self._new_did()
@@ -205,27 +195,27 @@ class Holder:
         return key
 
     async def remove_key(self, key: str) -> None:
-        """Take a recipient back."""
+        """Remove a registered key or DID."""
         await self.change_keys([(key, "remove")])
 
     async def change_keys(self, changes: Sequence[tuple[str, str]]) -> list[str]:
-        """Change several at once (key and ``add`` or ``remove``); return the result of each.
+        """Update several keys at once (key and ``add`` or ``remove``); return the result of each.
 
-        A result that is neither ``success`` nor ``no_change`` is raised as :class:`ProblemError` with that code.
+        Any result but ``success`` and ``no_change`` raises :class:`ProblemError` with that code.
         """
         updates = [{self._recipient: key, "action": action} for key, action in changes]
         name = "recipient-update" if self._mediation == "3.0" else "keylist-update"
         answer = await self.ask(self._coordinate(name), {"updates": updates})
         updated = _expect(answer, f"{name}-response")["updated"]
         if [(item[self._recipient], item["action"]) for item in updated] != list(changes):
-            raise ClientError("the mediator answered other updates than were asked")
+            raise ClientError("the mediator answered other updates than requested")
         for item in updated:
             if item["result"] not in OK:
-                raise ProblemError(item["result"], f"{item['action']} of a key was not done")
+                raise ProblemError(item["result"], f"{item['action']} of a key failed")
         return [item["result"] for item in updated]
 
     async def keys(self) -> list[str]:
-        """Return every registered recipient, as the mediator writes it."""
+        """Return all registered keys, as the mediator writes them."""
         found: list[str] = []
         query, answer, listed = (
             ("recipient-query", "recipient", "dids")
@@ -250,7 +240,7 @@ class Holder:
     def _new_did(self) -> str:
         if not self.link.routing:
             raise ClientError("mediation has not been granted yet")
-        # The mediator is named by its DID: a sender finds its keys and endpoint there.
+        # The mediator is named by its DID, where senders find its keys and endpoint.
         service = {
             "type": "DIDCommMessaging",
             "serviceEndpoint": {"uri": self.link.routing[0], "accept": ["didcomm/v2"]},
@@ -259,19 +249,19 @@ class Holder:
 
     # Pickup.
 
-    async def status(self, key: str | None = None) -> Status:
-        """Ask what waits, for all keys or one."""
-        return Status.of(_expected(await self.ask(self._messages("status-request"), self._only(key)), "status"))
+    async def status(self, key: str | None = None) -> PickupStatus:
+        """Request the status of the queue, for all keys or one."""
+        return PickupStatus.of(_expected(await self.ask(self._messages("status-request"), self._only(key)), "status"))
 
-    async def fetch(self, limit: int = 10, key: str | None = None) -> list[Mail]:
-        """Take up to ``limit`` messages, the oldest first. They come again until :meth:`received` names them.
+    async def fetch(self, limit: int = 10, key: str | None = None) -> list[DeliveredMessage]:
+        """Request up to ``limit`` messages, the oldest first. They come again until :meth:`received` names them.
 
         In version 1.0, which has no acknowledgement, the next call of any kind does that.
         """
         if self.pickup == "1.0":
             body = _expect(await self.ask(self._messages("batch-pickup"), {"batch_size": limit}), "batch")
             return [
-                Mail(str(item.get("@id") or item.get("id")), content({"data": {"json": item["message"]}}))
+                DeliveredMessage(str(item.get("@id") or item.get("id")), content({"data": {"json": item["message"]}}))
                 for item in body["messages~attach"]
             ]
         field = "message_count_limit" if self.pickup == "4.0" else "limit"
@@ -280,19 +270,18 @@ class Holder:
             return []
         return _mails(_expected(answer, "delivery"))
 
-    async def received(self, ids: Sequence[str]) -> Status:
-        """Acknowledge messages: the mediator forgets them. Unknown ids do no harm."""
+    async def received(self, ids: Sequence[str]) -> PickupStatus:
+        """Acknowledge messages, which the mediator then removes. Unknown ids are ignored."""
         answer = await self.ask(self._messages("messages-received"), {"message_id_list": list(ids)})
-        return Status.of(_expected(answer, "status"))
+        return PickupStatus.of(_expected(answer, "status"))
 
-    async def live(self) -> AsyncGenerator[Mail, None]:
-        """Yield mail as it arrives, over a WebSocket that is open as long as the iterator.
+    async def live(self) -> AsyncGenerator[DeliveredMessage, None]:
+        """Yield mail as it arrives (live mode), over a WebSocket that is open as long as the iterator.
 
-        What waited before does not come by itself: :meth:`fetch` it, inside the loop or before. Each message stays
-        with the mediator until it is acknowledged. Ends with :class:`NoAnswerError` when the socket breaks; end it
-        yourself with ``contextlib.aclosing``.
+        Older mail is not pushed: :meth:`fetch` it, before or inside the loop. Each message stays queued until it is
+        acknowledged. Raises :class:`NoAnswerError` when the socket breaks; end it with ``contextlib.aclosing``.
         """
-        async with self._talk.socket() as wire:
+        async with self._conversation.socket() as wire:
             change = self._messages("live-delivery-change")
             _expected(await self.ask(change, {"live_delivery": True}), "status")
             async for frame in wire.pushed():
@@ -300,31 +289,31 @@ class Holder:
                     for mail in _mails(frame.plain):
                         yield mail
 
-    async def implicit(self) -> AsyncGenerator[Mail, None]:
-        """Yield what waits and what arrives as bare envelopes over a WebSocket, with nothing to acknowledge.
+    async def implicit(self) -> AsyncGenerator[DeliveredMessage, None]:
+        """Yield queued and new mail as bare envelopes over a WebSocket (implicit pickup, RFC 0212).
 
-        A message is gone once the socket has carried it.
+        The mediator removes each message once the socket has confirmed it.
         """
-        async with self._talk.socket() as wire:
+        async with self._conversation.socket() as wire:
             family = "trust_ping/1.0" if self.generation is V1 else "trust-ping/2.0"
-            await self._talk.tell(self._written(f"{family}/ping", {"response_requested": False}, "all"))
+            await self._conversation.tell(self._written(f"{family}/ping", {"response_requested": False}, "all"))
             async for frame in wire.pushed():
                 if frame.plain is None:
-                    yield Mail("", frame.envelope)
+                    yield DeliveredMessage("", frame.envelope)
 
     @contextlib.asynccontextmanager
     async def socket(self) -> AsyncIterator[None]:
-        """Send everything over one WebSocket for the length of the block."""
-        async with self._talk.socket():
+        """Send everything over one WebSocket inside this block."""
+        async with self._conversation.socket():
             yield
 
-    async def open(self, mail: Mail) -> Letter:
-        """Open an envelope that was picked up; :class:`ClientError` when no key of the wallet does."""
+    async def open(self, mail: DeliveredMessage) -> OpenedMessage:
+        """Open an envelope that was picked up; :class:`ClientError` when the wallet has no key for it."""
         try:
-            opened = await self._tools.envelopes.open(mail.envelope)
+            opened = await self.resources.envelopes.open(mail.envelope)
         except MediatorError as error:
             raise ClientError(f"the envelope cannot be opened: {error}") from error
-        return Letter(opened.generation, opened.plaintext, opened.sender, opened.recipient)
+        return OpenedMessage(opened.generation, opened.plaintext, opened.sender, opened.recipient)
 
     def _messages(self, name: str) -> str:
         family = "message-pickup" if self.pickup == "4.0" else "messagepickup"
@@ -337,30 +326,30 @@ class Holder:
         return {"recipient_did" if self.pickup == "4.0" else self._recipient: key}
 
 
-async def _meet(invitation: Invitation, tools: Tools, endpoint: str | None) -> Link:
+async def _link_v2(invitation: MediatorInvitation, resources: ClientResources, endpoint: str | None) -> Link:
     assert invitation.did is not None
     service = {"type": "DIDCommMessaging", "serviceEndpoint": {"uri": endpoint or "", "accept": ["didcomm/v2"]}}
-    mine = tools.wallet.new_did([service] if endpoint else [])
-    return Link(V2, mine, invitation.did, await tools.endpoints(invitation.did), invitation=invitation.id)
+    mine = resources.wallet.new_did([service] if endpoint else [])
+    return Link(V2, mine, invitation.did, await resources.endpoints(invitation.did), invitation=invitation.id)
 
 
-def _version(protocol: str, asked: str | None, spoken: tuple[str, ...]) -> str:
-    if asked is None:
-        return spoken[0]
-    if asked not in spoken:
-        raise ClientError(f"{protocol}: expected one of {', '.join(spoken)}, got {asked!r}")
-    return asked
+def _version(protocol: str, requested: str | None, supported: tuple[str, ...]) -> str:
+    if requested is None:
+        return supported[0]
+    if requested not in supported:
+        raise ClientError(f"{protocol}: expected one of {', '.join(supported)}, got {requested!r}")
+    return requested
 
 
-def _expected(answer: Plain, name: str) -> Plain:
+def _expected(answer: Plaintext, name: str) -> Plaintext:
     if answer.name != name:
         raise ClientError(f"expected {name}, the mediator answered {answer.type}")
     return answer
 
 
-def _expect(answer: Plain, name: str) -> Json:
+def _expect(answer: Plaintext, name: str) -> Json:
     return dict(_expected(answer, name).body)
 
 
-def _mails(delivery: Plain) -> list[Mail]:
-    return [Mail(id, envelope) for id, envelope in delivery.attachments]
+def _mails(delivery: Plaintext) -> list[DeliveredMessage]:
+    return [DeliveredMessage(id, envelope) for id, envelope in delivery.attachments]

@@ -1,4 +1,4 @@
-"""Invitations: what a URL or a DID says of a mediator."""
+"""Reads invitations: URLs, or the DID of a mediator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
-from mediator.mediation import names
-from mediator.mediation.records import Generation
 from pickup.client.errors import ClientError
-from pickup.client.plain import unbase64
+from pickup.client.plaintext import unbase64
+from pickup.mediation import names
+from pickup.mediation.records import Generation
 
 PARAMETERS = ("oob", "_oob", "c_i", "d_m")
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
+class MediatorInvitation:
     """An out-of-band invitation, 1.x or 2.0, or one of connections/1.0."""
 
     generation: Generation
     id: str | None
-    """None when all there was is a DID."""
+    """None for a bare DID."""
     did: str | None
-    """v2: the mediator's DID; v1: its DID when the one service is a DID."""
+    """v2: the mediator's DID; v1: its DID when the service is one."""
     key: str | None
     """v1: canonical key of the service."""
     endpoint: str | None
@@ -31,7 +31,7 @@ class Invitation:
     raw: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, text: str) -> "Invitation":
+    def parse(cls, text: str) -> "MediatorInvitation":
         """Read an invitation's URL, or a mediator's DID (v2); :class:`ClientError` when it is neither."""
         if text.startswith("did:"):
             return cls(Generation.V2, None, text, None, None, {})
@@ -43,14 +43,14 @@ class Invitation:
             raw = orjson.loads(unbase64(written))
             return cls._v1(raw) if "@type" in raw else cls._v2(raw)
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise ClientError(f"no invitation: {error!r}") from error
+            raise ClientError(f"invalid invitation: {error!r}") from error
 
     @classmethod
-    def _v2(cls, raw: Mapping[str, Any]) -> "Invitation":
+    def _v2(cls, raw: Mapping[str, Any]) -> "MediatorInvitation":
         return cls(Generation.V2, raw["id"], raw["from"], None, None, raw)
 
     @classmethod
-    def _v1(cls, raw: Mapping[str, Any]) -> "Invitation":
+    def _v1(cls, raw: Mapping[str, Any]) -> "MediatorInvitation":
         if "recipientKeys" in raw:
             service: Any = raw
         else:

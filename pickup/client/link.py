@@ -1,16 +1,16 @@
-"""What a client knows of its mediator after they have met."""
+"""What a client stores about its mediator."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from mediator.mediation.records import Generation
 from pickup.client.errors import ClientError
-from pickup.client.plain import Json
+from pickup.client.plaintext import Json
+from pickup.mediation.records import Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A mediator, and who we are to it."""
+    """A mediator, and our identity towards it."""
 
     generation: Generation
     mine: str
@@ -20,21 +20,21 @@ class Link:
     endpoints: tuple[str, ...]
     """URLs of the mediator, in its order of preference."""
     invitation: str | None = None
-    """Id of the invitation we came by."""
+    """Id of our invitation."""
     endpoint: str | None = None
-    """v1: where senders find us, once mediation is granted."""
+    """v1: the URL for our senders, once mediation is granted."""
     routing: tuple[str, ...] = ()
     """v1: canonical keys, v2: DIDs of mediators in front of us, once mediation is granted."""
 
     def url(self, *schemes: str) -> str:
-        """Return the first endpoint of such a scheme."""
+        """Return the first endpoint with one of these schemes."""
         for endpoint in self.endpoints:
             if endpoint.partition("://")[0] in schemes:
                 return endpoint
         raise ClientError(f"the mediator names no endpoint with {' or '.join(schemes)}: {', '.join(self.endpoints)}")
 
     def granted(self, endpoint: str | None, routing: Sequence[str]) -> "Link":
-        """Return the link with what a grant says."""
+        """Return the link with a grant."""
         return replace(self, endpoint=endpoint, routing=tuple(routing))
 
     def written(self) -> Json:

@@ -1,19 +1,18 @@
-"""A sender: seals messages for somebody behind mediators, wraps a forward for each, and brings them there."""
+"""A sender: seals messages for a recipient behind mediators, wraps a forward for each, and delivers them."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
 from mediator.errors import MediatorError
-from mediator.mediation import names
-from mediator.mediation.records import Generation
 from pickup.client import transport
 from pickup.client.errors import ClientError
-from pickup.client.plain import Json, write
-from pickup.client.tools import Tools
+from pickup.client.plaintext import Json, write
+from pickup.client.resources import ClientResources
 from pickup.client.wallet import Wallet
+from pickup.mediation import names
+from pickup.mediation.records import Generation
 from pickup.message import encode
 
 V1, V2 = Generation.V1, Generation.V2
@@ -23,28 +22,27 @@ class Sender:
     """Sends from a key (v1) and a DID (v2) of its own; used as ``async with Sender() as sender``."""
 
     def __init__(self, wallet: Wallet | None = None, *, seconds: float = 10.0) -> None:
-        """``seconds``: how long a delivery may take."""
+        """``seconds`` is the timeout of a delivery."""
         self._wallet = wallet or Wallet()
         self._seconds = seconds
-        self._opened: Tools | None = None
+        self._opened: ClientResources | None = None
         self.key = self._wallet.new_key()
-        """Whom v1 messages come from."""
+        """The sender of v1 messages."""
         self.did = self._wallet.new_did()
-        """Whom v2 messages come from."""
+        """The sender of v2 messages."""
 
     async def __aenter__(self) -> Self:
-        """Make ready to send."""
-        self._opened = Tools(self._wallet)
+        """Open the connections."""
+        self._opened = ClientResources(self._wallet)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close the connections."""
-        await self._tools.close()
+        await self.resources.close()
 
     @property
-    def _tools(self) -> Tools:
+    def resources(self) -> ClientResources:
+        """The wallet, the resolver, the envelopes and the HTTP session."""
         if self._opened is None:
             raise ClientError("a Sender is used as `async with Sender() as sender`")
         return self._opened
@@ -54,23 +52,23 @@ class Sender:
     ) -> None:
         """Send a plaintext to a key. ``routing_keys``: keys of the mediators, the innermost first.
 
-        Raises :class:`RefusedError` or :class:`NoAnswerError` when the endpoint did not take it.
+        Raises :class:`HttpStatusError` or :class:`NoAnswerError` when the endpoint did not accept it.
         """
-        await self.bring(await self.pack_v1(to_key, routing_keys, message), endpoint, V1)
+        await self.deliver(await self.pack_v1(to_key, routing_keys, message), endpoint, V1)
 
     async def send_v2(self, to_did: str, routing_did: str | None, endpoint: str, message: Mapping[str, Any]) -> None:
         """Send a plaintext to a DID, through a mediator when one is named. ``from`` and ``to`` are filled in."""
-        await self.bring(await self.pack_v2(to_did, routing_did, message), endpoint, V2)
+        await self.deliver(await self.pack_v2(to_did, routing_did, message), endpoint, V2)
 
     async def pack_v1(self, to_key: str, routing_keys: Sequence[str], message: Mapping[str, Any]) -> bytes:
         """Seal a plaintext for a key, and a forward around it for each mediator."""
         try:
-            envelope = await self._tools.envelopes.seal_v1(encode(message), [_key(to_key)], self.key)
+            envelope = await self.resources.envelopes.seal_v1(encode(message), [_key(to_key)], self.key)
             to = to_key
             for routing_key in routing_keys:
-                # Mediators in use look for the key in base58 here and nothing else.
+                # Deployed mediators expect the key in base58 here.
                 forward = forward_v1(names.base58(names.verkey(_key(to))), envelope)
-                envelope = await self._tools.envelopes.seal_v1(encode(forward), [_key(routing_key)], None)
+                envelope = await self.resources.envelopes.seal_v1(encode(forward), [_key(routing_key)], None)
                 to = routing_key
         except MediatorError as error:
             raise ClientError(f"the message cannot be sealed: {error}") from error
@@ -80,24 +78,24 @@ class Sender:
         """Seal a plaintext for a DID, and a forward around it for the mediator."""
         addressed = {"typ": "application/didcomm-plain+json", **message, "from": self.did, "to": [to_did]}
         try:
-            envelope = await self._tools.envelopes.seal_v2(addressed, to_did, self.did)
+            envelope = await self.resources.envelopes.seal_v2(addressed, to_did, self.did)
             if routing_did is None:
                 return envelope
             forward = forward_v2(to_did, [envelope], routing_did)
-            return await self._tools.envelopes.seal_v2(forward, routing_did, None)
+            return await self.resources.envelopes.seal_v2(forward, routing_did, None)
         except MediatorError as error:
             raise ClientError(f"the message cannot be sealed: {error}") from error
 
-    async def bring(self, envelope: bytes, endpoint: str, generation: Generation) -> None:
-        """Bring an envelope to an endpoint, over HTTP or a WebSocket."""
+    async def deliver(self, envelope: bytes, endpoint: str, generation: Generation) -> None:
+        """Send an envelope to an endpoint, over HTTP or a WebSocket."""
         if endpoint.startswith(("ws://", "wss://")):
-            socket = await transport.Socket.connect(self._tools.session, endpoint, self._seconds)
+            socket = await transport.ClientSocket.connect(self.resources.session, endpoint, self._seconds)
             try:
                 await socket.send(envelope)
             finally:
                 await socket.close()
             return
-        await transport.post(self._tools.session, endpoint, envelope, generation, self._seconds)
+        await transport.post(self.resources.session, endpoint, envelope, generation, self._seconds)
 
 
 def forward_v1(to: str, envelope: bytes) -> Json:

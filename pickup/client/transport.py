@@ -1,25 +1,25 @@
-"""Carries envelopes: HTTP POST with the one answer it may bring, and WebSocket frames."""
+"""Sends envelopes by HTTP POST, which may return one, and by WebSocket frames."""
 
 import asyncio
 import io
 
 import aiohttp
 
-from mediator.mediation.records import Generation
-from pickup.client.errors import ClientError, NoAnswerError, RefusedError
+from pickup.client.errors import ClientError, HttpStatusError, NoAnswerError
+from pickup.mediation.records import Generation
 
 MEDIA_TYPES = {Generation.V1: "application/didcomm-envelope-enc", Generation.V2: "application/didcomm-encrypted+json"}
 MAX_BYTES = 16 * 1024 * 1024
 SHOWN = 500
-"""Characters of a refusal that are shown."""
+"""Characters of an error body that are shown."""
 
 
 async def post(
     session: aiohttp.ClientSession, url: str, envelope: bytes, generation: Generation, seconds: float
 ) -> bytes | None:
-    """Deliver an envelope and return the one that came back, if any.
+    """Post an envelope and return the one in the response, if any.
 
-    Raises :class:`RefusedError` for a status that is no success, :class:`NoAnswerError` when nobody is there.
+    Raises :class:`HttpStatusError` for a status other than 2xx, :class:`NoAnswerError` without a response.
     """
     try:
         async with session.post(
@@ -35,23 +35,23 @@ async def post(
                 if len(body) > MAX_BYTES:
                     raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
             if not 200 <= answer.status < 300:
-                raise RefusedError(answer.status, body[:SHOWN].decode(errors="replace"))
+                raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
             return bytes(body) or None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
 
 
-class Socket:
+class ClientSocket:
     """An open WebSocket; one envelope a frame."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
 
     @classmethod
-    async def connect(cls, session: aiohttp.ClientSession, url: str, seconds: float) -> "Socket":
+    async def connect(cls, session: aiohttp.ClientSession, url: str, seconds: float) -> "ClientSocket":
         """Open one; :class:`NoAnswerError` when that fails."""
         try:
-            # The heartbeat notices a mediator that is gone without a word; pings of the mediator are answered by it.
+            # The heartbeat detects a dead mediator; aiohttp answers the mediator's pings.
             async with asyncio.timeout(seconds):
                 return cls(await session.ws_connect(url, max_msg_size=MAX_BYTES, heartbeat=30))
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -76,7 +76,7 @@ class Socket:
 
     @property
     def close_code(self) -> int | None:
-        """Why the other side closed, if it did."""
+        """The close code of the other side, if it closed."""
         return self._socket.close_code
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The client's keys: made here, kept in memory, and in a file of mode 600 when one is named."""
+"""The client's keys, in memory, and in a file of mode 600 when one is given."""
 
 import json
 import os
@@ -11,21 +11,20 @@ import did_peer_2
 import did_peer_4
 import nacl.bindings
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from mediator.mediation import names
 from pickup.client.errors import ClientError
-from pickup.client.plain import Json, base64url
+from pickup.client.plaintext import Json
+from pickup.dids import identity_keys
 from pickup.dids.document import Secret
+from pickup.mediation import names
 
-X25519_CODEC = b"\xec\x01"
 MODE = 0o600
 
 
 class Wallet:
-    """Private keys, and the mediators they are known to.
+    """Private keys, and the links to mediators.
 
-    A wallet with a file is written whenever something is added, and found again by :meth:`load`.
+    A wallet with a file is saved at each change; :meth:`load` opens it again.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -33,27 +32,27 @@ class Wallet:
         self._seeds: dict[str, bytes] = {}
         self._secrets: dict[str, Secret] = {}
         self.links: dict[str, Json] = {}
-        """Mediators by a name of the user's choice, written by :class:`~pickup.client.Holder`."""
+        """Links to mediators by name, written by :class:`~pickup.client.Holder`."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Open a wallet's file, or begin one there; :class:`ClientError` when others may read it, or it is none."""
+        """Open a wallet's file, or start a new one; :class:`ClientError` when others may read it, or it is invalid."""
         wallet = cls(path)
         if not path.exists():
             return wallet
         if path.stat().st_mode & 0o077:
-            raise ClientError(f"{path}: holds private keys and may be read by others, expected mode 600")
+            raise ClientError(f"{path}: holds private keys and others may read it; expected mode 600")
         try:
             kept = json.loads(path.read_text())
             wallet._seeds = {key: b64decode(seed) for key, seed in kept["seeds"].items()}
             wallet._secrets = {item["kid"]: Secret(**item) for item in kept["secrets"]}
             wallet.links = kept["links"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ClientError(f"{path}: no wallet") from error
+            raise ClientError(f"{path}: not a wallet") from error
         return wallet
 
     def save(self) -> None:
-        """Write the file, if there is one, whole or not at all."""
+        """Write the file, if there is one, atomically."""
         if self._path is None:
             return
         kept = {
@@ -87,25 +86,19 @@ class Wallet:
 
     def new_did(self, services: Sequence[Mapping[str, Any]] = ()) -> str:
         """Make a did:peer:2 (v2) with an X25519 and an Ed25519 key."""
-        signing = Ed25519PrivateKey.generate()
-        agreeing = X25519PrivateKey.generate()
-        public = agreeing.public_key().public_bytes_raw()
-        did = did_peer_2.generate(
-            [
-                did_peer_2.KeySpec.authentication(
-                    _multikey(names.from_verkey(signing.public_key().public_bytes_raw()))
-                ),
-                did_peer_2.KeySpec.key_agreement("z" + names.base58(X25519_CODEC + public)),
-            ],
-            [dict(service) for service in services],
-        )
-        self._keep(f"{did}#key-1", "Ed25519", signing.public_key().public_bytes_raw(), signing.private_bytes_raw())
-        self._keep(f"{did}#key-2", "X25519", public, agreeing.private_bytes_raw())
+        signing, agreeing = identity_keys.ed25519(os.urandom(32)), identity_keys.x25519(os.urandom(32))
+        specs = [
+            did_peer_2.KeySpec.authentication(signing.multibase),
+            did_peer_2.KeySpec.key_agreement(agreeing.multibase),
+        ]
+        did = did_peer_2.generate(specs, [dict(service) for service in services])
+        for kid, pair in ((f"{did}#key-1", signing), (f"{did}#key-2", agreeing)):
+            self._secrets[kid] = Secret(kid, pair.curve, pair.private)
         self.save()
         return str(did)
 
     def new_v1_did(self, endpoint: str) -> tuple[str, str]:
-        """Make a did:peer:4 as current wallets introduce themselves with (v1); return it with its ``did:key``."""
+        """Make a did:peer:4 for did-exchange 1.1 (v1); return it with its ``did:key``."""
         key = self._new_seed()
         verkey = names.verkey(key)
         agreeing = nacl.bindings.crypto_sign_ed25519_pk_to_curve25519(verkey)
@@ -136,10 +129,6 @@ class Wallet:
         self.save()
         return str(did_peer_4.encode(document)), key
 
-    def _keep(self, kid: str, curve: str, public: bytes, private: bytes) -> None:
-        jwk = {"kty": "OKP", "crv": curve, "x": base64url(public), "d": base64url(private)}
-        self._secrets[kid] = Secret(kid, curve, jwk)
-
     # Using keys.
 
     def sign(self, key: str, data: bytes) -> bytes:
@@ -155,9 +144,5 @@ class Wallet:
         return self._secrets.get(kid)
 
     async def renew(self) -> bool:
-        """Nobody else makes keys for this wallet."""
+        """Return False: nobody else makes keys for this wallet."""
         return False
-
-
-def _multikey(did_key: str) -> str:
-    return did_key.removeprefix("did:key:")

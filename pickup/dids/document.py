@@ -1,4 +1,4 @@
-"""What the door needs of a DID document: its keys, and where its subject is reached."""
+"""What the door needs of a DID document: keys and endpoints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class PublicKey:
     """A public key of a document."""
 
     kid: str
@@ -18,8 +18,8 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """One way to reach the subject, flattened: one endpoint each, in order of preference."""
+class DidService:
+    """One endpoint of the subject; a service with several is split."""
 
     id: str
     type: str
@@ -28,32 +28,32 @@ class Service:
     recipient_keys: tuple[str, ...] = ()
     """v1: canonical keys."""
     routing_keys: tuple[str, ...] = ()
-    """As written: keys or key ids of mediators in front."""
+    """As written: keys or key ids of the mediators in front."""
     accept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DidDocument:
     """A parsed document. ``raw`` is normalised JSON with absolute ids."""
 
     did: str
     raw: Mapping[str, Any]
-    key_agreement: tuple[Key, ...]
-    authentication: tuple[Key, ...]
-    services: tuple[Service, ...]
+    key_agreement: tuple[PublicKey, ...]
+    authentication: tuple[PublicKey, ...]
+    services: tuple[DidService, ...]
 
     @property
     def endpoint(self) -> str | None:
-        """Where the subject itself answers HTTP, with no mediator in front."""
+        """The first HTTP URL without a mediator in front."""
         own = (service.endpoint for service in self.services if not service.routing_keys)
         return next((url for url in own if url.startswith(("http://", "https://"))), None)
 
 
-class Resolver(Protocol):
-    """Finds documents."""
+class DidResolver(Protocol):
+    """Resolves DIDs."""
 
-    async def resolve(self, did: str) -> Document:
-        """Return the document of a DID without fragment; :class:`UnresolvedDidError` when there is none."""
+    async def resolve(self, did: str) -> DidDocument:
+        """Return the document of a DID without fragment; raises :class:`UnresolvedDidError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Secret:
 
 
 class Secrets(Protocol):
-    """The private keys of ours that can open and seal, of every tenant, retired identities too."""
+    """Our private keys for opening and sealing, of all tenants, retired identities too."""
 
     async def seed(self, key: str) -> bytes | None:
         """v1: return the 32-byte Ed25519 seed of a canonical key of ours, an invitation's too."""
@@ -76,7 +76,7 @@ class Secrets(Protocol):
         """v2: return the secret of a key id of ours."""
 
     async def renew(self) -> bool:
-        """Look for keys that another instance made, which may take a moment; True when there were new ones.
+        """Read keys that another instance made, which may take a moment; True when there are new ones.
 
-        For when no recipient of a v2 envelope is known: then look at ``kid`` once more.
+        Called when no recipient of a v2 envelope is known; :meth:`kid` is tried once more then.
         """

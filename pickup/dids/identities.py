@@ -1,4 +1,4 @@
-"""The mediator's own identities: keys and DIDs of every tenant, retired ones too, and whose a key is."""
+"""The mediator's own identities: keys and DIDs of every tenant, retired ones too."""
 
 import asyncio
 import time
@@ -6,81 +6,87 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mediator.broker import Broker
 from mediator.errors import EnvelopeError, UnresolvedDidError
-from mediator.mediation import names
-from mediator.mediation.ports import Transaction
-from mediator.mediation.records import KeptIdentity
-from pickup.dids import keys as making
-from pickup.dids.document import Document, Secret
-from pickup.dids.index import Identity, Index, Place
-from pickup.dids.keys import Keys
+from pickup.broker import MediationBroker
+from pickup.dids import identity_keys as making
+from pickup.dids.document import DidDocument, Secret
+from pickup.dids.identity_index import Identity, IdentityIndex, PublicEndpoint
+from pickup.dids.identity_keys import IdentityKeys
 from pickup.dids.vault import Vault
+from pickup.mediation import names
+from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.records import StoredIdentity
 
 RENEW_SECONDS = 0.1
-"""From one look for keys that are unknown to the next at least: strangers, too, cause them."""
+"""At least so long between two reads of the store for unknown keys, which strangers can cause."""
 LOOK_SECONDS = 30.0
-"""How often the store is looked at while there are messages, for what another instance has rotated."""
+"""How often the store is read while messages come, for identities that another instance rotated."""
 
 
-class Identities:
-    """Implements :class:`pickup.dids.document.Secrets` and :class:`pickup.dids.resolver.Known`."""
+class OwnIdentities:
+    """Implements :class:`pickup.dids.document.Secrets` and :class:`pickup.dids.resolver.KnownDids`."""
 
-    def __init__(self, broker: Broker, vault: Vault, tenants: Sequence[str], place: Place) -> None:
-        self._broker = broker
+    def __init__(self, mediation: MediationBroker, vault: Vault, tenants: Sequence[str], place: PublicEndpoint) -> None:
+        self._mediation = mediation
         self._vault = vault
         self._tenants = tuple(tenants)
         self._place = place
-        self._keys: dict[int, Keys] = {}
-        self._kept: list[KeptIdentity] = []
-        self._index = Index()
+        self._keys: dict[int, IdentityKeys] = {}
+        self._kept: list[StoredIdentity] = []
+        self._index = IdentityIndex()
         self._renewing = asyncio.Lock()
         self._renewed = float("-inf")
         self._looked = time.monotonic()
 
     @classmethod
-    async def open(cls, broker: Broker, vault: Vault, tenants: Sequence[str], public_url: str) -> "Identities":
-        """Load what is kept, and make what is missing; raises :class:`SetupError` when the vault has another key."""
-        identities = cls(broker, vault, tenants, Place(public_url.rstrip("/")))
-        identities._take(await broker.write(identities._settle, when_full=True))
+    async def open(
+        cls, mediation: MediationBroker, vault: Vault, tenants: Sequence[str], public_url: str
+    ) -> "OwnIdentities":
+        """Load the identities and make missing ones; raises :class:`SetupError` when the vault has another key."""
+        identities = cls(mediation, vault, tenants, PublicEndpoint(public_url.rstrip("/")))
+        identities._take(await mediation.write(identities._settle, when_full=True))
         return identities
 
     def current(self, tenant: str) -> Identity:
-        """Return the identity that new connections of a tenant get."""
+        """Return the identity for new connections of a tenant."""
         return self._index.current[tenant]
 
     def known_as(self, did: str) -> Identity:
-        """Return the identity, retired or not, that one of our DIDs or canonical keys belongs to.
+        """Return the identity of one of our DIDs or canonical keys, retired or not.
 
-        Raises :class:`UnresolvedDidError` when it is none of ours.
+        Raises :class:`UnresolvedDidError` when it is not ours.
         """
-        identity = self._index.names.get(did) or self._index.names.get(names.canonical(did) or "")
+        identity = self.find(did)
         if identity is None:
             raise UnresolvedDidError("DID: not one of this mediator's")
         return identity
 
+    def find(self, did: str) -> Identity | None:
+        """Return the identity of one of our DIDs, keys or key ids, retired or not; None for any other."""
+        return self._index.names.get(did) or self._index.names.get(names.canonical(did) or "")
+
     def owns(self, name: str) -> bool:
-        """Whether a canonical key or DID is one of ours, of whichever tenant, retired or not."""
+        """Whether a canonical key or DID is ours, of any tenant, retired or not."""
         return name in self._index.names or name in self._index.keys
 
-    def document(self, did: str) -> Document | None:
-        """Return the document of a DID of ours, old ones too."""
+    def document(self, did: str) -> DidDocument | None:
+        """Return the document of a DID of ours, also of a retired one."""
         return self._index.documents.get(did)
 
     def web_document(self, path: str) -> Mapping[str, Any] | None:
-        """Return the did:web document that is served at an URL path of ours, such as ``/didcomm/did.json``."""
+        """Return the did:web document for a URL path of ours, such as ``/didcomm/did.json``."""
         return self._index.web.get(path)
 
     async def tenant_of(self, recipient: str) -> str:
-        """Say whose a canonical v1 key or a v2 key id is, an identity's or an invitation's.
+        """Return the tenant of a canonical v1 key or a v2 key id, of an identity or an invitation.
 
-        :class:`EnvelopeError` when it is nobody's here.
+        Raises :class:`EnvelopeError` when it is not ours.
         """
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             await self._look()
         identity = self._identity_of(recipient)
         if identity is None and names.is_ed25519(recipient) and "#" not in recipient:
-            invitation = await self._broker.read(lambda tx, _now: tx.invitations.keyed(recipient))
+            invitation = await self._mediation.find_invitation(recipient)
             if invitation is not None:
                 return invitation.tenant
         if identity is None:
@@ -94,24 +100,24 @@ class Identities:
         return self._index.kids.get(recipient) or self._index.names.get(recipient)
 
     async def rotate(self, tenant: str) -> Identity:
-        """Make new keys for a tenant; the old ones go on opening, and sealing for connections that know them."""
+        """Make new keys for a tenant; existing connections keep their current keys."""
 
-        def work(tx: Transaction, now: int) -> list[KeptIdentity]:
+        def work(tx: MediationTransaction, now: int) -> list[StoredIdentity]:
             self._make(tx, tenant, now)
             return tx.identities.all()
 
-        self._take(await self._broker.write(work))
+        self._take(await self._mediation.write(work))
         return self.current(tenant)
 
     async def seed(self, key: str) -> bytes | None:
-        """v1: return the 32-byte Ed25519 seed of a canonical key of ours, an invitation's too."""
+        """v1: return the 32-byte Ed25519 seed of a canonical key of ours, also of an invitation."""
         seed = self._index.seeds.get(key)
         if seed is not None:
             return seed
-        invitation = await self._broker.read(lambda tx, _now: tx.invitations.keyed(key))
+        invitation = await self._mediation.find_invitation(key)
         if invitation is not None:
             return self._vault.open(invitation.sealed)
-        # Without waiting: an envelope may be for many of whom we are the last.
+        # Without waiting for a newer look: an envelope may be for many keys, with ours the last.
         await self._renewal(time.monotonic() - RENEW_SECONDS)
         return self._index.seeds.get(key)
 
@@ -120,16 +126,16 @@ class Identities:
         return self._index.secrets.get(kid)
 
     async def renew(self) -> bool:
-        """Look for keys that another instance made; True when there are new ones since it was called.
+        """Read keys that another instance made; True when there are new ones.
 
-        However many ask, the store is looked at ten times a second at most: who comes between waits for the next look.
+        The store is read at most ten times a second; calls in between wait for the next read.
         """
         before = len(self._index.secrets)
         await self._renewal(time.monotonic())
         return len(self._index.secrets) > before
 
     async def _renewal(self, since: float) -> None:
-        """Look, unless a look has begun ``since`` then."""
+        """Read the store, unless a read began after ``since``."""
         async with self._renewing:
             if self._renewed < since:
                 await asyncio.sleep(self._renewed + RENEW_SECONDS - time.monotonic())
@@ -139,20 +145,17 @@ class Identities:
     async def long_form(self, short: str) -> str | None:
         """Return the long form of the did:peer:4 of a connection."""
 
-        def look(tx: Transaction, _now: int) -> str | None:
-            for tenant in self._tenants:
-                connection = tx.connections.called(tenant, short)
-                if connection is not None and connection.their_did.startswith(f"{short}:"):
-                    return connection.their_did
-            return None
-
-        return await self._broker.read(look)
+        for tenant in self._tenants:
+            connection = await self._mediation.find_connection(tenant, short)
+            if connection is not None and connection.their_did.startswith(f"{short}:"):
+                return connection.their_did
+        return None
 
     async def _look(self) -> None:
-        self._take(await self._broker.read(lambda tx, _now: tx.identities.all()))
+        self._take(await self._mediation.read(lambda tx, _now: tx.identities.all()))
 
-    def _settle(self, tx: Transaction, now: int) -> list[KeptIdentity]:
-        """Make what tenants lack, and keep the names that the present URL gives; runs in the store's thread."""
+    def _settle(self, tx: MediationTransaction, now: int) -> list[StoredIdentity]:
+        """Make missing identities, and save the DIDs that the present URL gives; runs in a transaction."""
         kept = tx.identities.all()
         for identity in kept:
             dids = self._place.dids(identity, self._read(identity))
@@ -164,23 +167,23 @@ class Identities:
                 self._make(tx, tenant, now)
         return tx.identities.all()
 
-    def _make(self, tx: Transaction, tenant: str, now: int) -> None:
+    def _make(self, tx: MediationTransaction, tenant: str, now: int) -> None:
         sealed = self._vault.seal(making.make())
         kept = tx.identities.add(tenant, sealed, (), now)
         tx.identities.save(replace(kept, dids=self._place.dids(kept, self._read(kept))))
 
-    def _read(self, kept: KeptIdentity) -> Keys:
+    def _read(self, kept: StoredIdentity) -> IdentityKeys:
         return making.read(self._vault.open(kept.sealed))
 
-    def _take(self, kept: Iterable[KeptIdentity]) -> None:
-        """Make the state of the store the one in force, all at once."""
+    def _take(self, kept: Iterable[StoredIdentity]) -> None:
+        """Replace the index by the state of the store, all at once."""
         self._looked = time.monotonic()
         kept = sorted(kept, key=lambda identity: identity.no)
-        # Identities are never removed: fewer are those of a look that began earlier.
+        # Identities are never removed: fewer of them come from an earlier read.
         if kept == self._kept or len(kept) < len(self._kept):
             return
         self._keys = {one.no: self._keys.get(one.no) or self._read(one) for one in kept}
-        index = Index()
+        index = IdentityIndex()
         for one in kept:
             index.add(one, self._keys[one.no], self._place)
         self._kept, self._index = kept, index

@@ -1,4 +1,4 @@
-"""Public keys as DIDs and documents write them: multibase with a multicodec, base58, JWK; all become public JWKs."""
+"""Converts public keys of DIDs and documents (multibase with multicodec, base58, JWK) to public JWKs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from mediator.mediation.names import base58, unbase58
 from pickup import base64url
+from pickup.mediation.names import base58, unbase58
 
 ED25519, X25519, P256, P384 = "Ed25519", "X25519", "P-256", "P-384"
 AGREEMENT = frozenset({X25519, P256, P384})
-"""Curves with which one can agree on a key."""
+"""Curves for key agreement."""
 
 Jwk = Mapping[str, str]
 
@@ -19,7 +19,7 @@ _CODES = {ED25519: b"\xed\x01", X25519: b"\xec\x01", P256: b"\x80\x24", P384: b"
 _CURVES: Mapping[str, ec.EllipticCurve] = {P256: ec.SECP256R1(), P384: ec.SECP384R1()}
 _OKP_BYTES = 32
 _MAX_ENCODED = 256
-"""Characters of the longest key that is looked at."""
+"""Characters of the longest encoded key."""
 
 
 def from_raw(curve: str, raw: bytes) -> Jwk:

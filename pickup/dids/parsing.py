@@ -1,16 +1,16 @@
-"""Reads DID documents of every age into one form, and leaves out what the door has no use for.
+"""Reads old and new DID documents into one form.
 
-Keys of unknown kinds and services of other protocols are no errors: documents are shared by many programs.
+Keys of unknown types and services of other protocols are skipped, not refused: many programs share a document.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mediator.errors import UnresolvedDidError
-from mediator.mediation.names import MAX_NAME, canonical, from_verkey, is_ed25519
 from pickup.dids import material
-from pickup.dids.document import Document, Key, Service
+from pickup.dids.document import DidDocument, DidService, PublicKey
 from pickup.dids.material import AGREEMENT, ED25519, X25519, Jwk
+from pickup.mediation.names import MAX_NAME, canonical, from_verkey, is_ed25519
 
 MAX_KEYS = 32
 MAX_SERVICES = 16
@@ -32,10 +32,10 @@ _CURVE_OF_TYPE = {
 _ANY_CURVE = frozenset({"Multikey", "JsonWebKey2020", "JsonWebKey"})
 
 
-def parse(raw: object, did: str) -> Document:
-    """Read a document that was found for ``did``, which becomes its id.
+def parse(raw: object, did: str) -> DidDocument:
+    """Read the document of ``did``, which becomes its id.
 
-    ``did`` may also be the bare name that connections/1.0 uses. Raises :class:`UnresolvedDidError`, nothing else.
+    ``did`` may also be an unqualified DID of connections/1.0. Raises only :class:`UnresolvedDidError`.
     """
     if not isinstance(raw, Mapping):
         raise UnresolvedDidError("DID document: expected an object")
@@ -46,7 +46,7 @@ def parse(raw: object, did: str) -> Document:
     authentication = keys.related(raw.get("authentication"))
     agreement = tuple(key for key in keys.related(raw.get("keyAgreement")) if key.curve in AGREEMENT)
     services = tuple(_services(raw.get("service"), keys))
-    return Document(
+    return DidDocument(
         did, _normal(did, keys.all(), authentication, agreement, services), agreement, authentication, services
     )
 
@@ -57,13 +57,13 @@ class _Keys:
     def __init__(self, did: str) -> None:
         self._did = did
         self._canonical = canonical(did)
-        self._found: dict[str, Key] = {}
+        self._found: dict[str, PublicKey] = {}
 
-    def all(self) -> Iterable[Key]:
+    def all(self) -> Iterable[PublicKey]:
         return self._found.values()
 
-    def add(self, method: Mapping[str, Any]) -> Key | None:
-        """Keep a verification method, if it is one that can be used here."""
+    def add(self, method: Mapping[str, Any]) -> PublicKey | None:
+        """Add a verification method, if its type is known."""
         kid = self.absolute(method.get("id"))
         if kid is None or len(self._found) >= MAX_KEYS:
             return None
@@ -73,12 +73,12 @@ class _Keys:
             jwk = _jwk(method)
         except ValueError:
             return None
-        key = self._found[kid] = Key(kid, jwk["crv"], jwk)
+        key = self._found[kid] = PublicKey(kid, jwk["crv"], jwk)
         return key
 
-    def related(self, listed: object) -> tuple[Key, ...]:
-        """Return the keys that a relationship lists, by reference or embedded, each once."""
-        related: dict[str, Key] = {}
+    def related(self, listed: object) -> tuple[PublicKey, ...]:
+        """Return the keys of a relationship, referenced or embedded, each once."""
+        related: dict[str, PublicKey] = {}
         for one in _list(listed, MAX_KEYS):
             key = None
             if isinstance(one, str):
@@ -91,7 +91,7 @@ class _Keys:
                 related[key.kid] = key
         return tuple(related.values())
 
-    def get(self, reference: str) -> Key | None:
+    def get(self, reference: str) -> PublicKey | None:
         kid = self.absolute(reference)
         return None if kid is None else self._found.get(kid)
 
@@ -127,8 +127,8 @@ def _jwk(method: Mapping[str, Any]) -> Jwk:
     return jwk
 
 
-def _services(listed: object, keys: _Keys) -> list[Service]:
-    found: list[tuple[int, Service]] = []
+def _services(listed: object, keys: _Keys) -> list[DidService]:
+    found: list[tuple[int, DidService]] = []
     for at, raw in enumerate(_objects(listed, MAX_SERVICES)):
         kinds = [raw["type"]] if isinstance(raw.get("type"), str) else _texts(raw.get("type"), MAX_PARTS)
         kind = next((kind for kind in kinds if kind == V2_SERVICE or kind in V1_SERVICES), None)
@@ -140,7 +140,7 @@ def _services(listed: object, keys: _Keys) -> list[Service]:
         for endpoint in _endpoints(raw):
             uri: Any = endpoint.get("uri")
             if _is_text(uri, MAX_ENDPOINT) and uri.startswith(_SCHEMES):
-                service = Service(
+                service = DidService(
                     id=id or f"#service-{at}",
                     type=kind,
                     endpoint=uri,
@@ -149,12 +149,12 @@ def _services(listed: object, keys: _Keys) -> list[Service]:
                     accept=tuple(_texts(endpoint.get("accept"), MAX_PARTS)),
                 )
                 found.append((rank, service))
-    # RFC 0067: the lowest priority is tried first; the sort leaves the order of equals alone.
+    # RFC 0067: the lowest priority is first; the sort is stable.
     return [service for _, service in sorted(found, key=lambda ranked: ranked[0])][:MAX_SERVICES]
 
 
 def _endpoints(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the endpoints of a service as objects, be they written flat, nested or as a list."""
+    """Return the endpoints of a service as objects, from a flat, nested or list form."""
     endpoints: list[Mapping[str, Any]] = []
     written = raw.get("serviceEndpoint")
     for one in written[:MAX_PARTS] if isinstance(written, list) else [written]:
@@ -176,10 +176,10 @@ def _verkeys(listed: object, keys: _Keys) -> Iterable[str]:
 
 def _normal(
     did: str,
-    keys: Iterable[Key],
-    authentication: Iterable[Key],
-    agreement: Iterable[Key],
-    services: Iterable[Service],
+    keys: Iterable[PublicKey],
+    authentication: Iterable[PublicKey],
+    agreement: Iterable[PublicKey],
+    services: Iterable[DidService],
 ) -> Mapping[str, Any]:
     """Write the document in the form that the envelope libraries read: JWKs, absolute ids, flat services."""
     return {
@@ -217,5 +217,5 @@ def _texts(value: object, limit: int) -> list[str]:
 
 
 def _is_text(value: object, limit: int) -> bool:
-    """Whether it is text that can be sent on: surrogates cannot, control characters are in no name."""
+    """Whether it is text without surrogates and control characters."""
     return isinstance(value, str) and 0 < len(value) <= limit and value.isprintable()

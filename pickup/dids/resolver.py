@@ -1,4 +1,4 @@
-"""The resolver: finds the document of any DID, our own first, and keeps the parsed ones."""
+"""Resolves DIDs, our own first, and caches the parsed documents."""
 
 import re
 from collections import OrderedDict
@@ -12,20 +12,20 @@ from nacl.bindings import crypto_sign_ed25519_pk_to_curve25519
 from nacl.exceptions import CryptoError
 
 from mediator.errors import UnresolvedDidError
-from mediator.mediation.names import MAX_NAME
 from pickup.dids import material
-from pickup.dids.document import Document
+from pickup.dids.document import DidDocument
 from pickup.dids.material import AGREEMENT, ED25519, X25519
 from pickup.dids.parsing import parse
-from pickup.dids.web import WebDids
+from pickup.dids.web import DidWebResolver
+from pickup.mediation.names import MAX_NAME
 
 MAX_KEPT = 4096
 """Documents, and as many long forms of did:peer:4."""
 MAX_KEPT_CHARACTERS = 2 * 1024 * 1024
-"""Of the DIDs whose documents are kept: a document takes up to 40 bytes for each character it was read from."""
+"""Characters of the cached DIDs; a document takes up to 40 bytes for each character of its DID."""
 
 MAX_LONG_FORM = 4096
-"""Characters of a did:peer:4, of which 1500 are usual: reading one takes time with the square of its length."""
+"""Characters of a did:peer:4, usually 1500; the time to decode one grows with the square of its length."""
 
 T = TypeVar("T")
 
@@ -33,26 +33,26 @@ _PEER_4 = "did:peer:4"
 _DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]+")
 
 
-class Known(Protocol):
-    """What is known without asking anybody outside."""
+class KnownDids(Protocol):
+    """DIDs that are known without a request to others."""
 
-    def document(self, did: str) -> Document | None:
+    def document(self, did: str) -> DidDocument | None:
         """Return the document of a DID of ours."""
 
     async def long_form(self, short: str) -> str | None:
-        """Return the long form of a did:peer:4 that somebody was met by, however long ago."""
+        """Return the long form of a did:peer:4 that a connection came with."""
 
 
 class CachingResolver:
-    """Resolves did:key, did:peer 0, 2 and 4, did:web; implements :class:`pickup.dids.document.Resolver`."""
+    """Resolves did:key, did:peer 0, 2 and 4, did:web; implements :class:`pickup.dids.document.DidResolver`."""
 
-    def __init__(self, known: Known, web: WebDids) -> None:
+    def __init__(self, known: KnownDids, web: DidWebResolver) -> None:
         self._known = known
         self._web = web
-        self._documents: _Kept[Document] = _Kept()
-        self._long_forms: _Kept[str] = _Kept()
+        self._documents: _Cache[DidDocument] = _Cache()
+        self._long_forms: _Cache[str] = _Cache()
 
-    async def resolve(self, did: str) -> Document:
+    async def resolve(self, did: str) -> DidDocument:
         """Return the document of a DID without fragment; :class:`UnresolvedDidError` when there is none."""
         own = self._known.document(did)
         if own is not None:
@@ -60,7 +60,7 @@ class CachingResolver:
         kept = self._documents.get(did)
         if kept is not None:
             return kept
-        # One with parameters has a document of its own, but would be compared without them.
+        # A DID URL with parameters would have its own document, but be compared without them.
         _check(did)
         if did.startswith("did:web:"):
             return await self._web.resolve(did)
@@ -72,17 +72,17 @@ class CachingResolver:
         self._documents.keep(did, document, len(did))
         return document
 
-    async def _short(self, short: str) -> Document:
+    async def _short(self, short: str) -> DidDocument:
         long = self._long_forms.get(short) or await self._known.long_form(short)
         if long is None or _short_form(long) != short:
-            raise UnresolvedDidError("did:peer:4: the short form of a DID that was never met in its long form")
+            raise UnresolvedDidError("did:peer:4: the short form of a DID whose long form is unknown")
         document = read_short(long)
         self._documents.keep(short, document, len(long))
         return document
 
 
-class _Kept(Generic[T]):
-    """What was used last, within a number and a sum of weights."""
+class _Cache(Generic[T]):
+    """The last used values, bounded in number and in the sum of their weights."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
@@ -104,12 +104,12 @@ class _Kept(Generic[T]):
             self._weight -= self._values.popitem(last=False)[1][1]
 
 
-def read_short(long: str) -> Document:
+def read_short(long: str) -> DidDocument:
     """Return the document of a did:peer:4 under the short form of its DID; errors as those of :func:`read`."""
     return parse(_decoded(long), _short_form(long))
 
 
-def read(did: str) -> Document:
+def read(did: str) -> DidDocument:
     """Return the document that a DID carries in itself; :class:`UnresolvedDidError` when it carries none."""
     _check(did)
     if did.startswith("did:key:"):
@@ -128,7 +128,7 @@ def _check(did: str) -> None:
         raise UnresolvedDidError(f"DID: expected one without fragment, of at most {MAX_NAME} characters")
 
 
-def _of_key(did: str, multibase: str) -> Document:
+def _of_key(did: str, multibase: str) -> DidDocument:
     try:
         jwk = material.from_multibase(multibase)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The vault: encrypts the private keys that the store keeps, with a key that the store does not have."""
+"""Encrypts the private keys in the database, with a key that is not in the database."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ KEY_BYTES = 32
 KEY_FILE = "didcomm.key"
 _NONCE_BYTES = 12
 _FORM = b"\x01"
-"""First byte of what is sealed, and what it is authenticated with."""
+"""The version byte of sealed secrets, also their associated data."""
 
 
 class Vault:
@@ -26,19 +26,19 @@ class Vault:
 
     @classmethod
     def load(cls, key: bytes | None, data_dir: Path) -> "Vault":
-        """Take the key from the configuration, or from ``data_dir/didcomm.key``, which is made at the first start.
+        """Take the key from the configuration, or from ``data_dir/didcomm.key``, which the first start makes.
 
-        Raises :class:`SetupError` when others may read the file, or it holds no such key.
+        Raises :class:`SetupError` when others may read the file, or it holds no valid key.
         """
         return cls(_from_file(data_dir / KEY_FILE) if key is None else key)
 
     def seal(self, secret: bytes) -> bytes:
-        """Encrypt a secret; the same one looks different each time."""
+        """Encrypt a secret with a random nonce."""
         nonce = os.urandom(_NONCE_BYTES)
         return _FORM + nonce + self._cipher.encrypt(nonce, secret, _FORM)
 
     def open(self, sealed: bytes) -> bytes:
-        """Decrypt; :class:`SetupError` when this is not the key it was sealed with."""
+        """Decrypt a secret; :class:`SetupError` when it was sealed with another key."""
         form, nonce, rest = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             if form == _FORM:
@@ -46,7 +46,7 @@ class Vault:
         except (InvalidTag, ValueError):
             pass
         raise SetupError(
-            "didcomm.key: does not open the private keys in the database; set the key, or restore the file "
+            "didcomm.key: cannot decrypt the private keys in the database; set the key, or restore the file "
             f"{KEY_FILE}, that was in use when the database was first started"
         )
 
@@ -72,7 +72,7 @@ def _from_file(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    # Written whole under another name and then linked: of two services that start at once, one's key is in force.
+    # Written under another name and then linked: of two services that start together, one key wins.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -87,7 +87,7 @@ def _make(path: Path) -> None:
             return
     finally:
         draft.unlink()
-    # What is sealed with the key is durable, so its name must be too.
+    # Secrets sealed with the key are durable, so its directory entry must be too.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""did:web: fetches documents through the guard, bounded in time, size and number, and remembers what it got."""
+"""did:web: fetches documents through the SSRF guard, bounded in time, size and number, and caches them."""
 
 import asyncio
 import re
@@ -13,15 +13,15 @@ import orjson
 
 from mediator.errors import MediatorError, UnresolvedDidError
 from mediator.http.guard import Guard
-from pickup.dids.document import Document
+from pickup.dids.document import DidDocument
 from pickup.dids.parsing import parse
 
 MAX_BYTES = 64 * 1024
 SECONDS = 5.0
-"""For one fetch, waiting for its turn included."""
+"""For one fetch, including the wait for a free slot."""
 KEPT_SECONDS = 300.0
 MISSED_SECONDS = 30.0
-"""How long a DID that led nowhere is not tried again."""
+"""How long a failed DID is not tried again."""
 MAX_KEPT = 1024
 MAX_AT_ONCE = 16
 MAX_WAITING = 256
@@ -34,7 +34,7 @@ _PREFIX = "did:web:"
 def url_of(did: str) -> str:
     """Return where the document of a did:web is; :class:`UnresolvedDidError` when the DID is none.
 
-    Numeric hosts are none, as the method asks; a port is percent-encoded.
+    The method allows no numeric hosts; a port is percent-encoded.
     """
     host, *path = did.removeprefix(_PREFIX).split(":")
     host = re.sub("%3a", ":", host, count=1, flags=re.IGNORECASE)
@@ -45,45 +45,45 @@ def url_of(did: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    document: Document | None
+class _CachedDocument:
+    document: DidDocument | None
     until: float
 
 
-class WebDids:
+class DidWebResolver:
     """Resolves did:web. Made on the event loop it serves."""
 
     def __init__(self, guard: Guard, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
         self._guard = guard
         self._clock = clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._under_way: dict[str, asyncio.Task[Document | None]] = {}
+        self._kept: OrderedDict[str, _CachedDocument] = OrderedDict()
+        self._under_way: dict[str, asyncio.Task[DidDocument | None]] = {}
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def resolve(self, did: str) -> Document:
+    async def resolve(self, did: str) -> DidDocument:
         """Return the document, at most five minutes old; :class:`UnresolvedDidError` when there is none now."""
         url = url_of(did)
         kept = self._kept.get(did)
         if kept is None or kept.until <= self._clock():
-            document = await self._asked(did, url)
+            document = await self._get(did, url)
         else:
             document = kept.document
         if document is None:
-            raise UnresolvedDidError("did:web: no document is to be had")
+            raise UnresolvedDidError("did:web: DID document not available")
         return document
 
-    async def _asked(self, did: str, url: str) -> Document | None:
+    async def _get(self, did: str, url: str) -> DidDocument | None:
         task = self._under_way.get(did)
         if task is None:
             if len(self._under_way) >= MAX_WAITING:
                 raise UnresolvedDidError("did:web: too many documents are being fetched")
             task = self._under_way[did] = asyncio.create_task(self._fetch(did, url))
             task.add_done_callback(lambda _: self._under_way.pop(did))
-        # Whoever gives up does not end the fetch that others wait for.
+        # A caller that is cancelled does not cancel the fetch that others wait for.
         return await asyncio.shield(task)
 
-    async def _fetch(self, did: str, url: str) -> Document | None:
+    async def _fetch(self, did: str, url: str) -> DidDocument | None:
         document = None
         try:
             async with asyncio.timeout(SECONDS), self._turns:
@@ -91,14 +91,14 @@ class WebDids:
         except (MediatorError, TimeoutError):
             pass
         seconds = MISSED_SECONDS if document is None else KEPT_SECONDS
-        self._kept[did] = _Kept(document, self._clock() + seconds)
+        self._kept[did] = _CachedDocument(document, self._clock() + seconds)
         self._kept.move_to_end(did)
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return document
 
 
-def _read(body: bytes, did: str) -> Document:
+def _read(body: bytes, did: str) -> DidDocument:
     try:
         raw: Any = orjson.loads(body)
     except orjson.JSONDecodeError:

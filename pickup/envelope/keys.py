@@ -1,4 +1,4 @@
-"""Keys as the JOSE library takes them, read once; the one place that imports it."""
+"""Keys in the form of the JOSE library (authlib), cached; the only module that imports it."""
 
 import base64
 import warnings
@@ -8,10 +8,10 @@ from typing import Any
 from authlib import deprecate
 
 from pickup import base64url
-from pickup.dids.document import Key, Secret
+from pickup.dids.document import PublicKey, Secret
 
 with warnings.catch_warnings():
-    # Both DIDComm libraries stand on it, and pyproject.toml keeps it below the version that drops it.
+    # Both DIDComm libraries need it; pyproject.toml keeps authlib below the version that drops it.
     warnings.simplefilter("ignore", deprecate.AuthlibDeprecationWarning)
     from authlib.jose import ECKey, JsonWebEncryption, JsonWebSignature, OKPKey
     from authlib.jose.drafts import register_jwe_draft
@@ -28,7 +28,7 @@ def _decoded(part: bytes, error: type[Exception], name: str = "payload") -> byte
         raise error(f"{name} is no base64url") from why
 
 
-# The library opens no part with more than 192 000 bytes, which a photograph has. Ours are measured before.
+# The library refuses parts above 192 000 bytes, which a photo has. Sizes are checked before.
 jwe.extract_segment = jws.extract_segment = _decoded
 
 __all__ = ["JsonWebEncryption", "JsonWebSignature", "OKPKey", "PaddedECKey", "private", "public"]
@@ -38,9 +38,9 @@ MAX_PRIVATE = 1024
 
 
 class PaddedECKey(ECKey):  # type: ignore[misc]
-    """Writes coordinates in the full length of their curve (RFC 7518, 6.2.1.2); the library drops leading zeros.
+    """Pads coordinates to the length of their curve (RFC 7518 §6.2.1.2); the library drops leading zeros.
 
-    One in 128 ephemeral keys has some, and stricter peers open none of these envelopes.
+    One in 128 ephemeral keys has some, and strict peers refuse those envelopes.
     """
 
     def dumps_public_key(self) -> dict[str, str]:
@@ -53,15 +53,15 @@ class PaddedECKey(ECKey):  # type: ignore[misc]
 
     def _padded(self, fields: dict[str, str]) -> dict[str, str]:
         size = (self.curve_key_size + 7) // 8
-        return {name: value if name == "crv" else _stretched(value, size) for name, value in fields.items()}
+        return {name: value if name == "crv" else _pad(value, size) for name, value in fields.items()}
 
 
-def _stretched(value: str, size: int) -> str:
+def _pad(value: str, size: int) -> str:
     return base64url.encode(base64url.decode(value).rjust(size, b"\0"))
 
 
-def public(key: Key) -> Any:
-    """Return the key of a document. What its JWK lacks is a KeyError; its point is looked at on first use."""
+def public(key: PublicKey) -> Any:
+    """Return a public key of a document; KeyError for an incomplete JWK. The point is checked on first use."""
     return _public(key.curve, key.jwk["x"], _y(key))
 
 
@@ -70,7 +70,7 @@ def private(secret: Secret) -> Any:
     return _private(secret.curve, secret.jwk["x"], _y(secret), secret.jwk["d"])
 
 
-def _y(key: Key | Secret) -> str | None:
+def _y(key: PublicKey | Secret) -> str | None:
     return key.jwk["y"] if key.curve.startswith("P-") else None
 
 

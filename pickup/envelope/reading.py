@@ -1,7 +1,7 @@
-"""Reads what envelopes are, before any cryptography: bounds, generation, and headers that must agree (D8, D12).
+"""Parses envelopes before any cryptography: bounds, generation, and headers that must agree (D8, D12).
 
-Everything here works on bytes of strangers. What passes is bounded in size, depth and recipients, has each field in its
-type and alphabet, and claims nothing about its sender twice in different words. All else is an :class:`EnvelopeError`.
+Everything here works on untrusted bytes. The result is bounded in size, depth and recipients, each field has its type
+and alphabet, and all headers name the same sender. Anything else is an :class:`EnvelopeError`.
 """
 
 import hashlib
@@ -14,21 +14,21 @@ from typing import Any
 import orjson
 
 from mediator.errors import EnvelopeError, MessageTooLargeError
-from mediator.mediation.names import MAX_NAME
 from pickup import base64url
+from pickup.mediation.names import MAX_NAME
 
 MAX_DEPTH = 64
-"""Levels of nesting in any JSON: the libraries below read it by recursion."""
+"""Levels of nesting in any JSON: the libraries parse by recursion."""
 MAX_VALUES = 20_000
-"""Commas and brackets in any JSON: each stands for a value, and megabytes of them would keep everybody waiting."""
+"""Commas and brackets in any JSON, one for each value: megabytes of them would block the event loop."""
 MAX_V1_RECIPIENTS = 50
 MAX_V2_RECIPIENTS = 16
-"""The keys of one DID. The JOSE library takes no more."""
+"""The keys of one DID; also the limit of the JOSE library."""
 MAX_PROTECTED = 64 * 1024
 """Characters of the protected header, which holds all of a v1 envelope's recipients, or two v2 key ids."""
 MAX_KID = MAX_NAME + 256
-_MAX_REMEMBERED = 1024
-"""Characters of the key ids of one envelope whose apv is remembered: longer ones would fill the memory."""
+_MAX_CACHED = 1024
+"""Characters of the key ids of an envelope whose apv is cached: longer ones would fill the memory."""
 
 V1_CIPHER = "xchacha20poly1305_ietf"
 ANONCRYPT = "ECDH-ES+A256KW"
@@ -43,13 +43,13 @@ _NOT_ENCRYPTED = "expected an encrypted message"
 
 @dataclass(frozen=True, slots=True)
 class V1Envelope:
-    """RFC 0019, not opened yet."""
+    """A v1 envelope (RFC 0019), not opened yet."""
 
     fields: Mapping[str, str]
     """``protected``, ``iv``, ``ciphertext`` and ``tag``, as they came."""
     authenticated: bool
     kids: tuple[str, ...]
-    """Of the recipients, as they came: base58."""
+    """The recipients' keys in base58, as they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Jwe:
     fields: Mapping[str, str]
     """``protected``, ``iv``, ``ciphertext``, ``tag`` and, when there is one, ``aad``."""
     recipients: Mapping[str, str]
-    """Each key id with the content key as encrypted for it."""
+    """Key ids, each with its encrypted content key."""
     curve: str
-    """Of the ephemeral key, so of all keys that take part."""
+    """The curve of the ephemeral key, and so of all keys involved."""
     sender_kid: str | None
-    """Whose key sealed it, by its own words; None: anonymous."""
+    """The sender's key id as claimed; None: anonymous."""
 
     def only_for(self, kid: str) -> dict[str, Any]:
-        """The layer with one of its recipients. Headers that are not protected stay behind."""
+        """Return the layer for one of its recipients, without unprotected headers."""
         return {**self.fields, "recipients": [{"header": {"kid": kid}, "encrypted_key": self.recipients[kid]}]}
 
 
@@ -93,12 +93,12 @@ def read(data: bytes, max_bytes: int) -> V1Envelope | Jwe:
 
 
 def mark_of(envelope: V1Envelope | Jwe) -> bytes:
-    """Tell an envelope from all others, by the header whose every character is authenticated: a new key is in each."""
+    """Identify an envelope by its protected header, which is authenticated and holds a new key each time."""
     return hashlib.blake2b(envelope.fields["protected"].encode(), digest_size=16).digest()
 
 
 def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
-    """Read what a v2 layer held: one more layer, or the plaintext."""
+    """Read the content of a v2 layer: another layer, or the plaintext."""
     fields = read_object(payload)
     if "ciphertext" in fields:
         return _read_jwe(fields, _protected(fields))
@@ -118,7 +118,7 @@ def read_object(data: bytes | str) -> dict[str, Any]:
         raise EnvelopeError("expected JSON in UTF-8") from None
     if not isinstance(value, dict):
         raise EnvelopeError("expected a JSON object")
-    # Counting is much faster than walking, and nearly everything is shallow by its count already.
+    # Counting is much faster than walking, and few objects have so many brackets.
     if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise EnvelopeError(f"expected JSON of at most {MAX_DEPTH} levels")
     return value
@@ -189,7 +189,7 @@ def _read_v1(fields: Mapping[str, Any], header: Mapping[str, Any]) -> V1Envelope
         _text(recipient, "encrypted_key")
         if not isinstance(own.get("kid"), str):
             raise EnvelopeError("expected a kid for each recipient")
-        # The library tells the kinds apart by these two alone, so they have to say the same as alg.
+        # The library decides by these two fields alone, so they must agree with alg.
         for name in ("sender", "iv"):
             if authenticated:
                 _text(own, name)
@@ -212,7 +212,7 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
     if len(recipients) != len(fields["recipients"]):
         raise EnvelopeError("expected each recipient once")
     kids = tuple(sorted(recipients))
-    apv = _apv if sum(map(len, kids)) <= _MAX_REMEMBERED else _apv.__wrapped__
+    apv = apv_of if sum(map(len, kids)) <= _MAX_CACHED else apv_of.__wrapped__
     if _text(header, "apv").rstrip("=") != apv(kids):
         raise EnvelopeError("apv is not that of the recipients")
     texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
@@ -222,13 +222,14 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
 
 
 @lru_cache(maxsize=1024)
-def _apv(kids: tuple[str, ...]) -> str:
+def apv_of(kids: tuple[str, ...]) -> str:
+    """Return the ``apv`` header for sorted key ids (DIDComm v2 §ecdh-1pu-key-wrapping-and-common-protected-headers)."""
     digest = hashlib.sha256(".".join(kids).encode()).digest()
     return base64url.encode(digest)
 
 
 def _curve(epk: object) -> str:
-    """Return the curve of the ephemeral key. Whether the point is on it is for the library, which does check."""
+    """Return the curve of the ephemeral key. The library checks that the point is on it."""
     if not isinstance(epk, dict):
         raise EnvelopeError("expected epk in the protected header")
     match epk.get("kty"), epk.get("crv"):
@@ -271,7 +272,7 @@ def _read_jws(fields: Mapping[str, Any]) -> Jws:
         raise EnvelopeError("expected one signature")
     header = _protected(signatures[0])
     own = signatures[0].get("header")
-    # didcomm.org puts kid beside the protected header; one inside it is protected and wins.
+    # didcomm.org puts kid beside the protected header; a protected one takes precedence.
     kid = header["kid"] if "kid" in header else own.get("kid") if isinstance(own, dict) else None
     if "b64" in header or header.get("alg") not in SIGNERS.values():
         raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")

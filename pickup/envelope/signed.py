@@ -1,15 +1,15 @@
-"""Signatures inside v2 envelopes: only that of a key its signer authenticates with counts."""
+"""Verifies signatures inside v2 envelopes (JWS)."""
 
 from typing import Any
 
 from mediator.errors import EnvelopeError
-from pickup.dids.document import Key
+from pickup.dids.document import PublicKey
 from pickup.envelope.keys import JsonWebSignature, public
 from pickup.envelope.reading import SIGNERS, Jws
 
 
-def verified(jws: Jws, key: Key) -> bytes:
-    """Return what was signed; :class:`EnvelopeError` when it was not signed by this key."""
+def verify(jws: Jws, key: PublicKey) -> bytes:
+    """Return the signed payload; :class:`EnvelopeError` when this key did not sign it."""
     if SIGNERS.get(key.curve) != jws.alg:
         raise EnvelopeError("the signature's alg is not that of its key")
     whole = {"payload": jws.payload, "signatures": [{"protected": jws.protected, "signature": jws.signature}]}

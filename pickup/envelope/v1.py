@@ -1,4 +1,4 @@
-"""v1 envelopes (RFC 0019) by ``didcomm-messaging``, which stands on PyNaCl."""
+"""v1 envelopes (RFC 0019) by ``didcomm-messaging`` and PyNaCl."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,27 +8,27 @@ import orjson
 from didcomm_messaging.legacy import crypto
 
 from mediator.errors import EnvelopeError
-from mediator.mediation.names import canonical, is_ed25519, verkey
-from mediator.mediation.records import Generation
 from pickup.dids.document import Secrets
-from pickup.envelope import Opened
+from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import V1Envelope, mark_of, read_object
+from pickup.mediation.names import canonical, is_ed25519, verkey
+from pickup.mediation.records import Generation
 from pickup.message import encode
 
 MAX_PAIRS = 1024
 NOT_FOR_US = "cannot be opened with a key of ours"
-"""One text for a stranger's key and for a broken envelope, so that none tells which keys there are (D12)."""
+"""The same text for an unknown key and a broken envelope, so that it does not reveal our keys (D12)."""
 
 
-class V1:
-    """Opens with keys of ours, and seals from them."""
+class V1Library:
+    """Opens and seals v1 envelopes with our keys."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._pair = lru_cache(maxsize=MAX_PAIRS)(crypto.create_keypair)
 
-    async def open(self, envelope: V1Envelope) -> Opened:
-        """Open; :class:`EnvelopeError` when it is not for us, or not whole."""
+    async def open(self, envelope: V1Envelope) -> OpenedEnvelope:
+        """Open an envelope; :class:`EnvelopeError` when it is not for us, or damaged."""
         recipient, seed = await self._ours(envelope.kids)
         public, secret = self._pair(seed)
         try:
@@ -40,7 +40,7 @@ class V1:
             caller = canonical(sender)
             if caller is None or not is_ed25519(caller):
                 raise EnvelopeError("expected the sender's key to be an Ed25519 key")
-        return Opened(Generation.V1, read_object(plaintext), recipient, caller, mark_of(envelope))
+        return OpenedEnvelope(Generation.V1, read_object(plaintext), recipient, caller, mark_of(envelope))
 
     async def seal(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical keys; :class:`EnvelopeError` when one is no key, or the sender's is not ours."""
@@ -54,7 +54,7 @@ class V1:
             if seed is None:
                 raise EnvelopeError("expected a key of ours to seal from")
             pair = self._pair(seed)
-        # The library counts characters where it should count bytes, and cuts the tag wrong for all but ASCII.
+        # The library counts characters instead of bytes, and cuts the tag wrong unless the text is ASCII.
         text = (plaintext if plaintext.isascii() else encode(orjson.loads(plaintext))).decode("ascii")
         try:
             sealed: dict[str, Any] = crypto.pack_message(text, receivers, *pair)

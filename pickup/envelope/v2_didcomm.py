@@ -1,8 +1,8 @@
-"""v2 by ``didcomm``, the first choice.
+"""v2 envelopes by ``didcomm``, for those who choose it with ``didcomm.envelope_library``.
 
-It seals. Its own ``unpack`` is not used: it reads every key anew for each message, opens all layers at once without
+It only seals. Its ``unpack`` is not used: it parses every key again for each message, opens all layers at once without
 bounds on the inner ones, fetches documents for ``from_prior``, and leaves generators for the event loop to close.
-Layers are opened by the JOSE library it stands on.
+Layers are opened by authlib, on which it is built.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from pickup.dids.document import Key, Secret
+from pickup.dids.document import PublicKey, Secret
 from pickup.envelope.keys import JsonWebEncryption, private, public
 from pickup.envelope.reading import Jwe
 
@@ -26,10 +26,10 @@ _ANON = AnonCryptAlg.A256CBC_HS512_ECDH_ES_A256KW
 """The ciphers that every receiver has to know."""
 
 
-class DidcommV2:
-    """Implements :class:`pickup.envelope.v2.V2`."""
+class DidcommLibrary:
+    """Implements :class:`pickup.envelope.v2.V2Library`."""
 
-    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: Key | None) -> bytes:
+    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer."""
         opened = JsonWebEncryption().deserialize_json(
             jwe.only_for(kid), (kid, private(recipient)), sender_key=None if sender is None else public(sender)
@@ -37,7 +37,7 @@ class DidcommV2:
         payload: bytes = opened["payload"]
         return payload
 
-    async def encrypt(self, message: Mapping[str, Any], to: Sequence[Key], sender: Secret | None) -> bytes:
+    async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal."""
         keys = [types.Key(kid=key.kid, key=public(key)) for key in to]
         if sender is None:

@@ -1,11 +1,11 @@
-"""v2 by ``didcomm-messaging`` with its authlib backend, for installations that lack ``didcomm``."""
+"""v2 envelopes by ``didcomm-messaging`` with its authlib backend, the default."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from pickup.dids.document import Key, Secret
+from pickup.dids.document import PublicKey, Secret
 from pickup.envelope.keys import private, public
 from pickup.envelope.reading import Jwe
 from pickup.message import encode
@@ -30,13 +30,13 @@ class _Crypto(AuthlibCryptoService):  # type: ignore[misc]
         return super()._build_header_ecdh_es(to, alg, "A256CBC-HS512")
 
 
-class MessagingV2:
-    """Implements :class:`pickup.envelope.v2.V2`."""
+class DidcommMessagingLibrary:
+    """Implements :class:`pickup.envelope.v2.V2Library`."""
 
     def __init__(self) -> None:
         self._crypto = _Crypto()
 
-    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: Key | None) -> bytes:
+    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer."""
         envelope = orjson.dumps(jwe.only_for(kid))
         key = AuthlibSecretKey(private(recipient), kid)
@@ -46,7 +46,7 @@ class MessagingV2:
             payload = await self._crypto.ecdh_1pu_decrypt(envelope, key, _PublicKey(public(sender), sender.kid))
         return payload
 
-    async def encrypt(self, message: Mapping[str, Any], to: Sequence[Key], sender: Secret | None) -> bytes:
+    async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal."""
         keys = [_PublicKey(public(key), key.kid) for key in to]
         plaintext = encode(message)

@@ -1,22 +1,19 @@
-"""Connections 1.0 (RFC 0160): the handshake of old agents: documents inside, and a field the invitation signs."""
+"""Connections 1.0 (RFC 0160): older agents exchange DID documents; the invitation's key signs ours (RFC 0234)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mediator.errors import BadRequestError
-from mediator.mediation import names
-from mediator.mediation.records import Generation
-from pickup.dids.naming import endpoints
-from pickup.dispatch import Call
-from pickup.fields import text
-from pickup.message import Json, Reply
-from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven
-from pickup.protocols.peers import attached
-from pickup.protocols.signing import sign_field
-
-if TYPE_CHECKING:
-    from pickup.dids.index import Identity
-    from pickup.dispatch import Dispatcher
+from mediator.fields import StrictFields
+from pickup import problem_reports
+from pickup.dids.identity_index import Identity
+from pickup.dids.own_dids import v1_services
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation import names
+from pickup.mediation.records import Generation
+from pickup.message import Json, ReplyMessage
+from pickup.protocols.handshake import connect, invitation_of, nothing, proven_did, sender_key
+from pickup.protocols.peers import read_attached
+from pickup.protocols.signatures import sign_field
 
 FAMILY = "connections"
 CONNECTION = "connection"
@@ -24,37 +21,31 @@ _DOCUMENT = "connection.DIDDoc"
 _CONTEXT = "https://w3id.org/did/v1"
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher. A trust ping completes the handshake, or an ack; both find the connection there already."""
-    names_of = {"request": request, "ack": nothing, "problem-report": nothing, "problem_report": nothing}
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers. A trust ping or an ack completes the handshake; the connection is there before it."""
+    names_of = {"request": handle_request, "ack": nothing, **dict.fromkeys(problem_reports.NAMES, nothing)}
     dispatcher.register(FAMILY, {(1, 0)}, names_of, generations={Generation.V1}, once={"request"})
     dispatcher.register("notification", {(1, 0)}, {"ack": nothing}, generations={Generation.V1})
 
 
-async def request(call: Call) -> Sequence[Reply]:
-    """Connect the peer and answer with our document; the same request again gets the same answer (D8, D12)."""
-    brought = call.message.body.get(CONNECTION)
-    if not isinstance(brought, dict):
+async def handle_request(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Connect the peer and reply with our document; a repeated request gets the same reply (D8, D12)."""
+    described = request.message.body.get(CONNECTION)
+    if not isinstance(described, dict):
         raise BadRequestError(CONNECTION, "expected an object with DID and DIDDoc")
-    did = text(brought, "DID")
-    peer = attached(brought.get("DIDDoc"), did, _DOCUMENT)
-    invitation, seed = await invitation_of(call)
-    identity = call.office.identities.current(call.tenant)
-    await connect(call, peer, believed(did, proven(call)), identity.sov_did, invitation)
-    mine = {"DID": identity.sov_did, "DIDDoc": document(identity, call.office.public_url)}
-    seconds = call.office.broker.clock() // 1000
-    return [
-        Reply(
-            call.message.type.named("response"),
-            thid=call.message.thread,
-            pthid=call.message.pthid,
-            decorators={f"{CONNECTION}~sig": sign_field(mine, call.message.type.prefix, seconds, seed)},
-        )
-    ]
+    did = StrictFields(described).text("DID")
+    peer = read_attached(described.get("DIDDoc"), did, _DOCUMENT)
+    invitation, seed = await invitation_of(request)
+    identity = request.context.identities.current(request.tenant)
+    await connect(request, peer, proven_did(did, sender_key(request)), identity.sov_did, invitation)
+    mine = {"DID": identity.sov_did, "DIDDoc": document(identity, request.context.public_url)}
+    seconds = request.mediation.clock() // 1000
+    signed = {f"{CONNECTION}~sig": sign_field(mine, request.message.type.prefix, seconds, seed)}
+    return [request.reply("response", pthid=request.message.pthid, decorators=signed)]
 
 
-def document(identity: "Identity", public_url: str) -> Json:
-    """Return our document in the form of old agents: keys in base58, one service for each transport."""
+def document(identity: Identity, public_url: str) -> Json:
+    """Return our document as older agents read it: keys in base58, one service for each transport."""
     did = identity.sov_did
     verkey = names.base58(names.verkey(identity.key))
     return {
@@ -64,15 +55,5 @@ def document(identity: "Identity", public_url: str) -> Json:
             {"id": f"{did}#1", "type": "Ed25519VerificationKey2018", "controller": did, "publicKeyBase58": verkey}
         ],
         "authentication": [{"type": "Ed25519SignatureAuthentication2018", "publicKey": f"{did}#1"}],
-        "service": [
-            {
-                "id": f"{did}#IndyAgentService-{place + 1}",
-                "type": "IndyAgent",
-                "priority": place,
-                "recipientKeys": [verkey],
-                "routingKeys": [],
-                "serviceEndpoint": endpoint,
-            }
-            for place, endpoint in enumerate(endpoints(public_url))
-        ],
+        "service": v1_services(public_url, f"{did}#IndyAgentService-", "IndyAgent", verkey, first=1),
     }

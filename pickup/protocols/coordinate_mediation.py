@@ -1,55 +1,50 @@
-"""Coordinate mediation 1.0 (RFC 0211), 2.0 and 3.0: who asks is granted a mailbox, and says which keys lead to it."""
+"""Coordinate mediation 1.0 (RFC 0211), 2.0 and 3.0: grants mailboxes, and keeps the keys that lead to them."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mediator.errors import BadRequestError, MediationDeniedError, NotEnrolledError
-from mediator.mediation import connecting, granting, keylist, names
-from mediator.mediation.keylist import Change, Result
-from mediator.mediation.names import MAX_NAME
-from mediator.mediation.records import Connection, Generation, NewConnection, Route
-from mediator.store.base import Transaction
-from pickup.dispatch import Call
-from pickup.fields import MAX_ITEMS, items
-from pickup.message import OLD, Json, Message, Reply
-
-if TYPE_CHECKING:
-    from pickup.dids.index import Identity
-    from pickup.dispatch import Dispatcher
+from mediator.errors import BadRequestError, MediationDeniedError
+from mediator.fields import MAX_ITEMS
+from pickup.dids.identity_index import Identity
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation import names
+from pickup.mediation.keylist import KeylistResult, KeylistUpdate
+from pickup.mediation.names import MAX_NAME
+from pickup.mediation.records import Generation, NewConnection
+from pickup.message import OLD, DidcommMessage, Json, ReplyMessage
 
 FAMILY = "coordinate-mediation"
 MAX_ACTION = 64
-"""Characters of an action that are echoed with its result."""
+"""Characters of an action, which is echoed with its result."""
 MAX_OFFSET = 1 << 31
 ALL = -1
-"""The limit with which agents of 1.0 ask for all keys."""
+"""The limit by which agents of 1.0 request all keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What differs between the versions."""
+class KeylistVersion:
+    """Field and message names of one major version."""
 
     recipient: str
-    """The field that names a key or DID."""
+    """The field of a key or DID."""
     updated: str
-    """The answer to an update."""
+    """The reply to an update."""
     listed: str
-    """The answer to a query, and the field with what it lists."""
+    """The reply to a query, and its field with the keys."""
     items: str
 
 
-FORMS = {
-    1: Form("recipient_key", "keylist-update-response", "keylist", "keys"),
-    2: Form("recipient_did", "keylist-update-response", "keylist", "keys"),
-    3: Form("recipient_did", "recipient-update-response", "recipient", "dids"),
+VERSIONS = {
+    1: KeylistVersion("recipient_key", "keylist-update-response", "keylist", "keys"),
+    2: KeylistVersion("recipient_did", "keylist-update-response", "keylist", "keys"),
+    3: KeylistVersion("recipient_did", "recipient-update-response", "recipient", "dids"),
 }
 """By major version."""
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
     older = {"mediate-request": mediate_request, "keylist-update": update, "keylist-query": query}
     third = {"mediate-request": mediate_request, "recipient-update": update, "recipient-query": query}
     changes = {"mediate-request", "keylist-update"}
@@ -59,55 +54,41 @@ def register(dispatcher: "Dispatcher") -> None:
     dispatcher.register(FAMILY, {(3, 0)}, third, generations={Generation.V2}, once=changes)
 
 
-async def mediate_request(call: Call) -> Sequence[Reply]:
-    """Grant mediation, or deny it; the same again gets the same (D1)."""
-    office, type = call.office, call.message.type
+async def mediate_request(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Grant mediation, or deny it; a repeated request gets the same reply (RFC 0211 §mediation-request, D1)."""
+    context = request.context
     try:
-        if not call.repeated:
-            # Peers of v1 have shaken hands before.
-            new = None if call.message.generation is Generation.V1 else await _introduced(call)
-            call.connection = await call.write(lambda tx, now: _grant(tx, call, new, now))
-        elif call.connection is None or call.connection.mailbox_no is None:
+        if not request.repeated:
+            # v1 peers are connected by a handshake before.
+            new = None if request.message.generation is Generation.V1 else await _introduced(request)
+            request.connection = await request.mediation.request_mediation(request.connection, new)
+        elif request.connection is None or request.connection.mailbox_no is None:
             raise MediationDeniedError
     except MediationDeniedError:
-        return [Reply(type.named("mediate-deny"), thid=call.message.thread)]
-    body = _granted(call.message, office.identities.current(call.tenant), office.public_url)
-    return [Reply(type.named("mediate-grant"), body, thid=call.message.thread)]
+        return [request.reply("mediate-deny")]
+    body = _granted(request.message, context.identities.current(request.tenant), context.public_url)
+    return [request.reply("mediate-grant", body)]
 
 
-async def _introduced(call: Call) -> NewConnection:
-    """Describe a v2 peer, who introduces itself by what it asks."""
-    assert call.caller is not None, "only who is known is handled"
-    assert call.sender is not None
-    # Its envelope was opened with the same document.
-    document = await call.office.resolver.resolve(call.sender)
+async def _introduced(request: InboundRequest) -> NewConnection:
+    """Describe a v2 peer, which this request itself connects."""
+    assert request.caller is not None, "the handler takes no anonymous messages"
+    assert request.sender is not None
+    # The document is in the cache: its envelope was opened with it.
+    document = await request.context.resolver.resolve(request.sender)
     return NewConnection(
-        tenant=call.tenant,
+        tenant=request.tenant,
         generation=Generation.V2,
-        their_did=call.sender,
-        my_did=call.me.partition("#")[0],
-        callers=(call.caller,),
-        created_at=call.office.broker.clock(),
+        their_did=request.sender,
+        my_did=request.me.partition("#")[0],
+        callers=(request.caller,),
+        created_at=request.mediation.clock(),
         endpoint=document.endpoint,
-        invitation=call.message.pthid,
+        invitation=request.message.pthid,
     )
 
 
-def _grant(tx: Transaction, call: Call, new: NewConnection | None, now: int) -> Connection:
-    office, known = call.office, call.connection
-    connection = known if new is None else connecting.meet(tx, office.rules, new, now)
-    if connection is None:
-        raise NotEnrolledError("mediation is for who is connected")
-    try:
-        return granting.grant(tx, office.broker.bounds, os.urandom, office.rules, connection, now)
-    except MediationDeniedError:
-        if known is None:
-            # Strangers who are denied leave nothing behind.
-            connecting.disconnect(tx, connection, now)
-        raise
-
-
-def _granted(message: Message, identity: "Identity", public_url: str) -> Json:
+def _granted(message: DidcommMessage, identity: Identity, public_url: str) -> Json:
     match message.type.major:
         case 1:
             return {"endpoint": public_url, "routing_keys": [_shown(identity.key, message)]}
@@ -117,66 +98,61 @@ def _granted(message: Message, identity: "Identity", public_url: str) -> Json:
             return {"routing_did": [identity.v2_did]}
 
 
-async def update(call: Call) -> Sequence[Reply]:
-    """Change the keylist, and say of each wish what became of it, in the words it was asked with (D3, D8)."""
-    connection, form = call.enrolled(), _form(call.message)
-    changes = [_change(item, form) for item in items(call.message.body, "updates")]
-    own = {key for change in changes if call.office.identities.owns(key := names.canonical(change.key) or "")}
-    # What sealed this message was proven by it: the holder has that key.
-    proven = frozenset() if call.caller is None else frozenset({call.caller})
-    office = call.office
-    if call.repeated:
-        return [_updated(call, [(change, Result.NO_CHANGE) for change in changes])]
-    results = await call.write(lambda tx, now: keylist.update(tx, office.rules, connection, changes, proven, now, own))
-    return [_updated(call, zip(changes, results, strict=True))]
+async def update(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Update the keylist, and return each update with its result (RFC 0211 §keylist-update, D3, D8)."""
+    connection, form = request.enrolled(), _form(request.message)
+    changes = [parse_change(item, form) for item in request.message.fields.items("updates")]
+    own = {key for change in changes if request.context.identities.owns(key := names.canonical(change.key) or "")}
+    # The key that sealed this message belongs to the holder.
+    proven = frozenset() if request.caller is None else frozenset({request.caller})
+    if request.repeated:
+        return [_updated(request, [(change, KeylistResult.NO_CHANGE) for change in changes])]
+    results = await request.mediation.update_keylist(connection, changes, proven, own)
+    return [_updated(request, zip(changes, results, strict=True))]
 
 
-def _updated(call: Call, results: Iterable[tuple[Change, Result]]) -> Reply:
-    form = _form(call.message)
+def _updated(request: InboundRequest, results: Iterable[tuple[KeylistUpdate, KeylistResult]]) -> ReplyMessage:
+    form = _form(request.message)
     updated = [_written(change, result, form) for change, result in results]
-    return Reply(call.message.type.named(form.updated), {"updated": updated}, thid=call.message.thread)
+    return request.reply(form.updated, {"updated": updated})
 
 
-def _change(item: Any, form: Form) -> Change:
-    """Read one wish. What is no key or no action becomes empty text, which is refused for this wish alone."""
+def parse_change(item: Any, form: KeylistVersion) -> KeylistUpdate:
+    """Read one update. A wrong key or action becomes an empty text, which fails this update alone."""
     read = item if isinstance(item, dict) else {}
     key, action = read.get(form.recipient), read.get("action")
-    return Change(
+    return KeylistUpdate(
         key if isinstance(key, str) and len(key) <= MAX_NAME else "",
         action if isinstance(action, str) and len(action) <= MAX_ACTION else "",
     )
 
 
-def _written(change: Change, result: Result, form: Form) -> Json:
+def _written(change: KeylistUpdate, result: KeylistResult, form: KeylistVersion) -> Json:
     return {form.recipient: change.key, "action": change.action, "result": result.value}
 
 
-async def query(call: Call) -> Sequence[Reply]:
-    """List the keylist, oldest first, a page of it if asked."""
-    connection, form, message = call.enrolled(), _form(call.message), call.message
-    page = _page(message)
+async def query(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """List the keylist or a page of it, oldest first (RFC 0211 §keylist-query)."""
+    connection, form, message = request.enrolled(), _form(request.message), request.message
+    page = parse_page(message)
     limit, offset = (MAX_ITEMS, 0) if page is None else page
 
-    def look(tx: Transaction, now: int) -> tuple[list[Route], int]:
-        granting.mailbox_of(tx, connection, now)
-        return keylist.query(tx, connection, offset, limit)
-
-    routes, total = await call.office.broker.read(look)
+    routes, total = await request.mediation.query_keylist(connection, offset, limit)
     body: Json = {form.items: [{form.recipient: _shown(route.key, message)} for route in routes]}
     remaining = max(0, total - offset - len(routes))
     if page is not None or remaining:
         body["pagination"] = {"count": len(routes), "offset": offset, "remaining": remaining}
-    return [Reply(message.type.named(form.listed), body, thid=message.thread)]
+    return [request.reply(form.listed, body)]
 
 
-def _page(message: Message) -> tuple[int, int] | None:
-    """Return limit and offset, None when no page was asked for."""
-    asked = message.body.get("paginate")
-    if asked is None:
+def parse_page(message: DidcommMessage) -> tuple[int, int] | None:
+    """Return limit and offset; None without pagination."""
+    requested = message.body.get("paginate")
+    if requested is None:
         return None
-    if not isinstance(asked, dict):
+    if not isinstance(requested, dict):
         raise BadRequestError("paginate", "expected an object with limit and offset")
-    limit, offset = asked.get("limit"), asked.get("offset")
+    limit, offset = requested.get("limit"), requested.get("offset")
     if message.type.major == 1:
         limit = MAX_ITEMS if limit in (None, ALL) else limit
         offset = 0 if offset is None else offset
@@ -187,12 +163,12 @@ def _page(message: Message) -> tuple[int, int] | None:
     return min(limit, MAX_ITEMS), offset
 
 
-def _shown(key: str, message: Message) -> str:
-    """Write a canonical name as this peer does: the agents of old know keys in base58 only."""
+def _shown(key: str, message: DidcommMessage) -> str:
+    """Write a canonical name as this peer does: older agents know keys in base58 only."""
     if message.type.prefix == OLD and names.is_ed25519(key):
         return names.base58(names.verkey(key))
     return key
 
 
-def _form(message: Message) -> Form:
-    return FORMS[message.type.major]
+def _form(message: DidcommMessage) -> KeylistVersion:
+    return VERSIONS[message.type.major]

@@ -1,27 +1,23 @@
-"""DID exchange 1.0 and 1.1 (RFC 0023): a peer brings its DID, we answer with ours under the invitation's key."""
+"""DID exchange 1.0 and 1.1 (RFC 0023): the peer sends its DID, and gets ours signed by the invitation's key."""
 
 import hashlib
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import did_peer_4
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.mediation import names
-from mediator.mediation.records import Generation
-from pickup.dids.naming import endpoints
-from pickup.dispatch import Call
-from pickup.fields import text
-from pickup.message import Json, Reply, encode
-from pickup.protocols.handshake import believed, connect, invitation_of, nothing, proven
-from pickup.protocols.peers import Peer, attached
-from pickup.protocols.signing import sign_attachment, verify_attachment
-
-if TYPE_CHECKING:
-    from pickup.dids.index import Identity
-    from pickup.dispatch import Dispatcher
+from pickup import problem_reports
+from pickup.dids.identity_index import Identity
+from pickup.dids.own_dids import v1_services
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation import names
+from pickup.mediation.records import Generation
+from pickup.message import Json, ReplyMessage, encode
+from pickup.protocols.handshake import connect, invitation_of, nothing, proven_did, sender_key
+from pickup.protocols.peers import Peer, read_attached
+from pickup.protocols.signatures import sign_attachment, verify_attachment
 
 FAMILY = "didexchange"
 DID_DOC = "did_doc~attach"
@@ -31,63 +27,55 @@ _SHA256 = b"\x12\x20"
 """The multihash prefix."""
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
-    names_of = {"request": request, "complete": nothing, "problem_report": nothing, "problem-report": nothing}
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
+    names_of = {"request": handle_request, "complete": nothing, **dict.fromkeys(problem_reports.NAMES, nothing)}
     dispatcher.register(FAMILY, {(1, 0), (1, 1)}, names_of, generations={Generation.V1}, once={"request"})
 
 
-async def request(call: Call) -> Sequence[Reply]:
-    """Connect the peer and answer with our DID; the same request again gets the same answer (D8, D12)."""
-    did = text(call.message.body, "did")
-    invitation, seed = await invitation_of(call)
-    identity = call.office.identities.current(call.tenant)
-    their_did, peer = await _introduced(call, did)
-    await connect(call, peer, their_did, identity.v1_did, invitation)
-    my_did, decorators = _introduction(call, identity, did, seed)
-    return [
-        Reply(
-            call.message.type.named("response"),
-            {"did": my_did},
-            thid=call.message.thread,
-            pthid=call.message.pthid,
-            decorators=decorators,
-        )
-    ]
+async def handle_request(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Connect the peer and reply with our DID; a repeated request gets the same reply (RFC 0023 §1, D8, D12)."""
+    did = request.message.fields.text("did")
+    invitation, seed = await invitation_of(request)
+    identity = request.context.identities.current(request.tenant)
+    their_did, peer = await _introduced(request, did)
+    await connect(request, peer, their_did, identity.v1_did, invitation)
+    my_did, decorators = _introduction(request, identity, did, seed)
+    return [request.reply("response", {"did": my_did}, pthid=request.message.pthid, decorators=decorators)]
 
 
-async def _introduced(call: Call, did: str) -> tuple[str, Peer]:
-    """Return the DID to know the peer by, and how it describes itself."""
+async def _introduced(request: InboundRequest, did: str) -> tuple[str, Peer]:
+    """Return the peer's DID as far as it is proven, and its keys and endpoint."""
     if _needs_document(did):
-        return believed(did, proven(call)), _attached(call, did)
-    return did, Peer.of(await call.office.resolver.resolve(did))
+        return proven_did(did, sender_key(request)), _attached(request, did)
+    return did, Peer.of(await request.context.resolver.resolve(did))
 
 
 def _needs_document(did: str) -> bool:
-    """Whether nothing but an attached document can say what the DID stands for."""
+    """Whether the DID cannot be resolved without the attached document."""
     return not did.startswith("did:") or did.startswith(("did:sov:", _GENESIS))
 
 
-def _attached(call: Call, did: str) -> Peer:
-    signed = verify_attachment(call.message.body.get(DID_DOC), DID_DOC)
+def _attached(request: InboundRequest, did: str) -> Peer:
+    signed = verify_attachment(request.message.body.get(DID_DOC), DID_DOC)
     try:
         raw = orjson.loads(signed.payload)
     except orjson.JSONDecodeError:
         raise BadRequestError(DID_DOC, "expected JSON") from None
-    peer = attached(raw, did, DID_DOC)
+    peer = read_attached(raw, did, DID_DOC)
     if not peer.signing.issuperset(signed.keys):
         raise BadRequestError(DID_DOC, "expected a signature by keys of the document")
     return peer
 
 
-def _introduction(call: Call, identity: "Identity", their_did: str, seed: bytes) -> tuple[str, Json]:
-    """Return our DID, and the attachment with which the invitation's key vouches for it."""
+def _introduction(request: InboundRequest, identity: Identity, their_did: str, seed: bytes) -> tuple[str, Json]:
+    """Return our DID, and the attachment in which the invitation's key signs it."""
     my_did = identity.v1_did
-    if call.message.type.minor > 0:
+    if request.message.type.minor > 0:
         return my_did, {DID_ROTATE: sign_attachment(my_did.encode(), "text/string", str(uuid.uuid4()), seed)}
     if their_did.startswith(_GENESIS):
-        # Who brings one of these may know no other did:peer.
-        my_did, document = genesis(identity.key, call.office.public_url)
+        # A peer with a did:peer:1 may know no other did:peer.
+        my_did, document = genesis(identity.key, request.context.public_url)
     else:
         document = did_peer_4.resolve(my_did)
     return my_did, {DID_DOC: sign_attachment(encode(document), "application/json", str(uuid.uuid4()), seed)}
@@ -104,17 +92,7 @@ def genesis(key: str, public_url: str) -> tuple[str, Json]:
     stored: Json = {
         "@context": "https://www.w3.org/ns/did/v1",
         "authentication": [method],
-        "service": [
-            {
-                "id": f"#inline-{place}",
-                "type": "did-communication",
-                "priority": place,
-                "recipientKeys": ["#1"],
-                "routingKeys": [],
-                "serviceEndpoint": endpoint,
-            }
-            for place, endpoint in enumerate(endpoints(public_url))
-        ],
+        "service": v1_services(public_url, "#inline-", "did-communication", "#1"),
     }
     digest = hashlib.sha256(orjson.dumps(stored, option=orjson.OPT_SORT_KEYS)).digest()
     did = f"{_GENESIS}z{names.base58(_SHA256 + digest)}"

@@ -1,17 +1,12 @@
-"""Discover features 1.0 (RFC 0031) and 2.0: which protocols are spoken here, and the size of what is taken."""
+"""Discover features 1.0 (RFC 0031) and 2.0 (RFC 0557): the supported protocols, and the largest envelope."""
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mediator.errors import BadRequestError
-from mediator.mediation.records import Generation
-from pickup.dispatch import Call
-from pickup.fields import items
-from pickup.message import DIDCOMM, OLD, Json, Reply
-
-if TYPE_CHECKING:
-    from pickup.dispatch import Dispatcher
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation.records import Generation
+from pickup.message import DIDCOMM, OLD, Json, ReplyMessage
 
 FAMILY = "discover-features"
 MAX_QUERIES = 64
@@ -25,54 +20,54 @@ ROLES = {
     "routing": ["mediator"],
     FAMILY: ["responder"],
 }
-"""What we are in a protocol, where that is not plain."""
+"""Our role in a protocol, where it is not obvious."""
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
     both = {Generation.V1, Generation.V2}
     dispatcher.register(FAMILY, {(1, 0)}, {"query": query}, generations={Generation.V1}, anonymous=True)
     dispatcher.register(FAMILY, {(2, 0)}, {"queries": queries}, generations=both, anonymous=True)
 
 
-async def query(call: Call) -> Sequence[Reply]:
-    """Disclose the protocols that match one pattern (1.0)."""
-    pattern = _pattern(call.message.body.get("query"), "query")
-    found = [{"pid": pid, **_roles(family)} for pid, family in _protocols(call, pattern)]
-    return [Reply(call.message.type.named("disclose"), {"protocols": found}, thid=call.message.thread)]
+async def query(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Disclose the protocols that match one pattern (RFC 0031 §query)."""
+    pattern = _pattern(request.message.body.get("query"), "query")
+    found = [{"pid": pid, **_roles(family)} for pid, family in _protocols(request, pattern)]
+    return [request.reply("disclose", {"protocols": found})]
 
 
-async def queries(call: Call) -> Sequence[Reply]:
-    """Disclose what matches any of several patterns, by kind of feature (2.0); of kinds we do not have, nothing."""
+async def queries(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Disclose the features that match any of several queries (RFC 0557 §queries); unknown types match nothing."""
     found: dict[tuple[str, str], Json] = {}
-    for one in items(call.message.body, "queries", MAX_QUERIES):
+    for one in request.message.fields.items("queries", MAX_QUERIES):
         if not isinstance(one, dict):
             raise BadRequestError("queries", "expected objects with feature-type and match")
         pattern = _pattern(one.get("match"), "match")
         match one.get("feature-type"):
             case "protocol":
-                for pid, family in _protocols(call, pattern):
+                for pid, family in _protocols(request, pattern):
                     found["protocol", pid] = {"feature-type": "protocol", "id": pid, **_roles(family)}
             case "constraint" if matches(pattern, MAX_BYTES):
-                limit = str(call.office.max_envelope)
+                limit = str(request.context.max_envelope)
                 found["constraint", MAX_BYTES] = {"feature-type": "constraint", "id": MAX_BYTES, MAX_BYTES: limit}
-    # RFC 0557 and the v2 specification name the answer differently.
-    name = "disclosures" if call.message.generation is Generation.V1 else "disclose"
-    return [Reply(call.message.type.named(name), {"disclosures": list(found.values())}, thid=call.message.thread)]
+    # RFC 0557 and the v2 specification name the reply differently.
+    name = "disclosures" if request.message.generation is Generation.V1 else "disclose"
+    return [request.reply(name, {"disclosures": list(found.values())})]
 
 
 def _pattern(value: object, where: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_PATTERN:
         raise BadRequestError(where, f"expected text of at most {MAX_PATTERN} characters")
-    # Several stars say what one says, but each is looked for.
+    # Several stars match the same as one, but cost a search each.
     return re.sub(r"\*+", "*", value)
 
 
-def _protocols(call: Call, pattern: str) -> list[tuple[str, str]]:
-    """Return URIs of protocols, with their families; in the prefix of the message if the pattern lets it."""
-    prefixes = dict.fromkeys((call.message.type.prefix, DIDCOMM, OLD))
+def _protocols(request: InboundRequest, pattern: str) -> list[tuple[str, str]]:
+    """Return matching protocol URIs with their families, with the prefix of the message where it matches."""
+    prefixes = dict.fromkeys((request.message.type.prefix, DIDCOMM, OLD))
     found = []
-    for spoken in call.office.dispatcher.protocols():
+    for spoken in request.context.dispatcher.protocols():
         pid = next((pid for prefix in prefixes if matches(pattern, pid := f"{prefix}{spoken}")), None)
         if pid is not None:
             found.append((pid, spoken.family))
@@ -84,7 +79,7 @@ def _roles(family: str) -> Json:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a text is what a pattern says, in which ``*`` stands for anything; in one pass, whatever the pattern."""
+    """Whether a text matches a pattern with ``*`` as wildcard; one pass, whatever the pattern."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == text

@@ -1,47 +1,38 @@
-"""Out-of-band 1.x and 2.0 (RFC 0434): who is connected already says so, instead of shaking hands again."""
+"""Out-of-band 1.x and 2.0 (RFC 0434): a connected peer reuses its connection for another invitation."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
-from mediator.mediation import connecting
-from mediator.mediation.records import Generation
-from pickup.dispatch import Call
-from pickup.message import Reply
+from pickup import problem_reports
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation.records import Generation
+from pickup.message import ReplyMessage
 from pickup.protocols.handshake import nothing
-
-if TYPE_CHECKING:
-    from pickup.dispatch import Dispatcher
 
 FAMILY = "out-of-band"
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
-    first = {
-        "handshake-reuse": reuse,
-        "invitation": invitation,
-        "problem-report": nothing,
-        "problem_report": nothing,
-    }
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
+    first = {"handshake-reuse": reuse, "invitation": invitation, **dict.fromkeys(problem_reports.NAMES, nothing)}
     dispatcher.register(
         FAMILY, {(1, 0), (1, 1)}, first, generations={Generation.V1}, anonymous=True, once={"handshake-reuse"}
     )
     dispatcher.register(FAMILY, {(2, 0)}, {"invitation": invitation}, generations={Generation.V2}, anonymous=True)
 
 
-async def reuse(call: Call) -> Sequence[Reply]:
-    """Accept that a connection is used for an invitation of ours; it counts as having come by that invitation."""
-    pthid, connection = call.message.pthid, call.connection
+async def reuse(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Accept the reuse of a connection for an invitation of ours (RFC 0434 §reuse); it counts as a use."""
+    pthid, connection = request.message.pthid, request.connection
     if connection is None:
-        raise NotEnrolledError("there is no connection to use again")
+        raise NotEnrolledError("there is no connection to reuse")
     if pthid is None:
         raise NoSuchInvitationError
-    if not call.repeated:
-        call.connection = await call.write(lambda tx, now: connecting.reuse(tx, connection, pthid, now))
-    return [Reply(call.message.type.named("handshake-reuse-accepted"), thid=call.message.thread, pthid=pthid)]
+    if not request.repeated:
+        request.connection = await request.mediation.reuse(connection, pthid)
+    return [request.reply("handshake-reuse-accepted", pthid=pthid)]
 
 
-async def invitation(call: Call) -> Sequence[Reply]:
-    """Refuse: a mediator follows nobody's invitation."""
-    raise UnsupportedMessageError(str(call.message.type))
+async def invitation(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Refuse: a mediator accepts no invitations of others."""
+    raise UnsupportedMessageError(str(request.message.type))

@@ -1,48 +1,47 @@
-"""Problem reports of peers (RFC 0035, report-problem 2.0): logged, heeded after a batch, and never answered."""
+"""Problem reports of peers (RFC 0035, report-problem 2.0): logged, never answered; one about a batch keeps it."""
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import structlog
 
-from mediator.mediation import taking
-from mediator.mediation.records import Generation
-from pickup import problems
-from pickup.dispatch import Call
-from pickup.message import Reply
-
-if TYPE_CHECKING:
-    from pickup.dispatch import Dispatcher
+from pickup import problem_reports
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation.records import Generation
+from pickup.message import ReplyMessage
 
 NOTIFICATION = "notification"
-"""The family under which RFC 0035 and RFC 0685 show the same message."""
+"""The family name that the examples of RFC 0035 and RFC 0685 use."""
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = structlog.get_logger("didcomm.problems")
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
-    names = dict.fromkeys(problems.NAMES, note)
-    dispatcher.register(problems.FAMILY, {(1, 0)}, names, generations={Generation.V1}, once=problems.NAMES)
-    dispatcher.register(problems.FAMILY, {(2, 0)}, names, generations={Generation.V2}, once=problems.NAMES)
-    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1}, once=problems.NAMES)
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
+    names = dict.fromkeys(problem_reports.NAMES, note)
+    dispatcher.register(
+        problem_reports.FAMILY, {(1, 0)}, names, generations={Generation.V1}, once=problem_reports.NAMES
+    )
+    dispatcher.register(
+        problem_reports.FAMILY, {(2, 0)}, names, generations={Generation.V2}, once=problem_reports.NAMES
+    )
+    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1}, once=problem_reports.NAMES)
 
 
-async def note(call: Call) -> Sequence[Reply]:
-    """Log the code, the only part of a report that is no free text; a batch it is about stays queued (D7)."""
-    message, connection = call.message, call.connection
+async def note(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Log the code, the only part without free text; a batch that the report is about stays queued (D7)."""
+    message, connection = request.message, request.connection
     body = message.body
     description = body.get("description")
     code = description.get("code") if isinstance(description, dict) else body.get("code")
     known = isinstance(code, str) and _CODE.fullmatch(code) is not None
     log.debug(
-        "a peer reports a problem",
+        "problem report received",
         problem=code if known else None,
         connection=None if connection is None else connection.no,
     )
-    if connection is not None and not call.repeated:
+    if connection is not None and not request.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]
-        await call.write(lambda tx, _now: taking.keep_handed(tx, connection, about), when_full=True)
+        await request.mediation.keep_batch(connection, about)
     return ()

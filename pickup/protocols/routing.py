@@ -1,99 +1,97 @@
-"""Routing 1.0 (RFC 0094) and 2.0: forwards, queued for each recipient; answered only when malformed (D4, D9)."""
+"""Routing 1.0 (RFC 0094) and 2.0: queues forwards for each recipient, and never replies to them (D4, D9)."""
 
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
-from mediator.errors import BadRequestError, EnvelopeError, UnresolvedDidError, UnsupportedMessageError
-from mediator.mailboxes.envelope import recipients_in
-from mediator.mediation.forwarding import Forward, Outcome
-from mediator.mediation.names import MAX_NAME, canonical
-from mediator.mediation.records import Generation
-from pickup.dispatch import Call
+from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
+from pickup.context import DidcommContext
+from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
-from pickup.message import MAX_ATTACHMENTS, Message, Reply, attachments
-
-if TYPE_CHECKING:
-    from pickup.dispatch import Dispatcher
-    from pickup.office import Office
+from pickup.mediation.envelope_recipients import recipients_in
+from pickup.mediation.forwarding import Forward, ForwardOutcome
+from pickup.mediation.names import MAX_NAME, canonical
+from pickup.mediation.records import Generation
+from pickup.message import MAX_ATTACHMENTS, DidcommMessage, ReplyMessage, attachments
 
 FAMILY = "routing"
 FORWARD = "forward"
 MAX_RECIPIENTS = 64
 """Recipients of one forward."""
 MAX_COPIES = 64
-"""Messages that one forward makes: each of what it carries, for each of its recipients."""
+"""Messages queued by one forward: its attachments times its recipients."""
 MAX_COPIED = 32 * 1024 * 1024
-"""Bytes of them, unless there is one recipient only: what is sent once is written many times."""
+"""Bytes of those messages, when there are several recipients: one request is written many times."""
 MAX_SECONDS = 10**11
-"""Unix seconds above this are milliseconds by mistake."""
+"""Unix seconds above this are milliseconds by mistake (N5)."""
 _MAJOR = {Generation.V1: 1, Generation.V2: 2}
 
 
-def register(dispatcher: "Dispatcher") -> None:
-    """Join the dispatcher."""
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
     names = {FORWARD: handle}
     dispatcher.register(FAMILY, {(1, 0)}, names, generations={Generation.V1}, anonymous=True)
     dispatcher.register(FAMILY, {(2, 0)}, names, generations={Generation.V2}, anonymous=True)
 
 
-async def handle(call: Call) -> Sequence[Reply]:
-    """Forward, and answer nothing: ``please_ack`` must not be honoured on a forward, nor a return route."""
-    if not _is_ours(call.office, call.me):
+async def handle(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Queue a forward; no reply, even with ``please_ack`` or a return route, since both would identify its sender."""
+    if request.context.identities.find(request.me) is None:
         raise EnvelopeError("expected a forward to be sealed for the routing key")
-    await forward(call.office, call.tenant, call.message)
+    await forward(request.context, request.tenant, request.message)
     return ()
 
 
-async def forward(office: "Office", tenant: str, message: Message) -> Outcome:
-    """Queue what is forwarded for all its recipients, whoever they are, and count what became of it.
+async def forward(context: DidcommContext, tenant: str, message: DidcommMessage) -> ForwardOutcome:
+    """Queue the payloads of a forward for its recipients, known or not, and count the outcome.
 
-    Nothing forwarded is opened, and what is sealed for ourselves is refused: by way of a holder's endpoint it would
-    come round, and become more each time. Returns after the commit. Raises :class:`BadRequestError` for what is wrong
-    with the forward itself, never for who it is for.
+    Payloads are not opened. One that is sealed for this mediator is refused: relayed to a holder's endpoint it could
+    come back and multiply. Returns after the commit. Raises :class:`BadRequestError` when the forward itself is
+    malformed, never because of its recipients.
     """
     if message.type.major != _MAJOR[message.generation]:
         raise UnsupportedMessageError(str(message.type))
-    named, payloads = _read(office, message)
+    named, payloads = _read(context, message)
     _check_copies(len(named), payloads)
     recipients = [key for text in named if (key := canonical(text)) is not None]
     request = Forward(
         tenant=tenant,
         keys=recipients,
         payloads=payloads,
-        expire_at=_expiry(message),
-        delay=_delay(message, office.rules.keep),
+        expire_at=parse_expiry(message),
+        delay=parse_delay(message, context.mediation.rules.keep),
     )
-    outcome = await office.broker.forward(request, office.rules)
-    # A name that is none leads nowhere, as a key that nobody has; telling them apart is of no use to its sender.
-    nameless = (len(named) - len(recipients)) * len(payloads)
-    office.meters.forwarded(outcome.queued, outcome.unroutable + nameless, outcome.full)
+    outcome = await context.mediation.forward(request)
+    # A recipient that is neither key nor DID counts as unroutable, like a key that nobody has (D9).
+    malformed = (len(named) - len(recipients)) * len(payloads)
+    context.metrics.forwarded(outcome.queued, outcome.unroutable + malformed, outcome.full)
     return outcome
 
 
-def _read(office: "Office", message: Message) -> tuple[list[str], list[bytes]]:
-    """Return the recipients as written, and the envelopes."""
+def _read(context: DidcommContext, message: DidcommMessage) -> tuple[list[str], list[bytes]]:
+    """Return the recipients as written, and the payloads."""
     if message.generation is Generation.V1:
-        return _recipients(message.body.get("to"), "to"), [_envelope(office, message.body.get("msg"), "msg")]
-    named = _recipients(message.body.get("next"), "next")
-    attached = [_envelope(office, attachment.data, "attachments") for attachment in attachments(message)]
+        return parse_recipients(message.body.get("to"), "to"), [_envelope(context, message.body.get("msg"), "msg")]
+    named = parse_recipients(message.body.get("next"), "next")
+    attached = [_envelope(context, attachment.data, "attachments") for attachment in attachments(message)]
     if not attached:
         raise BadRequestError("attachments", f"expected 1 to {MAX_ATTACHMENTS} envelopes")
     return named, attached
 
 
 def _check_copies(recipients: int, payloads: Sequence[bytes]) -> None:
-    """Bound what one forward makes, before anyone is looked up (D9)."""
+    """Bound what one forward makes, before any recipient is looked up (D9)."""
     if recipients * len(payloads) > MAX_COPIES:
         raise BadRequestError("attachments", f"expected at most {MAX_COPIES} times a recipient")
     if recipients > 1 and recipients * sum(map(len, payloads)) > MAX_COPIED:
         raise BadRequestError("attachments", f"expected at most {MAX_COPIED} bytes for all recipients")
 
 
-def _recipients(value: object, where: str) -> list[str]:
+def parse_recipients(value: object, where: str) -> list[str]:
+    """Return the recipients of a forward, one or a list; ``where`` names the field in errors."""
     named = [value] if isinstance(value, str) else value
     if (
         not isinstance(named, list)
@@ -104,12 +102,12 @@ def _recipients(value: object, where: str) -> list[str]:
     return named
 
 
-def _envelope(office: "Office", value: Any, where: str) -> bytes:
-    """Return the bytes that are queued: those that came, or of a JSON object its one compact form."""
+def _envelope(context: DidcommContext, value: Any, where: str) -> bytes:
+    """Return the bytes to queue: a JSON object is written compactly, other payloads stay as they are."""
     payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
     recipients = None
-    # Pickup 1.0 and the relay write it again inside other JSON, so it is held to the bounds of any JSON here; what
-    # orjson raises for text that is no Unicode and numbers beyond 64 bits is a TypeError.
+    # Pickup 1.0 writes it inside other JSON, so the bounds of any JSON hold for it. orjson raises TypeError for
+    # surrogates and for numbers beyond 64 bits.
     with suppress(EnvelopeError, TypeError):
         if isinstance(payload, dict):
             recipients, payload = recipients_in(payload), orjson.dumps(payload)
@@ -117,31 +115,23 @@ def _envelope(office: "Office", value: Any, where: str) -> bytes:
             recipients = recipients_in(read_object(payload))
     if recipients is None or not isinstance(payload, bytes):
         raise BadRequestError(where, "expected a DIDComm encrypted envelope")
-    if any(_is_ours(office, kid) for kid in recipients):
-        raise BadRequestError(where, "expected an envelope for somebody else than this mediator")
+    if any(context.identities.find(kid) is not None for kid in recipients):
+        raise BadRequestError(where, "the envelope is sealed for this mediator itself")
     return payload
 
 
-def _is_ours(office: "Office", kid: str) -> bool:
-    try:
-        office.identities.known_as(kid)
-    except UnresolvedDidError:
-        return False
-    return True
-
-
-def _expiry(message: Message) -> int | None:
-    """Return when the forward expires, in milliseconds: header and body may say so, the earlier one holds."""
+def parse_expiry(message: DidcommMessage) -> int | None:
+    """Return the expiry in milliseconds: the earlier one of header and body."""
     if message.generation is Generation.V1:
         return None
-    said = [value for value in (message.expires_time, message.body.get("expires_time")) if value is not None]
-    if not all(type(value) is int and abs(value) <= MAX_SECONDS for value in said):
+    times = [value for value in (message.expires_time, message.body.get("expires_time")) if value is not None]
+    if not all(type(value) is int and abs(value) <= MAX_SECONDS for value in times):
         raise BadRequestError("expires_time", "expected Unix seconds")
-    return min(said) * 1000 if said else None
+    return min(times) * 1000 if times else None
 
 
-def _delay(message: Message, longest: int) -> int | None:
-    """Return the delay in milliseconds; a negative one asks for a random one up to it."""
+def parse_delay(message: DidcommMessage, longest: int) -> int | None:
+    """Return ``delay_milli``; a negative one stands for a random delay up to its absolute value."""
     value = None if message.generation is Generation.V1 else message.body.get("delay_milli")
     if value is None:
         return None

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from mediator.errors import BadRequestError
-from pipeline.lake import readable
-from registry.cards import read_card
+from pipeline.lake import spark_path
+from registry.cards.card import read_card
 
 LINES = frozenset({".jsonl", ".ndjson"})
 PARQUET = ".parquet"
@@ -71,13 +71,13 @@ def read_catalog(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def _lines(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    text = spark.read.option("lineSep", "\n").text(list(map(readable, files)))
+    text = spark.read.option("lineSep", "\n").text(list(map(spark_path, files)))
     card = F.col("value").cast("binary")
     return _placed(text.where(F.expr("length(trim(BOTH ' \t\r' FROM value)) > 0")), card)
 
 
 def _rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    rows = spark.read.option("mergeSchema", "true").parquet(*map(readable, files))
+    rows = spark.read.option("mergeSchema", "true").parquet(*map(spark_path, files))
     if dict(rows.dtypes).get(CARD) in ("string", "binary"):
         return _placed(rows, F.col(CARD).cast("binary"))
     return _placed(rows, F.to_json(F.struct("*")).cast("binary"))

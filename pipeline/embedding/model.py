@@ -1,4 +1,4 @@
-"""The model that reads cards: found in the driver as the service finds it, loaded once in each worker of Spark."""
+"""The embedding model: found on the driver as the service finds it, loaded once in each worker of Spark."""
 
 import os
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from mediator.errors import BadRequestError, SetupError
-from pipeline.telling import Told
-from registry.cards import read_card
+from pipeline.progress import ProgressCallback
+from registry.cards.card import read_card
 from registry.embedding import models
-from registry.embedding.encoder import proper
-from registry.embedding.fast import folder_of
+from registry.embedding.backends import export_folder
+from registry.embedding.encoder import well_formed
 from registry.embedding.process import ENVIRONMENT
-from registry.embedding.spaces import Space
-from registry.embedding.worker import Model as Loaded
+from registry.embedding.space import EmbeddingSpace
+from registry.embedding.texts import TEMPLATE, card_texts
+from registry.embedding.worker import EmbeddingModel as Loaded
 from registry.embedding.worker import load
-from registry.packing import pack_rows
-from registry.texts import TEMPLATE, texts
+from registry.index.packing import pack_rows
 
 TOGETHER = 256
-"""Cards whose vectors are in a worker's memory at a time."""
+"""Cards encoded at a time in a worker."""
 _MADE = "digest binary, vectors binary, problem string"
 
 
@@ -43,42 +43,43 @@ class Model:
     def encode(self, cards: DataFrame) -> DataFrame:
         """Return ``digest``, ``vectors`` and ``problem`` of cards with ``digest`` and ``card``.
 
-        ``vectors`` are in the form of :mod:`registry.packing`, the same that the service makes, or null where the model
-        makes nothing of a card: then ``problem`` says what.
+        ``vectors`` are in the form of :mod:`registry.index.packing`, the same that the service makes, or null where the
+        model makes nothing of a card: then ``problem`` says what.
         """
-        return cards.select("digest", "card").mapInArrow(partial(_encode, self), _MADE)
+        return cards.select("digest", "card").mapInArrow(partial(encode_batches, self), _MADE)
 
 
-def find_model(name: str, cache_dir: Path, told: Told) -> Model:
+def find_model(name: str, cache_dir: Path, on_progress: ProgressCallback) -> Model:
     """Find the model of a name or folder, and have it exported to ``cache_dir`` where the service has not done so yet.
 
     The name becomes part of the space, so it has to be as in ``registry.model``. Raises :class:`SetupError` when it
     cannot be had.
     """
-    if models.lacking(name):
+    if models.missing_libraries(name):
         raise SetupError("the libraries for search by meaning are not installed: pip install 'agent-mediator[search]'")
     try:
-        place = models.find(name) or models.fetch(name)
+        place = models.find_model(name) or models.download_model(name)
     except (OSError, LookupError) as error:
         raise SetupError(f"registry.model: {error}") from error
     cache_dir = cache_dir.absolute()
-    if not folder_of(cache_dir, place.fingerprint).exists():
-        told("exporting the model", 0, None)
+    if not export_folder(cache_dir, place.fingerprint).exists():
+        on_progress("exporting the model", 0, None)
     # Where that cannot be, workers run sentence-transformers, as the service does.
     loaded = _loaded(place.folder, place.fingerprint, cache_dir, "")
     dims = models.dims_of(place) or loaded.encode(["ready"]).shape[1]
-    space = Space(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
+    space = EmbeddingSpace(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
     return Model(place.folder, place.fingerprint, cache_dir, str(space), loaded.precision)
 
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Path, fingerprint: str, cache_dir: Path, precision: str) -> Loaded:
-    # A worker each core: threads of their own would only be in each other's way.
+    # There is a worker for each core, so more threads would only compete.
     os.environ.update(ENVIRONMENT)
-    return load(models.Place(folder, fingerprint), cache_dir, precision).model
+    return load(models.ModelFiles(folder, fingerprint), cache_dir, precision).model
 
 
-def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
+def encode_batches(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return the vectors of Arrow batches of cards, or what is wrong with a card."""
     for batch in batches:
         for start in range(0, batch.num_rows, TOGETHER):
             some = batch.slice(start, TOGETHER)
@@ -93,11 +94,11 @@ def _encode(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
 def _vectors(model: Model, card: bytes) -> tuple[bytes | None, str | None]:
     loaded = _loaded(model.folder, model.fingerprint, model.cache_dir, model.precision)
     try:
-        lines = texts(read_card(card))
+        lines = card_texts(read_card(card))
     except BadRequestError as error:
-        # It was registered when other rules held.
+        # It was registered under older rules.
         return None, str(error)
-    rows = loaded.encode([proper(line) for line in lines])
+    rows = loaded.encode([well_formed(line) for line in lines])
     if not np.isfinite(rows).all():
         return None, "the model gives vectors that are not finite"
     return pack_rows(rows), None

@@ -1,4 +1,4 @@
-"""The cards that are registered in the service's database, those that a model has not read."""
+"""Registered cards in the service's database that have no vectors of a model yet."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.source.mailboxes import literal
-from pipeline.source.options import Options
-from pipeline.source.reading import open_database
+from pipeline.source.mailbox_batch import open_database
+from pipeline.source.mailboxes import sql_literal
+from pipeline.source.options import ReadOptions
 
 SLICE = 500
-"""Numbers of agents that are read with one question."""
+"""Agent numbers read by one query."""
 _CARDS = "no bigint, card_revision bigint, digest binary, card binary"
 
 
-def read_registered(spark: SparkSession, place: Options, space: str) -> DataFrame:
+def read_registered(spark: SparkSession, place: ReadOptions, space: str) -> DataFrame:
     """Return ``no``, ``card_revision``, ``digest`` and ``card`` of agents without vectors of a space, of all tenants.
 
-    The database is looked at by each task on its own; :class:`BadRequestError` naming ``data.dir`` or ``database.url``
+    Each task opens the database itself; :class:`BadRequestError` naming ``data.dir`` or ``database.url``
     when it cannot be read.
     """
     with closing(open_database(place)) as database:
@@ -33,7 +33,7 @@ def read_registered(spark: SparkSession, place: Options, space: str) -> DataFram
     return slices.mapInArrow(partial(_read, place, space), _CARDS)
 
 
-def _read(place: Options, space: str, batches: Iterator[Any]) -> Iterator[Any]:
+def _read(place: ReadOptions, space: str, batches: Iterator[Any]) -> Iterator[Any]:
     with closing(open_database(place)) as database:
         for batch in batches:
             for first in batch.column("id").to_pylist():
@@ -53,6 +53,6 @@ def _select(first: int, space: str) -> str:
     return (
         "SELECT no, card_revision, card FROM agent JOIN agent_card ON agent_card.agent_no = no"
         f" WHERE no BETWEEN {first} AND {first + SLICE - 1} AND NOT EXISTS (SELECT 1 FROM agent_vectors"
-        f" WHERE space = {literal(space)} AND agent_vectors.agent_no = no"
+        f" WHERE space = {sql_literal(space)} AND agent_vectors.agent_no = no"
         " AND agent_vectors.card_revision = agent.card_revision)"
     )

@@ -1,4 +1,4 @@
-"""Embeds a catalog, or anew what is registered, and hands it over; a run that is killed loses one batch at most."""
+"""Embeds a catalog or registered cards and sends the vectors to the service; a killed run loses one batch at most."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,43 +10,43 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from mediator.errors import BadRequestError
-from mediator.operators.spans import show_count
+from mediator.ops.units import format_count
 from pipeline.embedding.catalogs import read_catalog
-from pipeline.embedding.handing import Service, agent_with, card_with
 from pipeline.embedding.model import Model
 from pipeline.embedding.registered import read_registered
-from pipeline.embedding.tables import Vectors, keep_bad
+from pipeline.embedding.registry_client import RegistryClient, agent_with, card_with
+from pipeline.embedding.tables import VectorTable, store_bad_cards
 from pipeline.lake import BAD_CARDS
-from pipeline.lake.folder import held
-from pipeline.source.options import Options
-from pipeline.telling import Told, to_nobody
+from pipeline.lake.folder import lock_lake
+from pipeline.progress import ProgressCallback, no_progress
+from pipeline.source.options import ReadOptions
 
 PART_CARDS = 2000
-"""Cards that the driver holds at a time while they are handed over."""
+"""Cards that the driver holds at a time while sending."""
 
 
 @dataclass(slots=True)
-class Summary:
-    """What a run did."""
+class EmbedResult:
+    """What a run of ``embed`` did."""
 
     cards: int = 0
-    """That were to be had: good ones, each mailbox once."""
+    """Valid cards, one for each mailbox."""
     repeated: int = 0
     """Cards of a mailbox that has a later one in the catalog."""
     bad: int = 0
-    """That are no cards, or that the model makes nothing of."""
+    """Invalid cards, and cards that the model cannot encode."""
     encoded: int = 0
-    """The others were in the lake."""
+    """Cards encoded in this run; the vectors of the others were in the lake."""
     added: int = 0
     replaced: int = 0
     embedded: int = 0
-    """Agents that were there with this card and got vectors."""
+    """Registered agents with this card that got vectors."""
     unchanged: int = 0
-    """Agents that had both, or whose card is another one by now."""
+    """Agents that had both, or whose card has changed since."""
 
     def lines(self) -> Iterator[str]:
-        """Say it to people."""
-        yield f"{show_count(self.cards, 'card')} read, {self.encoded:,} of them encoded now"
+        """Yield the result as lines for people."""
+        yield f"{format_count(self.cards, 'card')} read, {self.encoded:,} of them encoded now"
         if self.repeated:
             yield f"{self.repeated:,} left out, since a later card has their mailbox"
         yield (
@@ -62,30 +62,32 @@ def embed_catalog(
     lake: Path,
     files: Sequence[Path],
     model: Model,
-    service: Service,
+    service: RegistryClient,
     tenant: str,
-    told: Told = to_nobody,
-) -> Summary:
-    """Embed the cards of files and register them with a service, as agents of a tenant; make the lake if needed.
+    on_progress: ProgressCallback = no_progress,
+) -> EmbedResult:
+    """Embed the cards of files and register them with a service, as agents of a tenant; create the lake if needed.
 
     Raises :class:`BadRequestError` naming ``space`` when the service reads with another model, what
-    :func:`pipeline.lake.folder.held` raises, and :class:`UnavailableError` when the service refuses or goes away:
+    :func:`pipeline.lake.folder.lock_lake` raises, and :class:`UnavailableError` when the service refuses or goes away:
     what was encoded stays in the lake, and what was handed over with the service.
     """
     space = service.space()
     if space != model.space:
         raise BadRequestError("model", f"expected that of the service, {space}, got {model.space}")
-    with held(lake, create=True):
-        told("cards", 0, None)
+    with lock_lake(lake, create=True):
+        on_progress("cards", 0, None)
         read = read_catalog(spark, files).persist(StorageLevel.DISK_ONLY)
         try:
             summary = _counted(read)
             if summary.bad:
-                keep_bad(spark, lake, read.where(F.col("reason").isNotNull()))
+                store_bad_cards(spark, lake, read.where(F.col("reason").isNotNull()))
             cards = read.where(F.col("reason").isNull() & F.col("latest")).select("file", "digest", "card")
-            vectors = _filled(spark, lake, cards, model, summary, told)
+            vectors = _filled(spark, lake, cards, model, summary, on_progress)
             agents = (card_with(bytes(row.card), bytes(row.vectors)) for row in _rows(cards, vectors, summary.cards))
-            counts = service.put(tenant, space, agents, lambda done: told("cards handed over", done, summary.cards))
+            counts = service.put(
+                tenant, space, agents, lambda done: on_progress("cards handed over", done, summary.cards)
+            )
         finally:
             read.unpersist()
     for name, count in counts.items():
@@ -94,22 +96,27 @@ def embed_catalog(
 
 
 def embed_registered(
-    spark: SparkSession, lake: Path, place: Options, model: Model, service: Service, told: Told = to_nobody
-) -> Summary:
+    spark: SparkSession,
+    lake: Path,
+    place: ReadOptions,
+    model: Model,
+    service: RegistryClient,
+    on_progress: ProgressCallback = no_progress,
+) -> EmbedResult:
     """Embed the cards that are registered at a service, of all tenants, and hand it the vectors.
 
-    The model may be one that the service shall have later. Raises as :func:`embed_catalog`, and
+    The model may be one that the service will use later. Raises as :func:`embed_catalog`, and
     :class:`BadRequestError` when the database cannot be read.
     """
     service.status()
-    with held(lake, create=True):
-        told("cards", 0, None)
+    with lock_lake(lake, create=True):
+        on_progress("cards", 0, None)
         read = read_registered(spark, place, model.space).persist(StorageLevel.DISK_ONLY)
         try:
-            summary = Summary(cards=read.count())
+            summary = EmbedResult(cards=read.count())
             # Two tenants may have the same card.
             cards = read.select("digest", "card", F.lit("registered").alias("file")).dropDuplicates(["digest"])
-            vectors = _filled(spark, lake, cards, model, summary, told)
+            vectors = _filled(spark, lake, cards, model, summary, on_progress)
             rows = _rows(read.select("digest", "no", "card_revision"), vectors, summary.cards)
             agents = (agent_with(row.no, row.card_revision, bytes(row.vectors)) for row in rows)
             handed = 0
@@ -117,7 +124,7 @@ def embed_registered(
             def progress(done: int) -> None:
                 nonlocal handed
                 handed = done
-                told("cards handed over", done, summary.cards)
+                on_progress("cards handed over", done, summary.cards)
 
             summary.embedded = service.embed(model.space, agents, progress).get("embedded", 0)
             summary.unchanged = handed - summary.embedded
@@ -126,7 +133,7 @@ def embed_registered(
     return summary
 
 
-def _counted(read: DataFrame) -> Summary:
+def _counted(read: DataFrame) -> EmbedResult:
     good = F.col("reason").isNull()
     row = read.agg(
         F.count_if(good & F.col("latest")).alias("cards"),
@@ -134,20 +141,22 @@ def _counted(read: DataFrame) -> Summary:
         F.count_if(~good).alias("bad"),
     ).first()
     assert row is not None
-    return Summary(cards=row["cards"], repeated=row["repeated"], bad=row["bad"])
+    return EmbedResult(cards=row["cards"], repeated=row["repeated"], bad=row["bad"])
 
 
-def _filled(spark: SparkSession, lake: Path, cards: DataFrame, model: Model, summary: Summary, told: Told) -> DataFrame:
+def _filled(
+    spark: SparkSession, lake: Path, cards: DataFrame, model: Model, summary: EmbedResult, on_progress: ProgressCallback
+) -> DataFrame:
     """Return the vectors of cards, those that can be had."""
-    table = Vectors(spark, lake)
-    summary.encoded = table.fill(cards, model, told)
+    table = VectorTable(spark, lake)
+    summary.encoded = table.fill(cards, model, on_progress)
     vectors = table.of(model.space)
     refused = vectors.where(F.col("problem").isNotNull()).withColumnRenamed("problem", "reason")
     refusing = cards.join(refused.select("digest", "reason"), "digest")
     count = refusing.count()
     if count:
         summary.bad += count
-        keep_bad(spark, lake, refusing)
+        store_bad_cards(spark, lake, refusing)
     return vectors.where(F.col("vectors").isNotNull()).select("digest", "vectors")
 
 

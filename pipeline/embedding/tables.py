@@ -1,4 +1,4 @@
-"""What the lake keeps of cards: their vectors by what the cards are, and those that could not be read."""
+"""The lake's tables of cards: vectors by the hash of the card, and invalid cards."""
 
 from math import ceil
 from pathlib import Path
@@ -9,9 +9,9 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.embedding.model import Model
-from pipeline.lake import BAD_CARDS, VECTORS, readable, table
-from pipeline.lake.delta import Table
-from pipeline.telling import Told
+from pipeline.lake import BAD_CARDS, VECTORS, spark_path, table_path
+from pipeline.lake.delta import LakeTable
+from pipeline.progress import ProgressCallback
 
 VECTORS_SCHEMA = StructType(
     [
@@ -35,16 +35,16 @@ BAD_CARDS_SCHEMA = StructType(
 """``size`` is in bytes, ``text`` the first 4 KiB."""
 TEXT_BYTES = 4096
 BATCH_CARDS = 10_000
-"""Cards of one commit: a run that is killed encodes no more than these anew."""
+"""Cards of one commit; a killed run repeats at most one commit."""
 
 
-class Vectors:
+class VectorTable:
     """The table of vectors."""
 
     def __init__(self, spark: SparkSession, lake: Path) -> None:
-        """Open or make it; the lake is held."""
+        """Open or create it; the lake must be locked."""
         self._spark = spark
-        self._table = Table(table(lake, VECTORS), VECTORS_SCHEMA)
+        self._table = LakeTable(table_path(lake, VECTORS), VECTORS_SCHEMA)
         self._table.sweep()
 
     def of(self, space: str) -> DataFrame:
@@ -52,19 +52,19 @@ class Vectors:
         rows = read(self._spark, self._table, VECTORS_SCHEMA)
         return rows.where(F.col("space") == space).drop("space")
 
-    def fill(self, cards: DataFrame, model: Model, told: Told) -> int:
+    def fill(self, cards: DataFrame, model: Model, on_progress: ProgressCallback) -> int:
         """Have those cards encoded that the table lacks, and return how many; ``cards`` have ``digest`` and ``card``.
 
         Each batch is there for good once it is committed.
         """
         lacking = cards.join(self.of(model.space).select("digest"), "digest", "left_anti")
         count = lacking.count()
-        told("cards encoded", 0, count)
+        on_progress("cards encoded", 0, count)
         batches = ceil(count / BATCH_CARDS)
         if not batches:
             return 0
         batch = F.pmod(F.xxhash64("digest"), F.lit(batches)).cast("int")
-        # Read once, or each batch would go through all cards.
+        # Persisted, or each batch would read all cards again.
         parted = lacking.withColumn("batch", batch).repartition(batches, "batch").persist(StorageLevel.DISK_ONLY)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         done = 0
@@ -72,14 +72,14 @@ class Vectors:
             some = parted.where(F.col("batch") == number).repartition(tasks)
             made = model.encode(some).withColumn("space", F.lit(model.space))
             done += append(self._table, made.select(*VECTORS_SCHEMA.names), VECTORS)
-            told("cards encoded", done, count)
+            on_progress("cards encoded", done, count)
         parted.unpersist()
         return done
 
 
-def keep_bad(spark: SparkSession, lake: Path, cards: DataFrame) -> None:
+def store_bad_cards(spark: SparkSession, lake: Path, cards: DataFrame) -> None:
     """Keep cards with their ``file``, ``digest`` and ``reason`` that are not kept yet."""
-    kept = Table(table(lake, BAD_CARDS), BAD_CARDS_SCHEMA)
+    kept = LakeTable(table_path(lake, BAD_CARDS), BAD_CARDS_SCHEMA)
     kept.sweep()
     new = cards.dropDuplicates(["digest"]).join(
         read(spark, kept, BAD_CARDS_SCHEMA).select("digest", "reason"), ["digest", "reason"], "left_anti"
@@ -96,15 +96,15 @@ def keep_bad(spark: SparkSession, lake: Path, cards: DataFrame) -> None:
     append(kept, rows, BAD_CARDS)
 
 
-def append(kept: Table, rows: DataFrame, source: str) -> int:
+def append(kept: LakeTable, rows: DataFrame, source: str) -> int:
     """Add rows in one commit; return how many."""
     number = kept.read_up_to(source) + 1
     return kept.append(rows, f"{number:020d}-{source}", {source: number})
 
 
-def read(spark: SparkSession, kept: Table, schema: StructType) -> DataFrame:
+def read(spark: SparkSession, kept: LakeTable, schema: StructType) -> DataFrame:
     """Return a table as it is now."""
     files = [file["path"] for file in kept.files()]
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*map(readable, files))
+    return spark.read.schema(schema).parquet(*map(spark_path, files))

@@ -13,16 +13,16 @@ USAGE_GROUPS = "usage_groups"
 VECTORS = "vectors"
 BAD_CARDS = "bad_cards"
 TABLES = (ARCHIVE, BAD_CARDS, EVENTS, GAPS, QUARANTINE, USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, VECTORS)
-"""All tables of ours; a user may keep others in the lake's folder."""
+"""The tables of the pipeline; users may keep others in the lake's folder."""
 REPLAYS = "replays"
-"""No table: the folder of what replays keep until they are done."""
+"""The folder of the checkpoints of unfinished replays; not a table."""
 
 
-def table(lake: Path, name: str) -> Path:
+def table_path(lake: Path, name: str) -> Path:
     """Return the folder of a table of the lake."""
     return lake / name
 
 
-def readable(path: Path | str) -> str:
-    """Return a path as Spark's readers take it for this one file: they look for patterns in it."""
+def spark_path(path: Path | str) -> str:
+    """Return a path for Spark's readers, with the characters escaped that they take for glob patterns."""
     return "file:" + re.sub(r"([\\*?{}\[\]])", r"\\\1", str(path))

@@ -1,7 +1,7 @@
-"""A Delta table whose log deltalake owns while Spark writes the Parquet files; one process at a time writes to it.
+"""A Delta table: Spark writes the Parquet files, deltalake commits them; only one process writes at a time.
 
-A batch is written into a folder of its own inside the table and becomes part of it in one commit, which also records up
-to where its source was read. Whatever a crash leaves behind is a folder of a batch that the log says was never read.
+Spark writes a batch into its own folder inside the table. One commit adds its files and records the source's progress
+as an application transaction. After a crash only a folder may be left over whose batch was never committed.
 """
 
 import json
@@ -28,22 +28,22 @@ from pipeline.lake.folder import sync
 
 _BATCH = re.compile(r"(?P<number>\d{20})-(?P<source>.+)\.[0-9a-f]{8}")
 _WRITING = {
-    # Other readers take Spark's own format of timestamps for nanoseconds.
+    # Other readers take Spark's default timestamp format (INT96) for nanoseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Else every task sorts its rows by partition before it writes any.
+    # Otherwise every task sorts its rows by partition before it writes any.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
 }
 _LONGEST = 64
-"""Characters of a text that statistics have."""
+"""Longest text in statistics, in characters."""
 
 
-class Table:
-    """A table of the lake, opened or made."""
+class LakeTable:
+    """A table of the lake, opened or created."""
 
     def __init__(self, path: Path, schema: StructType, partition: str | None = None) -> None:
-        """``partition`` is the column whose values have folders of their own.
+        """``partition`` is the partition column.
 
-        Raises :class:`SetupError` when a newer program made the table, or one with other columns.
+        Raises :class:`SetupError` when a newer version made the table, or it has other columns.
         """
         self.path = path
         self._partition = [partition] if partition is not None else []
@@ -54,28 +54,32 @@ class Table:
             self._delta = DeltaTable.create(path, wanted, partition_by=self._partition, mode="ignore")
         except DeltaError as error:
             if "nsupported" in str(error):
-                raise SetupError(f"{path}: a newer program wrote this table; use that one") from error
+                raise SetupError(
+                    f"{path}: a newer version of the program wrote this table; use that version"
+                ) from error
             raise UnavailableError(f"the table {path}: {str(error).splitlines()[0][:500]}") from error
         if self._delta.schema() != wanted:
-            raise SetupError(f"{path}: a table with other columns than this program's; use the version that made it")
+            raise SetupError(
+                f"{path}: the table has other columns than this version expects; use the version that created it"
+            )
 
     def read_up_to(self, source: str) -> int:
-        """Return the number that the last batch of a source recorded, -1 without one."""
+        """Return the progress that the last batch of a source recorded, -1 without one."""
         version = self._delta.transaction_version(source)
         return -1 if version is None else version
 
     @property
     def version(self) -> int:
-        """Number of the table's last commit."""
+        """The version of the table's last commit."""
         return int(self._delta.version())
 
     def append(
         self, rows: DataFrame, name: str, sources: Mapping[str, int], *, replacing: Sequence[str] | None = None
     ) -> int:
-        """Add rows, and record up to where each source was read, both or neither; return how many rows.
+        """Add rows and record each source's progress in one commit; return the number of rows.
 
-        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number. What the table has in the partitions
-        ``replacing`` goes in the same commit.
+        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number. The same commit removes what the table
+        has in the partitions ``replacing``.
         """
         folder = self.path / f"{name}.{uuid4().hex[:8]}"
         with _conf(rows):
@@ -93,13 +97,13 @@ class Table:
             partition_filters=None if replacing is None else [(self._partition[0], "in", list(replacing))],
             commit_properties=CommitProperties(app_transactions=done),
         )
-        # The object does not follow its own commits.
+        # A DeltaTable does not see its own write transactions.
         self._delta = DeltaTable(self.path)
         sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
         return sum(count for _, count in files)
 
     def sweep(self) -> None:
-        """Remove what runs that crashed have written and not committed."""
+        """Remove what crashed runs wrote and did not commit."""
         for path in self.path.iterdir():
             batch = _BATCH.fullmatch(path.name)
             if batch is not None and int(batch["number"]) > self.read_up_to(batch["source"]):
@@ -110,7 +114,7 @@ class Table:
         return list(self._delta.to_pyarrow_table(columns=[name])[name].to_pylist())
 
     def files(self, *columns: str) -> list[dict[str, Any]]:
-        """Return of each file ``path``, ``partition``, and for each column ``x`` ``min.x`` and ``max.x`` if known."""
+        """Return each file's ``path``, ``partition``, and ``min.x`` and ``max.x`` (or None) for each column ``x``."""
         actions = pa.table(self._delta.get_add_actions(flatten=True))
         names = [f"{bound}.{column}" for column in columns for bound in ("min", "max")]
         values = [
@@ -122,7 +126,7 @@ class Table:
         return [dict(zip(("path", "partition", *names), row, strict=True)) for row in rows]
 
     def added_since(self, version: int) -> list[str] | None:
-        """Return the files that later commits brought rows in; None when the log does not tell any more."""
+        """Return the files that commits after ``version`` added; None if the log no longer says."""
         found: list[str] = []
         for number in range(version + 1, self.version + 1):
             try:
@@ -130,13 +134,13 @@ class Table:
             except FileNotFoundError:
                 return None
             actions = [json.loads(line).get("add") for line in lines]
-            # Compaction writes rows again that were there.
+            # Compaction rewrites rows and adds none.
             found += [action["path"] for action in actions if action is not None and action["dataChange"]]
         paths = [self.path / unquote(path) for path in found]
         return [str(path) for path in paths] if all(path.exists() for path in paths) else None
 
     def holding(self, key: str, column: str, spans: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Return the files that may have rows with one of the keys and a number from its span, by their statistics."""
+        """Return the files whose statistics allow a row with one of the keys and a number in its span."""
         actions = pa.table(self._delta.get_add_actions(flatten=True))
         wanted = ("path", f"min.{key}", f"max.{key}", f"min.{column}", f"max.{column}")
         if not set(wanted) <= set(actions.column_names):
@@ -145,7 +149,7 @@ class Table:
         return [str(self.path / unquote(path)) for path, *bounds in rows if _overlaps(spans, *bounds)]
 
     def _describe(self, path: Path) -> tuple[AddAction, int]:
-        """Return what the log says of a file, and how many rows it has; the file is on the disk then."""
+        """Sync a file to disk; return its add action and its number of rows."""
         sync(path)
         relative = path.relative_to(self.path)
         folders = dict(part.split("=", 1) for part in relative.parts[1:-1])
@@ -163,21 +167,21 @@ class Table:
 
 
 def _overlaps(spans: Mapping[str, tuple[int, int]], first: str, last: str, low: int, high: int) -> bool:
-    # A file without statistics may hold anything.
+    # A file without statistics may have any row.
     if None in (first, last, low, high):
         return True
     return any(first <= key <= last and low <= span[1] and high >= span[0] for key, span in spans.items())
 
 
 def _statistics(file: pq.FileMetaData) -> dict[str, Any]:
-    """Return smallest and largest value of each column that has them; texts as they are, times in ISO 8601."""
+    """Return a file's Delta statistics: the bounds of each column that has them, times in ISO 8601."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     for column in range(file.num_columns):
         groups = [file.row_group(index).column(column) for index in range(file.num_row_groups)]
         known = [group.statistics for group in groups]
         bounds = [(each.min, each.max) for each in known if each is not None and each.has_min_max]
-        # A group of nulls alone has no bounds; elsewhere a missing one leaves all unknown.
+        # A row group of nulls has no bounds; any other group without bounds makes the column's unknown.
         unknown = any(each is None or (not each.has_min_max and each.num_values > 0) for each in known)
         if not bounds or unknown or any(_long(value) for value in (*bounds[0], *bounds[-1])):
             continue
@@ -199,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _conf(rows: DataFrame) -> Iterator[None]:
-    """Set what the writing of files depends on, and which no option of a writer sets."""
+    """Set the configuration for writing that has no option on the writer, and restore it afterwards."""
     conf = rows.sparkSession.conf
     before = {name: conf.get(name, None) for name in _WRITING}
     for name, value in _WRITING.items():

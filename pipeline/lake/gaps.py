@@ -1,4 +1,4 @@
-"""What the journal dropped before it was read, as a table: reports over such a time are incomplete."""
+"""The table of gaps: what the journal dropped before it was read, so that reports can say they are incomplete."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,8 +8,8 @@ import orjson
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
-from mediator.segments import GAPS as GAPS_FILE
-from pipeline.lake.delta import Table
+from mediator.ops.journal.segments import GAPS as GAPS_FILE
+from pipeline.lake.delta import LakeTable
 
 GAPS = StructType(
     [
@@ -24,18 +24,18 @@ GAPS = StructType(
         StructField("line", StringType()),
     ]
 )
-"""As in docs/journal.md, times as such, and the line itself, by which a gap is known again."""
+"""The fields of docs/journal.md with times as timestamps, and the line itself, which identifies the gap."""
 UNREADABLE = "unreadable"
-"""The ``why`` of a gap that the journal tells in a damaged line: nobody knows what is missing."""
+"""The ``why`` of a gap whose line is damaged: what is missing is unknown."""
 _SOURCE = "gaps"
 
 
-def ingest_gaps(spark: SparkSession, journal: Path, table: Table) -> int:
-    """Add the gaps that the table does not have; return how many."""
+def ingest_gaps(spark: SparkSession, journal: Path, table: LakeTable) -> int:
+    """Add the gaps that the table does not have yet; return how many."""
     path = journal / GAPS_FILE
-    told = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
-    known = set(table.column("line")) if told else set()
-    new = [line for line in dict.fromkeys(told) if line not in known]
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    known = set(table.column("line")) if lines else set()
+    new = [line for line in dict.fromkeys(lines) if line not in known]
     if new:
         number = table.read_up_to(_SOURCE) + 1
         rows = spark.createDataFrame([_row(line) for line in new], GAPS).coalesce(1)

@@ -1,11 +1,10 @@
-"""From the journal into the lake: what is new, each event once, whatever ended the runs before.
+"""Ingests the journal into the lake, each event exactly once, even if runs are killed.
 
-The tables of the lake record in the commit that adds rows up to which file they were read from, so a run that is killed
-leaves each table either without its batch or with it, and the next one goes on from there. An event has its name for
-ever, and so has the line it stands in: instance and ``seq``. Lines are therefore compared, which are a hundredth of the
-events, among each other and with those files of the lake whose statistics say they may hold the same ones. A message
-that came under a second name (docs/journal.md, "At least once") is counted once where it is reported, since finding it
-here would mean to compare all messages there ever were.
+The commit that adds rows also records up to which file they were read, so a killed run leaves each table either with or
+without its batch, and the next run continues there. Events have a permanent identity, and so do their lines: instance
+and ``seq``. Lines, a hundredth of the events, are therefore compared with each other and with the files of the lake
+whose statistics overlap. A message that came under a second identity (docs/journal.md, "At least once") is counted once
+in reports; finding it here would mean comparing all messages ever.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,55 +16,55 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from mediator.operators.spans import show_count
-from mediator.segments import mark_read, read_up_to
+from mediator.ops.journal.segments import mark_read, read_up_to
+from mediator.ops.units import format_count
+from pipeline.journal_schema import EVENTS, PARTITION
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import readable, table
-from pipeline.lake.delta import Table
-from pipeline.lake.events import EVENTS, PARTITION
-from pipeline.lake.folder import held
+from pipeline.lake import spark_path, table_path
+from pipeline.lake.delta import LakeTable
+from pipeline.lake.folder import lock_lake
 from pipeline.lake.gaps import GAPS, ingest_gaps
-from pipeline.lake.journal import QUARANTINE, Segment, bad_lines, expand, read_lines, segments
-from pipeline.telling import Told, to_nobody
+from pipeline.lake.journal import QUARANTINE, Segment, bad_lines, expand, list_segments, read_lines
+from pipeline.progress import ProgressCallback, no_progress
 
 BATCH_BYTES = 1 << 29
-"""Files of one commit; a run that is killed does no more than that anew."""
+"""Bytes of files in one commit; a killed run repeats at most one commit."""
 _TRIES = 3
 _LINE = ["instance", "seq"]
 
 
 @dataclass(slots=True)
-class Summary:
-    """What a run did."""
+class IngestResult:
+    """What a run of ``ingest`` did."""
 
     segments: int = 0
     events: int = 0
-    """Added to the lake."""
+    """Events added to the lake."""
     repeated: int = 0
-    """Events that came again and were left out."""
+    """Events that the lake had already."""
     quarantined: int = 0
-    """Lines that are not as they should be."""
+    """Invalid lines."""
     gaps: int = 0
-    """Gaps that the journal told of for the first time."""
+    """Gaps that are new in ``gaps.jsonl``."""
     compared: int = 0
-    """Files of the lake that were searched for what comes again."""
+    """Files of the lake that were searched for repeated lines."""
 
     def lines(self) -> Iterator[str]:
-        """Say it to people."""
-        events = show_count(self.events, "event")
-        yield f"{show_count(self.segments, 'file')} read, {events} added, {self.repeated:,} came again"
+        """Yield the result as lines for people."""
+        events = format_count(self.events, "event")
+        yield f"{format_count(self.segments, 'file')} read, {events} added, {self.repeated:,} were known already"
         if self.quarantined:
-            yield f"{show_count(self.quarantined, 'line')} could not be read: see the table {QUARANTINE_TABLE}"
+            yield f"{format_count(self.quarantined, 'line')} could not be read: see the table {QUARANTINE_TABLE}"
         if self.gaps:
-            times = show_count(self.gaps, "time")
-            yield f"{times} the journal dropped events that nobody had read: see the table {GAPS_TABLE}"
+            times = format_count(self.gaps, "time")
+            yield f"{times} the journal dropped unread events: see the table {GAPS_TABLE}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
-    """What is in a batch of files."""
+class _BatchStats:
+    """Counts of the lines of a batch of files."""
 
     spans: Mapping[str, tuple[int, int]]
     """First and last seq of each instance."""
@@ -75,28 +74,28 @@ class _Looked:
     bad: int
 
 
-def ingest(spark: SparkSession, journal: Path, lake: Path, told: Told = to_nobody) -> Summary:
-    """Read the closed files of a journal that the lake does not have yet, and mark them read; make the lake if needed.
+def ingest(spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback = no_progress) -> IngestResult:
+    """Read the journal's closed files that the lake lacks, and mark them read; create the lake if needed.
 
-    Raises :class:`SetupError` when there is no such journal or the folder is no lake, and :class:`UnavailableError`
-    when another works on the lake, or it cannot be written: nothing is lost then, and the next run goes on.
+    Raises :class:`SetupError` when there is no such journal or the folder is not a lake, and :class:`UnavailableError`
+    when another process works on the lake or it cannot be written: nothing is lost, and the next run continues.
     """
-    segments(journal)
-    with held(lake, create=True):
-        return _Ingest(spark, journal, lake, told).run()
+    list_segments(journal)
+    with lock_lake(lake, create=True):
+        return _Ingest(spark, journal, lake, on_progress).run()
 
 
 class _Ingest:
-    def __init__(self, spark: SparkSession, journal: Path, lake: Path, told: Told) -> None:
+    def __init__(self, spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback) -> None:
         self._spark = spark
         self._journal = journal
-        self._told = told
-        self._events = Table(table(lake, EVENTS_TABLE), EVENTS, PARTITION)
-        self._quarantine = Table(table(lake, QUARANTINE_TABLE), QUARANTINE)
-        self._gaps = Table(table(lake, GAPS_TABLE), GAPS)
-        self._summary = Summary()
+        self._on_progress = on_progress
+        self._events = LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
+        self._quarantine = LakeTable(table_path(lake, QUARANTINE_TABLE), QUARANTINE)
+        self._gaps = LakeTable(table_path(lake, GAPS_TABLE), GAPS)
+        self._summary = IngestResult()
 
-    def run(self) -> Summary:
+    def run(self) -> IngestResult:
         for each in (self._events, self._quarantine, self._gaps):
             each.sweep()
         tries = _TRIES
@@ -104,7 +103,7 @@ class _Ingest:
             try:
                 self._ingest(batch)
             except PySparkException:
-                # The service drops its oldest file when the journal is full, read or not; the gaps tell of it.
+                # The service drops its oldest file when the journal is full, read or not, and records the gap.
                 tries -= 1
                 if not tries or all(segment.path.exists() for segment in batch):
                     raise
@@ -113,8 +112,8 @@ class _Ingest:
         return self._summary
 
     def _next(self) -> list[Segment]:
-        """Return the next files to read, as many as one commit may be of."""
-        new = [segment for segment in segments(self._journal) if self._unread(self._events, segment)]
+        """Return the files of the next commit."""
+        new = [segment for segment in list_segments(self._journal) if self._unread(self._events, segment)]
         batch: list[Segment] = []
         size = 0
         for segment in new:
@@ -125,12 +124,12 @@ class _Ingest:
             if batch and size > BATCH_BYTES:
                 break
             batch.append(segment)
-        self._told("files", self._summary.segments, self._summary.segments + len(new))
+        self._on_progress("files", self._summary.segments, self._summary.segments + len(new))
         return batch
 
     def _ingest(self, batch: Sequence[Segment]) -> None:
         lines = read_lines(self._spark, batch)
-        looked = _look(lines)
+        looked = _count_lines(lines)
         if looked.bad:
             self._keep_apart(batch)
         held = self._events.holding("instance", "seq", looked.spans)
@@ -150,10 +149,10 @@ class _Ingest:
 
     def _lines_of(self, files: Sequence[str]) -> DataFrame:
         names = StructType([EVENTS[name] for name in _LINE])
-        return self._spark.read.schema(names).parquet(*map(readable, files)).distinct()
+        return self._spark.read.schema(names).parquet(*map(spark_path, files)).distinct()
 
     def _keep_apart(self, batch: Sequence[Segment]) -> None:
-        """Keep the bad lines of a batch; a run that was killed after that has kept them already."""
+        """Quarantine the invalid lines of a batch, unless a killed run did already."""
         unread = [segment for segment in batch if self._unread(self._quarantine, segment)]
         if not unread:
             return
@@ -164,24 +163,24 @@ class _Ingest:
             self._quarantine.append(bad_lines(read_lines(self._spark, damaged)), *_record(unread))
 
     def _mark_read(self) -> None:
-        """Let the service drop what the lake has."""
-        done = [segment for segment in segments(self._journal) if not self._unread(self._events, segment)]
+        """Mark the files read, so that the service may drop them."""
+        done = [segment for segment in list_segments(self._journal) if not self._unread(self._events, segment)]
         if done and done[-1].path.name > read_up_to(self._journal):
             mark_read(self._journal, done[-1].path.name)
 
     @staticmethod
-    def _unread(table: Table, segment: Segment) -> bool:
+    def _unread(table: LakeTable, segment: Segment) -> bool:
         return segment.number > table.read_up_to(segment.source)
 
 
 def _record(batch: Sequence[Segment]) -> tuple[str, dict[str, int]]:
-    """Return the name of a batch, and up to where it is of each source."""
+    """Return the name of a batch, and its progress in each source."""
     last = batch[-1]
     return f"{last.number:020d}-{last.source}", {segment.source: segment.number for segment in batch}
 
 
-def _look(lines: DataFrame) -> _Looked:
-    """Find out what is in lines, in one pass over them."""
+def _count_lines(lines: DataFrame) -> _BatchStats:
+    """Count lines in one pass over them."""
     bad = F.col("reason").isNotNull()
     narrow = lines.select(
         F.when(~bad, F.col("instance")).alias("instance"),
@@ -201,7 +200,7 @@ def _look(lines: DataFrame) -> _Looked:
         .collect()
     )
     good = [row for row in rows if row.instance is not None]
-    return _Looked(
+    return _BatchStats(
         spans={row.instance: (row["first"], row["last"]) for row in good},
         events=sum(row.events for row in good),
         repeats=any(row.lines > row.names for row in good),

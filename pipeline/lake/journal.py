@@ -1,6 +1,6 @@
-"""Closed files of the journal as DataFrames: their lines, judged, and the events of those that are as they should be.
+"""Closed files of the journal as DataFrames: their lines, validated, and the events of the valid ones.
 
-All of it is done in the JVM. docs/journal.md is the format; a line that departs from it is kept apart with the reason.
+All work is done in the JVM. docs/journal.md is the format; invalid lines are quarantined with the reason.
 """
 
 import re
@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from mediator.errors import SetupError
-from mediator.journal_lines import COLUMNS
-from mediator.segments import FINAL, closed_segments
-from pipeline.lake import readable
-from pipeline.lake.events import EVENTS
+from mediator.ops.journal.lines import COLUMNS
+from mediator.ops.journal.segments import FINAL, closed_segments
+from pipeline.journal_schema import EVENTS, MAX_SEQ, MAX_TIME, VERSION
+from pipeline.lake import spark_path
 
 QUARANTINE = StructType(
     [
@@ -28,13 +28,9 @@ QUARANTINE = StructType(
         StructField("text", StringType()),
     ]
 )
-"""A line that was left out: when it was found, where (lines count from 1), why, its bytes and the first of them."""
-VERSION = 1
+"""An invalid line: when it was found, where (lines count from 1), why, its size in bytes and its first bytes."""
 TEXT_BYTES = 4096
-"""Bytes of a bad line that are kept."""
-MAX_SEQ = 2**53 - 1
-MAX_TIME = 253_402_300_799_999
-"""The last millisecond of the year 9999; there is no date behind it."""
+"""Bytes of an invalid line that are kept."""
 _DAY = 86_400_000
 _NAME = re.compile(rf"(?P<number>\d{{20}})-(?P<instance>.+){re.escape(FINAL)}")
 _LINE = (
@@ -62,26 +58,26 @@ class Segment:
 
     @property
     def source(self) -> str:
-        """The name under which tables record up to which number such files were read."""
+        """The source name under which tables record their progress."""
         return f"journal.{self.instance}"
 
 
-def segments(folder: Path) -> list[Segment]:
+def list_segments(folder: Path) -> list[Segment]:
     """Return the closed files in order of their numbers; :class:`SetupError` when there is no such folder."""
     if not folder.is_dir():
-        raise SetupError(f"{folder}: no journal is there; a service writes it while journal.enabled is on")
+        raise SetupError(f"{folder}: no such journal; a service writes it while journal.enabled is on")
     named = [(path, _NAME.fullmatch(path.name)) for path in closed_segments(folder)]
     return [Segment(path, int(name["number"]), name["instance"]) for path, name in named if name is not None]
 
 
 def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
-    """Return the lines of files, whatever is in them.
+    """Return all lines of files, valid or not.
 
     Columns: ``file``, ``block`` (where in it Spark began to read), ``raw``; ``reason``, null for a good line; of a good
-    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.journal_lines.COLUMNS`.
+    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.ops.journal.lines.COLUMNS`.
     """
-    text = spark.read.option("lineSep", "\n").text([readable(segment.path) for segment in files])
-    # A line that lost its end, or swallowed the next, closes the object too early or not at all: then ``end`` lacks.
+    text = spark.read.option("lineSep", "\n").text([spark_path(segment.path) for segment in files])
+    # A truncated line, or two merged into one, closes the object too early or not at all: then ``end`` is missing.
     whole = F.concat(F.lit('{"line":'), "value", F.lit(',"end":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     parsed = text.select(
@@ -102,7 +98,7 @@ def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
 
 
 def _reason() -> Column:
-    """Say in a few words what is wrong with a line; null: nothing."""
+    """Return what is wrong with a line; null if it is valid."""
     line = {name: F.col(f"json.line.{name}") for name in ("version", "seq", *COLUMNS)}
     texts = F.lit(True)
     for name in ("instance", "tenant"):
@@ -141,7 +137,7 @@ def _true(condition: Column) -> Column:
 
 
 def expand(lines: DataFrame) -> DataFrame:
-    """Return the events of good lines, a row each, as :data:`pipeline.lake.events.EVENTS`."""
+    """Return the events of good lines, a row each, as :data:`pipeline.journal_schema.EVENTS`."""
     zipped = F.arrays_zip(*(F.col(name) for name in COLUMNS))
     rows = lines.select("instance", "seq", "tenant", F.posexplode(zipped).alias("position", "event"))
     values = {name: F.col(f"event.{name}") for name in COLUMNS}
@@ -156,7 +152,7 @@ def expand(lines: DataFrame) -> DataFrame:
 
 
 def bad_lines(lines: DataFrame) -> DataFrame:
-    """Return the lines with a reason, as :data:`QUARANTINE`; all lines of their files have to be there."""
+    """Return the invalid lines as :data:`QUARANTINE`; ``lines`` must have all lines of their files, to number them."""
     in_order = Window.partitionBy("file").orderBy("block", "row")
     counted = lines.select("file", "block", "raw", "reason", F.monotonically_increasing_id().alias("row"))
     start = F.col("raw").cast("binary").substr(1, TEXT_BYTES)

@@ -1,8 +1,8 @@
-"""Seals what messages say before it lies in the lake: AES-256-GCM, by keys that are in a file of the operator's.
+"""Encrypts payloads and headers in the lake with AES-256-GCM, with keys from a file of the operator.
 
-A sealed text is a random nonce of 12 bytes, then the ciphertext with its tag. It is bound to its message and its
-column, so none can be put in the place of another. Keys stay in memory: on the way to Spark's tasks they travel in
-what the tasks run, never in an option, a plan, a log or a table.
+A sealed value is a random 12-byte nonce followed by the ciphertext with its tag. The message and the column are
+authenticated with it, so values cannot be swapped. Keys reach Spark's tasks inside the serialized function only, never
+in an option, a plan, a log or a table.
 """
 
 import base64
@@ -26,7 +26,7 @@ _NONCE_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, and the name by which rows say that they were sealed with it."""
+    """A key, with the id by which rows name it."""
 
     secret: bytes = field(repr=False)
 
@@ -37,9 +37,9 @@ class Key:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Read a key file: a line for each key, in base64; the first seals, all open.
+    """Read a key file, one base64 key a line; the first seals, all open.
 
-    Raises :class:`SetupError` when it cannot be read, others may read it too, or a line is no key.
+    Raises :class:`SetupError` when the file cannot be read, other users may read it, or a line is not a key.
     """
     try:
         with path.open("rb") as file:
@@ -48,10 +48,10 @@ def read_keys(path: Path) -> list[Key]:
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}") from error
     if mode & 0o077:
-        raise SetupError(f"{path}: expected mode 600, got {mode:o}; others may have read the keys")
+        raise SetupError(f"{path}: expected mode 600, got {mode:o}; other users may have read the keys")
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(text) > _MAX_FILE or not 1 <= len(lines) <= MAX_KEYS:
-        raise SetupError(f"{path}: expected 1 to {MAX_KEYS} keys, each a line")
+        raise SetupError(f"{path}: expected 1 to {MAX_KEYS} keys, one a line")
     return [Key(_decoded(line, f"{path}, line {number}")) for number, line in lines]
 
 
@@ -72,21 +72,21 @@ class Sealer:
         self._cipher = AESGCM(key.secret)
 
     def seal(self, data: bytes, column: str, mailbox_no: int, msg_id: int) -> bytes:
-        """Return ``data`` sealed as what a column of a message says."""
+        """Return ``data`` sealed as the value of a column of a message."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, data, _bound(column, mailbox_no, msg_id))
 
 
 class Opener:
-    """Opens what any of several keys sealed. Made in the task that uses it."""
+    """Opens values sealed with any of several keys. Made in the task that uses it."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._ciphers: Mapping[str, AESGCM] = {key.id: AESGCM(key.secret) for key in keys}
 
     def open(self, key_id: str, sealed: bytes, column: str, mailbox_no: int, msg_id: int) -> bytes:
-        """Return what was sealed.
+        """Return the plain value.
 
-        Raises :class:`SetupError` when the key is not there, and :class:`DamagedError` when it does not fit.
+        Raises :class:`SetupError` when the key is missing, and :class:`DamagedError` when the value was changed.
         """
         cipher = self._ciphers.get(key_id)
         if cipher is None:
@@ -100,7 +100,7 @@ class Opener:
 
 
 def unknown_key(key_id: str) -> SetupError:
-    """Say that a key is missing."""
+    """Return the error for a missing key."""
     return SetupError(f"archive: messages are sealed with key {key_id}, which is not in the key file")
 
 

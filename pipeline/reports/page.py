@@ -1,11 +1,11 @@
-"""A report as one HTML file that needs nothing else: no network, no server, no other file."""
+"""The report as one self-contained HTML file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from pipeline.reports.clock import Clock
+from pipeline.reports.local_clock import LocalClock
 from pipeline.reports.plots import library, plots
-from pipeline.reports.summary import LISTED, Row, Summary
+from pipeline.reports.summary import LISTED, Row, UsageSummary
 
 # The browser itself refuses whatever the page might ask of anybody.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -63,7 +63,7 @@ _TOTALS = {
 }
 
 
-def page(summary: Summary, clock: Clock, addresses: Mapping[int, str]) -> str:
+def page(summary: UsageSummary, clock: LocalClock, addresses: Mapping[int, str]) -> str:
     """Return the whole file. ``addresses`` are those of mailboxes by number, for readers who may know them (A7)."""
     drawn = "".join(f"<section><h2>{escape(title)}</h2>{plot}</section>" for title, plot in plots(summary, clock))
     whose = "all tenants" if summary.tenant is None else f"tenant {summary.tenant}"
@@ -102,7 +102,7 @@ def wait(milliseconds: float) -> str:
     return f"{milliseconds:,.0f} ms"
 
 
-def _totals(summary: Summary) -> str:
+def _totals(summary: UsageSummary) -> str:
     cells = [(title, f"{summary.totals.get(name, 0):,}", name) for name, title in _TOTALS.items()]
     if summary.depth:
         cells += [
@@ -117,7 +117,7 @@ def _totals(summary: Summary) -> str:
     return f'<dl class="totals">{rows}</dl>'
 
 
-def _lists(summary: Summary, clock: Clock, addresses: Mapping[int, str]) -> str:
+def _lists(summary: UsageSummary, clock: LocalClock, addresses: Mapping[int, str]) -> str:
     def mailbox(row: Row) -> str:
         number = row["mailbox"]
         return f"{number} {addresses[number]}" if number in addresses else str(number)
@@ -198,7 +198,7 @@ def _table(title: str, says: str, heads: Sequence[str], rows: Iterable[Sequence[
     )
 
 
-def _lost(summary: Summary, clock: Clock) -> str:
+def _lost(summary: UsageSummary, clock: LocalClock) -> str:
     lines = [f"{_gap(gap, clock)} are lost: {gap['why']}" for gap in summary.gaps]
     lines += [f"{count:,} lines of the journal could not be read: {why}" for why, count in summary.quarantined]
     if not lines:
@@ -207,7 +207,7 @@ def _lost(summary: Summary, clock: Clock) -> str:
     return f'<div class="lost"><h2>What is missing</h2><p>The numbers are too small by this:</p><ul>{items}</ul></div>'
 
 
-def _gap(gap: Row, clock: Clock) -> str:
+def _gap(gap: Row, clock: LocalClock) -> str:
     if gap["events"] is None:
         return "At an unknown time, nobody knows how many events,"
     return f"{gap['events']:,} events from {clock.moment(gap['from'])} to {clock.moment(gap['to'])}"

@@ -7,8 +7,8 @@ from html import escape
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from pipeline.reports.clock import Clock
-from pipeline.reports.summary import Summary
+from pipeline.reports.local_clock import LocalClock
+from pipeline.reports.summary import UsageSummary
 
 # Told apart on white and on black, and by those who do not see red and green.
 COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7", "#ef4444", "#14b8a6", "#94a3b8", "#84cc16")
@@ -26,7 +26,7 @@ def library() -> str:
     return str(get_plotlyjs())
 
 
-def plots(summary: Summary, clock: Clock) -> list[tuple[str, str]]:
+def plots(summary: UsageSummary, clock: LocalClock) -> list[tuple[str, str]]:
     """Return headings and plots, with the hours that ``clock`` shows."""
     hours = [clock.plain(hour) for hour in summary.span.hours]
     # There is no zero on a scale of powers: what came at once is shown as a millisecond.
@@ -44,7 +44,7 @@ def plots(summary: Summary, clock: Clock) -> list[tuple[str, str]]:
     ]
 
 
-def _handed_out(summary: Summary) -> dict[str, list[int]]:
+def _handed_out(summary: UsageSummary) -> dict[str, list[int]]:
     both = zip(summary.flows["delivered"], summary.flows["leased"], strict=True)
     return {
         "sent": summary.flows["sent"],

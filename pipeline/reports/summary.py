@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class UsageSummary:
     """A report's numbers; lists by hour go with ``span.hours``."""
 
     span: Span
@@ -107,7 +107,7 @@ def summarize(
     tenant: str | None = None,
     gaps: Sequence[Row] = (),
     quarantined: Sequence[tuple[str, int]] = (),
-) -> Summary:
+) -> UsageSummary:
     """Gather a report from whole tables; ``hourly`` must reach back to the beginning for the depths to be true."""
     whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
     depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
@@ -122,7 +122,7 @@ def summarize(
         names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
         waited = _by_hour(line, names)
         by_tenant = _by_tenant(depths, span)
-        return Summary(
+        return UsageSummary(
             span,
             tenant,
             mailboxes=count,

@@ -1,7 +1,7 @@
-"""The report's tables in the lake, brought up to date: only days are calculated anew that new events belong to.
+"""The report's tables in the lake, updated incrementally: only days with new events are calculated again.
 
-A wait belongs to the day on which its message became visible, so a late ACK opens a day again that was closed. Days
-whose events the lake does not keep any more stay as they are.
+A wait counts on the day its message became visible, so a late ACK changes an earlier day. Days whose events the lake no
+longer keeps stay unchanged.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,18 +24,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pipeline.journal_schema import EVENTS, PARTITION
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, readable, table
-from pipeline.lake.delta import Table
-from pipeline.lake.events import EVENTS, PARTITION
-from pipeline.lake.folder import held
+from pipeline.lake import USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, spark_path, table_path
+from pipeline.lake.delta import LakeTable
+from pipeline.lake.folder import lock_lake
 from pipeline.lake.gaps import GAPS
 from pipeline.lake.journal import QUARANTINE
+from pipeline.progress import ProgressCallback, no_progress
 from pipeline.reports import usage
 from pipeline.reports.summary import Row, Span
-from pipeline.telling import Told, to_nobody
 
 _SOURCE = "events"
 _EVENT = StructType([field for field in EVENTS if field.name != PARTITION])
@@ -65,7 +65,7 @@ TABLES: dict[str, tuple[StructType, _Made]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Updated:
+class TableUpdate:
     """What a run did."""
 
     days: list[date]
@@ -74,23 +74,23 @@ class Updated:
     """Of events, that were read for it."""
 
 
-def update(spark: SparkSession, lake: Path, told: Told = to_nobody) -> Updated:
+def update(spark: SparkSession, lake: Path, on_progress: ProgressCallback = no_progress) -> TableUpdate:
     """Bring the tables up to what the lake's events say.
 
     A run that is killed leaves each table as it was or as it should be; the next one does the rest. Raises
     :class:`SetupError` when the folder is no lake and :class:`UnavailableError` when another works on it.
     """
-    with held(lake):
-        events = Table(table(lake, EVENTS_TABLE), EVENTS, PARTITION)
-        tables = {name: Table(table(lake, name), schema, PARTITION) for name, (schema, _) in TABLES.items()}
+    with lock_lake(lake):
+        events = LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
+        tables = {name: LakeTable(table_path(lake, name), schema, PARTITION) for name, (schema, _) in TABLES.items()}
         since = min(each.read_up_to(_SOURCE) for each in tables.values())
         if since == events.version:
-            return Updated([], 0)
+            return TableUpdate([], 0)
         days = _touched(spark, events, tables[USAGE_HOURLY], since)
         files = _files(events, days)
         rows = _read(spark, _EVENT, files).where(_of(days, "at") | _of(days, "created_at")).cache() if days else None
         for number, (name, each) in enumerate(tables.items()):
-            told("tables", number, len(tables))
+            on_progress("tables", number, len(tables))
             each.sweep()
             made = TABLES[name][1](_read(spark, _EVENT, []) if rows is None else rows)
             made = made.withColumn(PARTITION, F.to_date("hour")).where(F.col(PARTITION).isin(days))
@@ -102,21 +102,21 @@ def update(spark: SparkSession, lake: Path, told: Told = to_nobody) -> Updated:
             )
         if rows is not None:
             rows.unpersist()
-        told("tables", len(tables), len(tables))
-        return Updated(days, len(files))
+        on_progress("tables", len(tables), len(tables))
+        return TableUpdate(days, len(files))
 
 
 def read(spark: SparkSession, lake: Path, name: str) -> DataFrame:
     """Return one of :data:`TABLES` without its partition column."""
     schema = TABLES[name][0]
-    there = Table(table(lake, name), schema, PARTITION)
+    there = LakeTable(table_path(lake, name), schema, PARTITION)
     plain = StructType([field for field in schema if field.name != PARTITION])
     return _read(spark, plain, [file["path"] for file in there.files()])
 
 
 def hours(lake: Path) -> tuple[datetime, datetime] | None:
     """Return the first and the last hour that the tables have, None when they are empty."""
-    files = Table(table(lake, USAGE_HOURLY), TABLES[USAGE_HOURLY][0], PARTITION).files("hour")
+    files = LakeTable(table_path(lake, USAGE_HOURLY), TABLES[USAGE_HOURLY][0], PARTITION).files("hour")
     if not files:
         return None
     return min(file["min.hour"] for file in files), max(file["max.hour"] for file in files)
@@ -128,7 +128,7 @@ def missing(spark: SparkSession, lake: Path, span: Span) -> tuple[list[Row], lis
 
 
 def _gaps(spark: SparkSession, lake: Path, span: Span) -> list[Row]:
-    files = [file["path"] for file in Table(table(lake, GAPS_TABLE), GAPS).files()]
+    files = [file["path"] for file in LakeTable(table_path(lake, GAPS_TABLE), GAPS).files()]
     if not files:
         return []
     touching = (F.col("from") < F.lit(span.end)) & (F.col("to") >= F.lit(span.begin))
@@ -139,7 +139,7 @@ def _gaps(spark: SparkSession, lake: Path, span: Span) -> list[Row]:
 
 
 def _unreadable(spark: SparkSession, lake: Path, span: Span) -> list[tuple[str, int]]:
-    files = [file["path"] for file in Table(table(lake, QUARANTINE_TABLE), QUARANTINE).files()]
+    files = [file["path"] for file in LakeTable(table_path(lake, QUARANTINE_TABLE), QUARANTINE).files()]
     if not files:
         return []
     lines = _read(spark, QUARANTINE, files).where(F.col("seen") >= F.lit(span.begin))
@@ -147,17 +147,17 @@ def _unreadable(spark: SparkSession, lake: Path, span: Span) -> list[tuple[str, 
     return [(row["reason"], row["lines"]) for row in reasons.collect()]
 
 
-def _touched(spark: SparkSession, events: Table, hourly: Table, since: int) -> list[date]:
+def _touched(spark: SparkSession, events: LakeTable, hourly: LakeTable, since: int) -> list[date]:
     """Return the days that events which came since then belong to, all days if nobody knows which are new."""
     new = events.added_since(since) if since >= 0 else None
     paths = [file["path"] for file in events.files()] if new is None else new
     both = _read(spark, _EVENT, paths).select(F.explode(F.array(F.to_date("at"), F.to_date("created_at"))).alias("day"))
     days = {row["day"] for row in both.where("day is not null").distinct().collect()}
-    told = {file["partition"] for file in hourly.files()} - {file["partition"] for file in events.files()}
-    return sorted(days - told)
+    forgotten = {file["partition"] for file in hourly.files()} - {file["partition"] for file in events.files()}
+    return sorted(days - forgotten)
 
 
-def _files(events: Table, days: Collection[date]) -> list[str]:
+def _files(events: LakeTable, days: Collection[date]) -> list[str]:
     """Return the files that may hold events of messages or of moments of these days, by their statistics."""
     spans = [(_midnight(day), datetime.combine(day, time.max, UTC)) for day in days]
     return [
@@ -176,7 +176,7 @@ def _of(days: Collection[date], column: str) -> Any:
 def _read(spark: SparkSession, schema: StructType, files: list[str]) -> DataFrame:
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*map(readable, files))
+    return spark.read.schema(schema).parquet(*map(spark_path, files))
 
 
 def _midnight(day: date) -> datetime:

@@ -1,7 +1,7 @@
 """What passed through each mailbox in each hour, from the events of the journal: counts, bytes, depth and waits.
 
-Everything is a DataFrame made of DataFrames; ``events`` are rows of :data:`pipeline.lake.events.EVENTS` in any order.
-Hours are timestamps at their beginning, in UTC whatever the session's time zone; waits are milliseconds.
+Every function takes and returns DataFrames; ``events`` are rows of :data:`pipeline.journal_schema.EVENTS` in any
+order. Hours are timestamps at their beginning, in UTC whatever the session's time zone; waits are milliseconds.
 """
 
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from mediator.mailboxes.events import What
-from pipeline.lake.events import BORN
+from mediator.mailboxes.events import EventType
+from pipeline.journal_schema import BORN
 
 HOUR = 3_600_000
 COUNTED = {
-    "delayed": What.DELAYED,
-    "delivered": What.DELIVERED,
-    "leased": What.LEASED,
-    "acknowledged": What.ACKNOWLEDGED,
-    "expired": What.EXPIRED,
-    "deleted": What.DELETED,
-    "compacted": What.COMPACTED,
-    "dead": What.DEAD,
+    "delayed": EventType.DELAYED,
+    "delivered": EventType.DELIVERED,
+    "leased": EventType.LEASED,
+    "acknowledged": EventType.ACKNOWLEDGED,
+    "expired": EventType.EXPIRED,
+    "deleted": EventType.DELETED,
+    "compacted": EventType.COMPACTED,
+    "dead": EventType.DEAD,
 }
 """Columns that count the events of one kind."""
 TOTALS = ("sent", *COUNTED, "bytes_in")
@@ -33,9 +33,9 @@ WAITS = ("first", "ack")
 _MAILBOX = ("tenant", "mailbox")
 _MESSAGE = (*_MAILBOX, "msg_id", "created_at")
 """After a backup was put back msg_ids are given again, to messages that became visible at another time."""
-_GIVEN = (What.DELIVERED, What.LEASED)
-_GONE = (What.EXPIRED, What.COMPACTED, What.DELETED)
-_ENDED = (What.MAILBOX_EXPIRED, What.MAILBOX_DELETED)
+_GIVEN = (EventType.DELIVERED, EventType.LEASED)
+_GONE = (EventType.EXPIRED, EventType.COMPACTED, EventType.DELETED)
+_ENDED = (EventType.MAILBOX_EXPIRED, EventType.MAILBOX_DELETED)
 
 
 def hour_of(moment: Column) -> Column:
@@ -71,12 +71,12 @@ def groups(events: DataFrame) -> DataFrame:
     """
     message = F.struct("msg_id", "created_at")
     return (
-        events.where(_is(*_GIVEN, What.ACKNOWLEDGED) & (F.col("group") > 0))
+        events.where(_is(*_GIVEN, EventType.ACKNOWLEDGED) & (F.col("group") > 0))
         .withColumn("hour", hour_of(F.col("created_at")))
         .groupBy(*_MAILBOX, "group", "hour")
         .agg(
             F.count_distinct(F.when(_is(*_GIVEN), message)).alias("given"),
-            F.count_distinct(F.when(_is(What.ACKNOWLEDGED), message)).alias("acknowledged"),
+            F.count_distinct(F.when(_is(EventType.ACKNOWLEDGED), message)).alias("acknowledged"),
         )
     )
 
@@ -143,7 +143,7 @@ def _flows(events: DataFrame) -> DataFrame:
 
 
 def _counts() -> list[Column]:
-    sent = _is(What.STORED, What.DELAYED)
+    sent = _is(EventType.STORED, EventType.DELAYED)
     # What expired before it was released never was there.
     went = _is(*_GONE) & (F.col("msg_id") >= 0)
     flows = {"bytes_in": sent, "came_bytes": _is(*BORN), "went_bytes": went}
@@ -160,11 +160,11 @@ def _counts() -> list[Column]:
 def _handled(events: DataFrame) -> DataFrame:
     """Return a row for each message that was given or acknowledged, with its waits; a clock set back makes them 0."""
     moments = (
-        events.where(_is(*_GIVEN, What.ACKNOWLEDGED))
+        events.where(_is(*_GIVEN, EventType.ACKNOWLEDGED))
         .groupBy(*_MESSAGE)
         .agg(
             F.min(F.when(_is(*_GIVEN), F.col("at"))).alias("first_at"),
-            F.min(F.when(_is(What.ACKNOWLEDGED), F.col("at"))).alias("ack_at"),
+            F.min(F.when(_is(EventType.ACKNOWLEDGED), F.col("at"))).alias("ack_at"),
         )
     )
     waits = [F.greatest(F.unix_millis(f"{wait}_at") - F.unix_millis("created_at"), F.lit(0)) for wait in WAITS]

@@ -1,4 +1,4 @@
-"""Mail and the journal as a Spark data source, and rows as mail."""
+"""The Spark data source ``mq9``: mailboxes and the journal as input, mail as output."""
 
 from pipeline.requirements import check_installed
 

@@ -9,7 +9,7 @@ from mediator.errors import BadRequestError, UnavailableError
 
 
 class Snapshot:
-    """An open connection whose questions all see one moment."""
+    """An open connection whose queries all see the same snapshot."""
 
     option: ClassVar[str]
     """The option that says where the database is: errors begin with it."""
@@ -17,15 +17,15 @@ class Snapshot:
     """Options of a statement that bound its batches."""
 
     def __init__(self, connect: Callable[[], Any], name: str, first: Sequence[str] = ()) -> None:
-        """Connect and make the statements ``first``; ``name`` is what cannot be read where that fails.
+        """Connect and execute the statements ``first``; ``name`` names the database in errors.
 
-        Raises :class:`BadRequestError`, also for a database that is not a mediator's.
+        Raises :class:`BadRequestError`, also if the database is not a mediator's.
         """
         try:
             self._connection = connect()
             try:
                 for statement in first:
-                    self._asked(statement).close()
+                    self._execute(statement).close()
                 self.table("SELECT no FROM mailbox LIMIT 1")
             except BaseException:
                 self._connection.close()
@@ -34,23 +34,23 @@ class Snapshot:
             raise BadRequestError(self.option, f"cannot read {name}: {self._reason(error)}") from None
 
     def table(self, sql: str) -> Any:
-        """Return the few rows of a question."""
-        with self._asked(sql) as cursor:
+        """Return the rows of a query, which must be few."""
+        with self._execute(sql) as cursor:
             return cursor.fetch_arrow_table()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._connection.close()
 
     def _stream(self, sql: str) -> Iterator[Any]:
-        """Yield the record batches of a question."""
-        with self._asked(sql) as cursor:
+        """Yield the record batches of a query."""
+        with self._execute(sql) as cursor:
             try:
                 yield from cursor.fetch_record_batch()
             except (adbc_driver_manager.dbapi.Error, OSError) as error:
                 raise UnavailableError(f"{self.option}: {self._reason(error)}") from None
 
-    def _asked(self, sql: str) -> Any:
+    def _execute(self, sql: str) -> Any:
         cursor = self._connection.cursor()
         try:
             cursor.adbc_statement.set_options(**self.batches)
@@ -61,5 +61,5 @@ class Snapshot:
         return cursor
 
     def _reason(self, error: Exception) -> str:
-        """Return what an error says, in one line and without secrets."""
+        """Return an error's text in one line, without secrets."""
         return " ".join(str(error).split())

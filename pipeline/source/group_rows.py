@@ -1,4 +1,4 @@
-"""What a FETCH shows of a message, as a row (N9)."""
+"""Messages of a FETCH reply as rows (N9)."""
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ NAMES = (
 """Columns as in :data:`pipeline.source.schema.MESSAGES`; times have seconds, and the lane ``low`` is ``normal``."""
 
 Item = Mapping[str, Any]
-"""A message as a reply has it."""
+"""A message as in a reply."""
 
 
 def columns(names: Sequence[str], option: str) -> StructType:
-    """Return the columns of these names, of all where there is none; :class:`BadRequestError` names ``option``."""
+    """Return the columns with these names, or all if there are none; :class:`BadRequestError` names ``option``."""
     for name in names:
         if name not in NAMES:
             raise BadRequestError(option, f'no column "{name[:100]}", of a group there are {", ".join(NAMES)}')
@@ -42,7 +42,7 @@ def columns(names: Sequence[str], option: str) -> StructType:
 
 
 def checked(schema: StructType) -> StructType:
-    """Return a schema that a caller gave if each column has the type that it has here."""
+    """Return the given schema if each column has its expected type."""
     for field, own in zip(schema, columns(schema.fieldNames(), "schema"), strict=True):
         if field.dataType != own.dataType:
             raise BadRequestError("schema", f"expected {field.name} to be {own.dataType.simpleString()}")
@@ -64,7 +64,7 @@ def _value(item: Item, name: str, address: str) -> Any:
         case "tags":
             return item.get("tags", [])
         case "headers":
-            # The address for an answer has a column of its own.
+            # The reply address has its own column.
             return {name: text for name, text in item.get("headers", {}).items() if name != HEADERS["reply_to"]}
         case "payload":
             return b64decode(item["payload"])

@@ -1,9 +1,9 @@
-"""Follows a mailbox as a consumer group: FETCH brings a batch, and ACK follows once Spark has committed it (F1, K2).
+"""Reads a mailbox as a consumer group: a FETCH for each batch, an ACK once Spark has committed it (F1, K2).
 
-An ACK without a lease settles all that stood before its message in any reply the group got (K2). So only a whole reply
-is acknowledged, the last one, by the process that got it and once all its rows are in batches that Spark has committed.
-A batch that is run again is read by QUERY, which leaves no reply behind, and what is FETCHed again after a crash is
-known by its msg_id. Leases are no way: they would keep what a run FETCHed that was killed from the next one.
+An ACK without a lease settles everything before its message in any reply the group got (K2). So only the last reply is
+acknowledged, as a whole, by the process that got it, once Spark has committed all its rows. A batch that Spark repeats
+is read with QUERY, which leaves no reply behind; messages FETCHed again after a crash are recognised by msg_id. Leases
+are not an option: messages that a killed run FETCHed would stay leased.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,26 +18,26 @@ from pyspark.sql.types import StructType
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_GROUP_NAME
-from pipeline.source.asking import Server, ask, whole
-from pipeline.source.failing import reason_first
 from pipeline.source.group_rows import Item, checked, rows
-from pipeline.source.options import GROUP, named_alike
-from pipeline.source.stream import EARLIEST, LATEST, Offset, rows_of
+from pipeline.source.nats_client import ServiceOptions, request
+from pipeline.source.options import GROUP, normalize_names, read_integer
+from pipeline.source.stream_options import EARLIEST, LATEST, Offset, max_rows
+from pipeline.source.tracebacks import hide_tracebacks
 
 WAIT_MS = 500
-"""How long a FETCH waits for the first message (F2): Spark asks again at once."""
+"""How long a FETCH waits for the first message (F2); Spark asks again at once."""
 MAX_OWED = 2 * MAX_FETCH
-"""The latest msg_ids of former batches that an offset holds: a run that was killed leaves one batch in doubt."""
+"""Msg_ids of former batches in an offset; a killed run leaves one batch in doubt."""
 
 
 @dataclass(frozen=True)
-class Handed(InputPartition):
-    """A whole batch: one reply, so that its order stays."""
+class GroupPartition(InputPartition):
+    """A whole batch: one reply, to keep its order."""
 
     batch: pa.RecordBatch
 
 
-@reason_first
+@hide_tracebacks
 class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A consumer group that is one query's own.
 
@@ -48,9 +48,9 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """:class:`BadRequestError` names a wrong option."""
-        given = named_alike(options, GROUP)
+        given = normalize_names(options, GROUP)
         self._schema = checked(schema)
-        self._server = Server.of(given)
+        self._server = ServiceOptions.of(given)
         self._group = given["group"]
         if len(self._group) > MAX_GROUP_NAME:
             raise BadRequestError("group", f"expected at most {MAX_GROUP_NAME} characters")
@@ -60,13 +60,13 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._starting = given.get("startingOffsets", LATEST).lower()
         if self._starting not in (EARLIEST, LATEST):
             raise BadRequestError("startingOffsets", f'expected {EARLIEST} or {LATEST}, got "{self._starting[:200]}"')
-        self._most = whole(given, "maxOffsetsPerTrigger", MAX_FETCH, MAX_FETCH)
+        self._most = read_integer(given, "maxOffsetsPerTrigger", 1, MAX_FETCH) or MAX_FETCH
         self._until: int | None = None
         self._fetched: dict[int, Item] = {}
         self._own: int | None = None
-        """The batch whose reply this process got and has not acknowledged."""
+        """The batch whose reply this process got and has not acknowledged yet."""
         self._settled: int | None = None
-        """The batch behind which this process saw that nothing was left."""
+        """The batch after which this process found nothing left."""
 
     def initialOffset(self) -> Offset:
         """Return the offset before the first batch."""
@@ -80,10 +80,10 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Acknowledge the batch that ends at ``start`` and FETCH the next one; ``start`` again when there is none.
 
         Spark asks for the next batch only after it has committed the last one. Raises :class:`BadRequestError` in the
-        service's words and :class:`UnavailableError` as :func:`pipeline.source.asking.ask`.
+        service's words and :class:`UnavailableError` as :func:`pipeline.source.nats_client.request`.
         """
         number, ids, again, owed = _read(start)
-        most = min(rows_of(limit) or MAX_FETCH, MAX_FETCH)
+        most = min(max_rows(limit) or MAX_FETCH, MAX_FETCH)
         if number == self._own:
             self._ack([*ids, *again])
         elif number == self._settled:
@@ -111,18 +111,20 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = newest[-1]["msg_id"] if newest else -1
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Hand over a batch; one that is run again is read again, but for what was removed since or has expired."""
+        """Return the batch; a repeated one is read again, without messages removed or expired since."""
         _, ids, _, _ = _read(end)
         if start == end or not ids:
             return []
         fetched, self._fetched = self._fetched, {}
         if list(fetched) != ids:
             fetched = self._pick(ids)
-        return [Handed(rows([fetched[msg_id] for msg_id in ids if msg_id in fetched], self._schema, self._address))]
+        return [
+            GroupPartition(rows([fetched[msg_id] for msg_id in ids if msg_id in fetched], self._schema, self._address))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Return the batch."""
-        assert isinstance(partition, Handed)
+        assert isinstance(partition, GroupPartition)
         yield partition.batch
 
     def _is_later(self, new: Mapping[int, Item], most: int) -> bool:
@@ -141,8 +143,8 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _fetch(self, batch: int, most: int, done: Collection[int]) -> tuple[dict[int, Item], list[int]]:
-        """Return what the group is given next, and the msg_ids of those that are ``done``."""
-        # A position that went with its mailbox is begun anew where nothing is passed over.
+        """Return the group's next messages, and the msg_ids of those that are ``done``."""
+        # If the mailbox was recreated, its group starts from the earliest message, so that none is skipped.
         deliver = EARLIEST if batch else self._starting
         wait = WAIT_MS if self._until is None else 0
         config = {"num_msgs": most, "max_wait_ms": wait, "ack_wait_ms": 0}
@@ -158,7 +160,7 @@ class GroupStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask("ACK", group_name=self._group, msg_ids=ids)
 
     def _ask(self, verb: str, **body: Any) -> dict[str, Any]:
-        return ask(self._server, f"{verb}.{self._address}", body)
+        return request(self._server, f"{verb}.{self._address}", body)
 
 
 def _read(offset: Offset) -> tuple[int, list[int], list[int], list[int]]:

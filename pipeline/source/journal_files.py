@@ -1,4 +1,4 @@
-"""The journal's files as a stream sees them: in order, each as far as it is whole; docs/journal.md names them."""
+"""The journal's files for a stream: in order, each up to its last complete line; see docs/journal.md."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mediator.errors import BadRequestError
-from mediator.segments import ACTIVE, FINAL, GAPS, read_gaps
+from mediator.ops.journal.segments import ACTIVE, FINAL, GAPS, read_gaps
 from pipeline.source.journal_rows import Placed, count_events
 
 LOOK_BACK = 1 << 16
-"""Bytes of a growing file that are read at once while its last whole line is looked for."""
+"""Bytes read at a time when searching backwards for the last complete line."""
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One file of the journal when it was looked at."""
+class JournalFile:
+    """A file of the journal at one moment."""
 
     segment: str
     """Its name without ``.jsonl`` and ``.open``, which stays when the file is closed."""
@@ -24,7 +24,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LineRange:
     """Lines that begin from ``start`` on and before ``stop``."""
 
     segment: str
@@ -36,18 +36,18 @@ class Piece:
     """The last line ends here at the latest."""
 
 
-def files(folder: Path) -> list[File]:
+def files(folder: Path) -> list[JournalFile]:
     """Return all files in the order of writing."""
     while True:
         names = _names(folder)
-        # A file that is renamed while the folder is read may be missed, but only once.
+        # A file that is renamed during the listing may be missed; a second listing shows it.
         if _names(folder) != names:
             continue
         found = {}
         for name in names:
             segment = name.removesuffix(ACTIVE).removesuffix(FINAL)
             try:
-                found[segment] = File(segment, name.endswith(FINAL), (folder / name).stat().st_size)
+                found[segment] = JournalFile(segment, name.endswith(FINAL), (folder / name).stat().st_size)
             except FileNotFoundError:
                 break
         else:
@@ -72,8 +72,8 @@ def open_file(folder: Path, segment: str) -> BinaryIO:
     return (folder / f"{segment}{FINAL}").open("rb")
 
 
-def whole(folder: Path, file: File, start: int) -> int:
-    """Return up to where a file can be read, ``start`` at least: a growing one may end in a torn line."""
+def complete_size(folder: Path, file: JournalFile, start: int) -> int:
+    """Return the end of the last complete line, at least ``start``; the open file may end in a torn line."""
     if file.closed:
         return file.size
     with open_file(folder, file.segment) as data:
@@ -88,8 +88,10 @@ def whole(folder: Path, file: File, start: int) -> int:
     return start
 
 
-def within(folder: Path, segment: str, start: int, stop: int, events: int, *, at_least_one: bool) -> tuple[int, int]:
-    """Return up to where so many events can be read, whole lines only, and how many they are."""
+def take_events(
+    folder: Path, segment: str, start: int, stop: int, events: int, *, at_least_one: bool
+) -> tuple[int, int]:
+    """Return the end of the lines with at most so many events, and how many they have."""
     taken = 0
     with open_file(folder, segment) as data:
         data.seek(start)
@@ -105,12 +107,12 @@ def within(folder: Path, segment: str, start: int, stop: int, events: int, *, at
     return min(start, stop), taken
 
 
-def lines(folder: Path, piece: Piece) -> Iterator[Placed]:
+def read_lines(folder: Path, piece: LineRange) -> Iterator[Placed]:
     """Read the lines of a piece; :class:`FileNotFoundError` when the file is gone."""
     with open_file(folder, piece.segment) as data:
         byte = piece.start
         if byte > piece.first:
-            # The line that began in the piece before belongs to that.
+            # A line that began in the previous range belongs to that one.
             data.seek(byte - 1)
             byte += len(data.readline(piece.end - byte + 1)) - 1
         else:
@@ -120,9 +122,9 @@ def lines(folder: Path, piece: Piece) -> Iterator[Placed]:
             byte += len(line)
 
 
-def pieces(ranges: Iterable[tuple[str, int, int]], size: int) -> list[list[Piece]]:
+def split_lines(ranges: Iterable[tuple[str, int, int]], size: int) -> list[list[LineRange]]:
     """Cut byte ranges of files into groups of about ``size`` bytes, in order."""
-    groups: list[list[Piece]] = []
+    groups: list[list[LineRange]] = []
     room = 0
     for segment, first, end in ranges:
         start = first
@@ -131,14 +133,14 @@ def pieces(ranges: Iterable[tuple[str, int, int]], size: int) -> list[list[Piece
                 groups.append([])
                 room = size
             stop = min(end, start + room)
-            groups[-1].append(Piece(segment, first, start, stop, end))
+            groups[-1].append(LineRange(segment, first, start, stop, end))
             room -= stop - start
             start = stop
     return groups
 
 
 def events_dropped(folder: Path, first: str, behind: str | None) -> int:
-    """Return how many events were in files from ``first`` to before ``behind``, as far as ``gaps.jsonl`` tells."""
+    """Return how many events were in files from ``first`` to before ``behind``, as far as ``gaps.jsonl`` knows."""
     total = 0
     for gap in read_gaps(folder):
         segment = str(gap.get("segment", "")).removesuffix(FINAL)

@@ -11,13 +11,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, DamagedError
-from mediator.journal_lines import COLUMNS
-from mediator.segments import Line
-from pipeline.lake.events import EVENTS
-from pipeline.lake.journal import MAX_SEQ, MAX_TIME, VERSION
+from mediator.ops.journal.lines import COLUMNS
+from mediator.ops.journal.segments import Line
+from pipeline.journal_schema import EVENTS, MAX_SEQ, MAX_TIME, VERSION
 
 BATCH_EVENTS = 16_384
-"""Events of one Arrow batch, about: a line stays together."""
+"""Approximate events of an Arrow batch; lines are not split."""
 
 _LOWEST = {"at": 0, "what": 0, "lane": -1, "msg_id": -1, "bytes": 0, "created_at": 0}
 
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def check_columns(schema: StructType) -> None:
-    """Refuse a schema with columns that events do not have, or have with another type."""
+    """Raise :class:`BadRequestError` for columns that events do not have, or with another type."""
     kinds = {field.name: field.dataType for field in EVENTS}
     for field in schema:
         if kinds.get(field.name) != field.dataType:
@@ -39,7 +38,7 @@ def check_columns(schema: StructType) -> None:
 def batches(lines: Iterable[Placed], schema: StructType, *, skip_bad: bool) -> Iterator[pa.RecordBatch]:
     """Return the events of lines, in order, with the columns of ``schema``.
 
-    A bad line raises :class:`DamagedError` with its file and byte, or is logged and left out as a whole.
+    An invalid line raises :class:`DamagedError` with its file and byte, or is logged and skipped.
     """
     shape = to_arrow_schema(schema, timezone="UTC")
     waiting: list[tuple[Placed, Line]] = []
@@ -61,7 +60,7 @@ def batches(lines: Iterable[Placed], schema: StructType, *, skip_bad: bool) -> I
 
 
 def count_events(line: bytes) -> int:
-    """Return how many events a line holds; 1 for a bad one, so that even those come to an end."""
+    """Return the number of events of a line; 1 for an invalid one, so that those count against limits too."""
     try:
         return len(_parse(line)["what"])
     except ValueError:
@@ -88,7 +87,7 @@ def _parse(data: bytes) -> Line:
 
 
 def _columns(placed: list[tuple[Placed, Line]], shape: pa.Schema, skip_bad: bool) -> Iterator[pa.RecordBatch]:
-    """Build one batch; if a value among them does not fit, the good lines one by one."""
+    """Build one batch; if a value does not fit, build the valid lines one by one."""
     try:
         yield _batch([line for _, line in placed], shape)
     except (pa.ArrowException, OverflowError, TypeError) as error:
@@ -100,7 +99,7 @@ def _columns(placed: list[tuple[Placed, Line]], shape: pa.Schema, skip_bad: bool
 
 
 def _batch(lines: list[Line], shape: pa.Schema) -> pa.RecordBatch:
-    """Build all columns, also those that nobody asked for: a bad line is bad whichever columns are read."""
+    """Build all columns, also unselected ones: whether a line is valid must not depend on the selection."""
     counts = [len(line["what"]) for line in lines]
     events: dict[str, pa.Array] = {
         name: _numbers(name, [value for line in lines for value in line[name]]) for name in COLUMNS

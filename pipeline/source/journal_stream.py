@@ -1,7 +1,7 @@
-"""Follows the journal: each event of its files once, in the order of writing, also over restarts of the query."""
+"""Streams the journal: each event once, in the order of writing, also across restarts of the query."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,21 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, LostDataError
-from pipeline.source.failing import reason_first
-from pipeline.source.journal_files import File, Piece, events_dropped, files, lines, open_file, pieces, whole, within
+from pipeline.source.journal_files import (
+    JournalFile,
+    LineRange,
+    complete_size,
+    events_dropped,
+    files,
+    open_file,
+    read_lines,
+    split_lines,
+    take_events,
+)
 from pipeline.source.journal_rows import Placed, batches, check_columns
-from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
+from pipeline.source.options import JOURNAL_STREAM, normalize_names
+from pipeline.source.stream_options import EARLIEST, LATEST, Offset, StreamOptions, max_rows, one_of
+from pipeline.source.tracebacks import hide_tracebacks
 
 PARTITION_BYTES = 8 << 20
 """Bytes of the journal that one task reads, about 170 000 events."""
@@ -23,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a reader stands: all files before are done, and this one up to a byte. No name: before all files."""
+class JournalOffset:
+    """A position: all earlier files are read, and this one up to a byte. No name: before all files."""
 
     segment: str = ""
     byte: int = 0
     holes: int = 0
-    """How often what was next was gone."""
+    """How often the next file was missing."""
     events: int = 0
-    """Events that were in the files that were gone, at most and as far as ``gaps.jsonl`` tells."""
+    """Events in missing files, at most and as far as ``gaps.jsonl`` knows."""
 
     @classmethod
-    def of(cls, offset: Offset) -> "Place":
-        """Read an offset; :class:`BadRequestError` when it is none of the journal's."""
+    def of(cls, offset: Offset) -> "JournalOffset":
+        """Read an offset; :class:`BadRequestError` if it is not one of the journal."""
         lost = offset.get("lost", {})
         segment, byte = offset.get("segment"), offset.get("byte")
         if not isinstance(segment, str) or type(byte) is not int or byte < 0 or not isinstance(lost, dict):
@@ -44,7 +55,7 @@ class Place:
 
     @property
     def offset(self) -> Offset:
-        """The same as JSON has it."""
+        """The offset as JSON."""
         offset: Offset = {"segment": self.segment, "byte": self.byte}
         if self.holes:
             offset["lost"] = {"holes": self.holes, "events": self.events}
@@ -52,13 +63,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Share(InputPartition):
-    """What one task reads."""
+class JournalPartition(InputPartition):
+    """The lines that one task reads."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LineRange, ...]
 
 
-@reason_first
+@hide_tracebacks
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The journal in a folder, as Spark asks for it; tasks open the files, the driver only measures them.
 
@@ -67,25 +78,27 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     again; consumers tell events apart by instance, seq and position.
     """
 
-    def __init__(self, folder: Path, schema: StructType, following: Following, *, skip_bad: bool) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """:class:`BadRequestError` names a wrong option or column."""
         check_columns(schema)
-        self._folder = folder
+        given = normalize_names(options, JOURNAL_STREAM)
+        self._folder = Path(given["journal"])
         self._schema = schema
-        self._following = following
-        self._skip_bad = skip_bad
-        self._until: Place | None = None
+        self._following = StreamOptions.of(given, EARLIEST)
+        self._skip_bad = one_of(given, "badLines", ("fail", "skip")) == "skip"
+        self._until: JournalOffset | None = None
 
     def initialOffset(self) -> Offset:
         """Return where a query without a checkpoint begins."""
         found = files(self._folder)
         match self._following.starting:
             case str(word) if word == LATEST:
-                return self._walk(found, Place(), None).offset
+                return self._walk(found, JournalOffset(), None).offset
             case str(word):
                 assert word == EARLIEST
-                return (Place(found[0].segment) if found and found[0].size else Place()).offset
+                return (JournalOffset(found[0].segment) if found and found[0].size else JournalOffset()).offset
             case given:
-                place = Place.of(given)
+                place = JournalOffset.of(given)
                 self._check_begins_line(place)
                 return place.offset
 
@@ -96,19 +109,19 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return where the next batch ends: behind so many events, a line at least; :class:`LostDataError`."""
         found = files(self._folder)
-        return self._walk(found, self._resume(found, Place.of(start)), rows_of(limit)).offset
+        return self._walk(found, self._resume(found, JournalOffset.of(start)), max_rows(limit)).offset
 
     def reportLatestOffset(self) -> Offset:
         """Return where the journal ends now."""
-        return self._walk(files(self._folder), Place(), None).offset
+        return self._walk(files(self._folder), JournalOffset(), None).offset
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember where the journal ends now."""
-        self._until = self._walk(files(self._folder), Place(), None)
+        """Remember the current end of the journal."""
+        self._until = self._walk(files(self._folder), JournalOffset(), None)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut a batch into shares for tasks; :class:`LostDataError` when some of it is gone."""
-        first, last = Place.of(start), Place.of(end)
+        """Split a batch among tasks; :class:`LostDataError` if some of it is missing."""
+        first, last = JournalOffset.of(start), JournalOffset.of(end)
         if (first.segment, first.byte) == (last.segment, last.byte):
             return []
         found = files(self._folder)
@@ -125,22 +138,22 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if stop > file.size:
                     self._lose(f"{file.segment} ends at byte {file.size}, before the {stop} that it had")
                 ranges.append((file.segment, begin, min(stop, file.size)))
-        return [Share(tuple(group)) for group in pieces(ranges, PARTITION_BYTES)]
+        return [JournalPartition(tuple(group)) for group in split_lines(ranges, PARTITION_BYTES)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one share, in a task."""
-        assert isinstance(partition, Share)
+        assert isinstance(partition, JournalPartition)
         return batches(self._lines(partition), self._schema, skip_bad=self._skip_bad)
 
-    def _lines(self, share: Share) -> Iterator[Placed]:
+    def _lines(self, share: JournalPartition) -> Iterator[Placed]:
         for piece in share.pieces:
             try:
-                yield from lines(self._folder, piece)
+                yield from read_lines(self._folder, piece)
             except FileNotFoundError:
                 self._lose(f"{piece.segment} went while it was read")
 
-    def _resume(self, found: list[File], place: Place) -> Place:
-        """Return where to go on: the same place, or behind what is gone."""
+    def _resume(self, found: list[JournalFile], place: JournalOffset) -> JournalOffset:
+        """Return where to continue: at the same position, or after missing files."""
         if not place.segment or any(file.segment == place.segment for file in found):
             return place
         if self._was_empty(found, place):
@@ -151,17 +164,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             f"{place.segment} is gone, which was read up to byte {place.byte}; it and files behind it that are gone"
             f" had {events} events, as far as gaps.jsonl tells"
         )
-        return Place(following or "", 0, place.holes + 1, place.events + events)
+        return JournalOffset(following or "", 0, place.holes + 1, place.events + events)
 
     @staticmethod
-    def _was_empty(found: list[File], place: Place) -> bool:
+    def _was_empty(found: list[JournalFile], place: JournalOffset) -> bool:
         """Whether a file is gone because nothing was written into it: then it is removed when it would be closed.
 
         Those with lines go when there is no more room, and the oldest first.
         """
         return not place.byte and any(file.segment < place.segment for file in found)
 
-    def _walk(self, found: list[File], place: Place, most: int | None) -> Place:
+    def _walk(self, found: list[JournalFile], place: JournalOffset, most: int | None) -> JournalOffset:
         """Return the place behind at most so many events; a file counts as done when it is closed and read."""
         until, some = self._until, False
         for file in found:
@@ -169,23 +182,23 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             start = place.byte if file.segment == place.segment else 0
             try:
-                end = whole(self._folder, file, start)
+                end = complete_size(self._folder, file, start)
                 if until is not None and file.segment == until.segment:
                     end = min(end, until.byte)
                 stop = max(start, end)
                 if most is not None and start < end:
-                    stop, taken = within(self._folder, file.segment, start, end, most, at_least_one=not some)
+                    stop, taken = take_events(self._folder, file.segment, start, end, most, at_least_one=not some)
                     most, some = most - taken, True
             except FileNotFoundError:
                 # Dropped a moment ago; the next look finds it gone.
                 break
             if stop or place.segment:
-                place = Place(file.segment, stop, place.holes, place.events)
+                place = JournalOffset(file.segment, stop, place.holes, place.events)
             if stop < end or not file.closed:
                 break
         return place
 
-    def _check_begins_line(self, place: Place) -> None:
+    def _check_begins_line(self, place: JournalOffset) -> None:
         if not place.byte:
             return
         try:

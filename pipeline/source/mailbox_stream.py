@@ -1,4 +1,4 @@
-"""Follows mailboxes by msg_id: what is sent to them comes once, also over restarts of the query (A3, N5)."""
+"""Streams mailboxes by msg_id: each message once, also across restarts of the query (A3, N5)."""
 
 import logging
 import re
@@ -12,15 +12,15 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, LostDataError
-from pipeline.source.failing import reason_first
-from pipeline.source.mailboxes import Database, Slice, first_since, named, share
-from pipeline.source.options import MAILBOX_STREAM, Options, parse
-from pipeline.source.reading import Share, open_database, read_slices, wall_clock
-from pipeline.source.schema import narrowed
-from pipeline.source.stream import EARLIEST, LATEST, Following, Offset, rows_of
+from pipeline.source.mailbox_batch import MailboxPartition, open_database, read_ranges, wall_clock
+from pipeline.source.mailboxes import MailboxDatabase, MessageRange, first_since, mailbox_condition, split_ranges
+from pipeline.source.options import MAILBOX_STREAM, ReadOptions, normalize_names, parse
+from pipeline.source.schema import check_schema
+from pipeline.source.stream_options import EARLIEST, LATEST, Offset, StreamOptions, max_rows
+from pipeline.source.tracebacks import hide_tracebacks
 
 MAX_MAILBOXES = 1000
-"""Mailboxes that one stream follows: each is in its offsets."""
+"""Mailboxes of one stream; each is in its offsets."""
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,15 @@ Ids = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
-    """A mailbox that can be reached now, and the msg_id that it gives next."""
+class FollowedMailbox:
+    """A live mailbox, and its next msg_id."""
 
     no: int
     address: str
     next_id: int
 
 
-@reason_first
+@hide_tracebacks
 class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Mailboxes, as Spark asks for them; tasks read the messages, the driver only looks which there are.
 
@@ -45,17 +45,17 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     commit. What was removed before its batch was read is not shown, so a batch that is run again may have fewer rows.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, following: Following) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse(options, MAILBOX_STREAM)
-        self._names = narrowed(schema)
-        self._following = following
+        self._names = check_schema(schema)
+        self._following = StreamOptions.of(normalize_names(options, MAILBOX_STREAM), LATEST)
         self._until: Ids | None = None
         self._newest: Offset | None = None
 
     def initialOffset(self) -> Offset:
         """Return where a query without a checkpoint begins; :class:`BadRequestError` names a mailbox that lacks."""
         with closing(open_database(self._options)) as database:
-            found = look(database, self._options)
+            found = find_mailboxes(database, self._options)
             there = {each.address for each in found}
             for address in self._options.addresses:
                 if address not in there:
@@ -82,50 +82,50 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends; :class:`LostDataError` when a mailbox went that was followed."""
         before = _ids(start)
         with closing(open_database(self._options)) as database:
-            found = look(database, self._options)
+            found = find_mailboxes(database, self._options)
             self._newest = _offset({each.no: each.next_id for each in found})
             self._check_all_there(before, found)
             if self._until is not None:
                 # A mailbox that came later is of the next run.
                 until = before | self._until
-                found = [Mailbox(each.no, each.address, until[each.no]) for each in found if each.no in until]
+                found = [FollowedMailbox(each.no, each.address, until[each.no]) for each in found if each.no in until]
             ends = {each.no: max(each.next_id, before.get(each.no, 0)) for each in found}
-            most = rows_of(limit)
+            most = max_rows(limit)
             if most is not None:
-                ends = bound(database, before, ends, most)
+                ends = limit_ends(database, before, ends, most)
         return _offset(ends)
 
     def reportLatestOffset(self) -> Offset | None:
-        """Return what was there when it was last looked."""
+        """Return the newest offset at the last look."""
         return self._newest
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember what is there now."""
+        """Remember the current ends."""
         with closing(open_database(self._options)) as database:
-            self._until = {each.no: each.next_id for each in look(database, self._options)}
+            self._until = {each.no: each.next_id for each in find_mailboxes(database, self._options)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut a batch into shares for tasks; :class:`LostDataError` when a mailbox went meanwhile."""
+        """Split a batch among tasks; :class:`LostDataError` if a mailbox is gone."""
         before, behind = _ids(start), _ids(end)
         new = {no: (before.get(no, 0), last) for no, last in behind.items() if before.get(no, 0) < last}
         if not new:
             return []
         with closing(open_database(self._options)) as database:
-            found = {each.no: each.address for each in look(database, self._options)}
+            found = {each.no: each.address for each in find_mailboxes(database, self._options)}
         slices = []
         for no, (first, after) in sorted(new.items()):
             if no in found:
-                slices.append(Slice(no, found[no], first, after - 1, after - first))
+                slices.append(MessageRange(no, found[no], first, after - 1, after - first))
             else:
                 self._lose(f"mailbox {no} was deleted or expired before its msg_ids {first} to {after - 1} were read")
-        return [Share(part) for part in share(slices, self._options)] if slices else []
+        return [MailboxPartition(part) for part in split_ranges(slices, self._options)] if slices else []
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read one share, in a task."""
-        assert isinstance(partition, Share)
-        return read_slices(self._options, partition.slices, self._names)
+        assert isinstance(partition, MailboxPartition)
+        return read_ranges(self._options, partition.slices, self._names)
 
-    def _check_all_there(self, before: Ids, found: Sequence[Mailbox]) -> None:
+    def _check_all_there(self, before: Ids, found: Sequence[FollowedMailbox]) -> None:
         there = {each.no: each for each in found}
         for no, next_id in before.items():
             if no not in there:
@@ -143,20 +143,21 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("rows are gone that a stream was to read: %s", what)
 
 
-def _first_since(database: Database, mailbox: Mailbox, at: int) -> int:
-    return first_since(database, Slice(mailbox.no, mailbox.address, 0, mailbox.next_id - 1), at)
+def _first_since(database: MailboxDatabase, mailbox: FollowedMailbox, at: int) -> int:
+    return first_since(database, MessageRange(mailbox.no, mailbox.address, 0, mailbox.next_id - 1), at)
 
 
-def look(database: Database, options: Options) -> list[Mailbox]:
-    """Return the mailboxes that the options name and that can be reached now, by number."""
-    # The store writes a counter of messages that were only added now and then; what is there tells the rest.
+def find_mailboxes(database: MailboxDatabase, options: ReadOptions) -> list[FollowedMailbox]:
+    """Return the live mailboxes that the options name, by number."""
+    # The store updates a mailbox's counter only now and then; the highest stored msg_id may be newer.
     rows = database.table(
         "SELECT no, address, next_id, (SELECT MAX(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS last"
-        f" FROM mailbox WHERE {named(options)} AND (expire_at IS NULL OR expire_at > {wall_clock()}) ORDER BY no"
+        f" FROM mailbox WHERE {mailbox_condition(options)}"
+        f" AND (expire_at IS NULL OR expire_at > {wall_clock()}) ORDER BY no"
     ).to_pylist()
     fits = re.compile(options.pattern or ".*").fullmatch
     found = [
-        Mailbox(row["no"], row["address"], max(row["next_id"], -1 if row["last"] is None else row["last"] + 1))
+        FollowedMailbox(row["no"], row["address"], max(row["next_id"], -1 if row["last"] is None else row["last"] + 1))
         for row in rows
         if fits(row["address"])
     ]
@@ -165,8 +166,8 @@ def look(database: Database, options: Options) -> list[Mailbox]:
     return found
 
 
-def bound(database: Database, before: Ids, ends: Ids, most: int) -> Ids:
-    """Bring the ends so near that about ``most`` messages lie before them, small mailboxes first and none starved."""
+def limit_ends(database: MailboxDatabase, before: Ids, ends: Ids, most: int) -> Ids:
+    """Limit the ends to about ``most`` messages in total, shared fairly among the mailboxes."""
     bounded = {}
     lags = sorted((end - before.get(no, 0), no) for no, end in ends.items())
     for place, (lag, no) in enumerate(lags):
@@ -176,8 +177,8 @@ def bound(database: Database, before: Ids, ends: Ids, most: int) -> Ids:
     return dict(sorted(bounded.items()))
 
 
-def _behind(database: Database, no: int, first: int, end: int, count: int) -> int:
-    """Return the msg_id behind so many messages: many msg_ids may be gone."""
+def _behind(database: MailboxDatabase, no: int, first: int, end: int, count: int) -> int:
+    """Return the msg_id after so many messages, since msg_ids may be missing."""
     if not count:
         return first
     last = database.table(

@@ -1,6 +1,6 @@
-"""Which mailboxes are read, and which part of them by whom: about as many messages to each task.
+"""Chooses the mailboxes to read and splits their messages evenly among tasks.
 
-Slices of msg_ids are found by the index; where much of the table is wanted, stretches of it are read instead.
+Ranges of msg_ids are read by index; if much of the table is wanted, ranges of rows are scanned instead.
 """
 
 import re
@@ -11,24 +11,24 @@ from typing import Any, Protocol
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from pipeline.source.options import Options
+from pipeline.source.options import ReadOptions
 
 PARTITION_MESSAGES = 100_000
-"""Messages of one task unless an option says otherwise: a snapshot of the database is held no longer than they take."""
+"""Default messages of one task, which holds a snapshot of the database while it reads."""
 STRETCH_MESSAGES = 5 * PARTITION_MESSAGES
-"""The same of a task that reads a stretch of the table, which is so much faster."""
+"""The same for a task that scans rows, which is faster."""
 UNCOUNTED = 1000
-"""Messages by which a mailbox's counter may lag behind: it weighs, and decides nothing."""
+"""Messages by which a mailbox's counter may lag; it is used as a weight only."""
 SLICES = 500
 """Mailboxes in one SELECT."""
 SCANNED = 10_000
-"""Mailboxes of which every task of a scan may be told."""
+"""Mailboxes in the plan of each task of a scan, at most."""
 SPARSE = 4
-"""A row found by the index costs about eight times one that is passed on the way: one of so many is wanted, or more."""
+"""Scan if at least one row in so many is wanted: an index look-up costs about eight scanned rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class MessageRange:
     """The messages of a mailbox from one msg_id to another, both included."""
 
     mailbox_no: int
@@ -40,38 +40,40 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of the table of messages, in which those of all mailboxes stand as they came; both ends included."""
+class RowRange:
+    """A range of rows of the table of messages, of all mailboxes; both ends included."""
 
     first: int
     last: int
 
 
-class Database(Protocol):
+class MailboxDatabase(Protocol):
     """A snapshot of a mediator's database, read only."""
 
     find: str
-    """The function that says where a text begins in another one."""
+    """The SQL function for the position of a substring."""
 
     def table(self, sql: str) -> Any:
-        """Return the few rows of a question as an Arrow table."""
+        """Return the rows of a query, which must be few, as an Arrow table."""
 
-    def stretch(self) -> Stretch | None:
+    def stretch(self) -> RowRange | None:
         """Return all of the table; None where it cannot be read by stretches, or is empty."""
 
-    def messages(self, columns: Sequence[str], slices: Sequence[Slice], stretch: Stretch | None, where: str) -> Any:
+    def messages(
+        self, columns: Sequence[str], slices: Sequence[MessageRange], stretch: RowRange | None, where: str
+    ) -> Any:
         """Yield Arrow batches of columns of the table of messages: the slices, or all that a stretch has of them."""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
 
 
-def literal(text: str) -> str:
+def sql_literal(text: str) -> str:
     """Write a text into SQL; drivers stream only statements without parameters. Texts with a zero never get here."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def choose(database: Database, options: Options, now: int) -> list[Slice]:
+def find_ranges(database: MailboxDatabase, options: ReadOptions, now: int) -> list[MessageRange]:
     """Return what is in the mailboxes that the options name, in the order of their numbers; empty ones are left out.
 
     Raises :class:`BadRequestError` for a mailbox of ``subscribe`` or a tenant that is not there.
@@ -80,7 +82,8 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
         "SELECT mailbox.no, address, messages,"
         " (SELECT MIN(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS first,"
         " (SELECT MAX(msg_id) FROM message WHERE mailbox_no = mailbox.no) AS last"
-        f" FROM mailbox WHERE {named(options)} AND (expire_at IS NULL OR expire_at > {now}) ORDER BY mailbox.no"
+        f" FROM mailbox WHERE {mailbox_condition(options)}"
+        f" AND (expire_at IS NULL OR expire_at > {now}) ORDER BY mailbox.no"
     ).to_pylist()
     if options.tenant != DEFAULT_TENANT and not found and not _has_mailboxes(database, options.tenant):
         raise BadRequestError("tenant", f'"{options.tenant}" has no mailboxes')
@@ -92,7 +95,7 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
         fits = re.compile(options.pattern).fullmatch
         found = [row for row in found if fits(row["address"])]
     whole = [
-        Slice(row["no"], row["address"], row["first"], row["last"], row["messages"] + UNCOUNTED)
+        MessageRange(row["no"], row["address"], row["first"], row["last"], row["messages"] + UNCOUNTED)
         for row in found
         if row["first"] is not None
     ]
@@ -100,7 +103,7 @@ def choose(database: Database, options: Options, now: int) -> list[Slice]:
     return [each for each in timed if each.first <= each.last]
 
 
-def addresses(database: Database, numbers: Sequence[int]) -> dict[int, str]:
+def find_addresses(database: MailboxDatabase, numbers: Sequence[int]) -> dict[int, str]:
     """Return the addresses of mailboxes by number; those that are gone have none."""
     found: dict[int, str] = {}
     for first in range(0, len(numbers), SLICES):
@@ -110,22 +113,22 @@ def addresses(database: Database, numbers: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def named(options: Options) -> str:
+def mailbox_condition(options: ReadOptions) -> str:
     """Return the condition on a mailbox that is of the tenant and named by the options, but for a pattern."""
-    named = [f"tenant = {literal(options.tenant)}", "address IS NOT NULL"]
+    named = [f"tenant = {sql_literal(options.tenant)}", "address IS NOT NULL"]
     if options.addresses:
-        named.append(f"address IN ({', '.join(map(literal, options.addresses))})")
+        named.append(f"address IN ({', '.join(map(sql_literal, options.addresses))})")
     if options.prefix:
         # No character of an address (A1) comes after it, so what begins with the prefix is one range of the index.
-        named.append(f"address >= {literal(options.prefix)} AND address < {literal(options.prefix + '~')}")
+        named.append(f"address >= {sql_literal(options.prefix)} AND address < {sql_literal(options.prefix + '~')}")
     return " AND ".join(named)
 
 
-def _has_mailboxes(database: Database, tenant: str) -> bool:
-    return bool(database.table(f"SELECT no FROM mailbox WHERE tenant = {literal(tenant)} LIMIT 1").num_rows)
+def _has_mailboxes(database: MailboxDatabase, tenant: str) -> bool:
+    return bool(database.table(f"SELECT no FROM mailbox WHERE tenant = {sql_literal(tenant)} LIMIT 1").num_rows)
 
 
-def _timed(database: Database, options: Options, whole: Slice) -> Slice:
+def _timed(database: MailboxDatabase, options: ReadOptions, whole: MessageRange) -> MessageRange:
     """Cut a large mailbox at the times of the options; small ones are read and their rows compared."""
     if whole.last - whole.first < UNCOUNTED:
         return whole
@@ -137,7 +140,7 @@ def _timed(database: Database, options: Options, whole: Slice) -> Slice:
     return replace(whole, first=first, last=last)
 
 
-def first_since(database: Database, whole: Slice, at: int) -> int:
+def first_since(database: MailboxDatabase, whole: MessageRange, at: int) -> int:
     """Return the first msg_id that became visible at ``at`` or later, else the one behind the slice.
 
     Searches by halves: ``created_at`` never goes back while msg_ids grow (N5).
@@ -156,12 +159,12 @@ def first_since(database: Database, whole: Slice, at: int) -> int:
     return low
 
 
-def share(slices: Sequence[Slice], options: Options) -> list[tuple[Slice, ...]]:
-    """Deal the slices out to tasks, in their order, each about as many messages; a large mailbox goes to several."""
+def split_ranges(slices: Sequence[MessageRange], options: ReadOptions) -> list[tuple[MessageRange, ...]]:
+    """Split ranges among tasks, in order and evenly; a large mailbox goes to several."""
     weighed = [replace(each, weight=_weight(each)) for each in slices]
     total = sum(each.weight for each in weighed)
     count = _tasks(total, PARTITION_MESSAGES, options)
-    shares: list[list[Slice]] = [[] for _ in range(count)]
+    shares: list[list[MessageRange]] = [[] for _ in range(count)]
     before = 0
     for each in weighed:
         for number in range(before * count // total, (before + each.weight - 1) * count // total + 1):
@@ -172,44 +175,44 @@ def share(slices: Sequence[Slice], options: Options) -> list[tuple[Slice, ...]]:
     return [tuple(part) for part in shares]
 
 
-def scanned(slices: Sequence[Slice], whole: Stretch | None, options: Options) -> list[Stretch]:
-    """Return the stretch of each task if the table is best read from its beginning to its end, else nothing."""
+def split_rows(slices: Sequence[MessageRange], whole: RowRange | None, options: ReadOptions) -> list[RowRange]:
+    """Return the rows of each task if a scan of the table is cheaper, otherwise an empty list."""
     total = sum(map(_weight, slices))
     if whole is None or len(slices) > SCANNED or total * SPARSE < whole.last - whole.first + 1:
         return []
     count = _tasks(total, STRETCH_MESSAGES, options)
     ends = [whole.first + (whole.last - whole.first + 1) * number // count for number in range(count + 1)]
-    return [Stretch(first, after - 1) for first, after in pairwise(ends)]
+    return [RowRange(first, after - 1) for first, after in pairwise(ends)]
 
 
-def _weight(each: Slice) -> int:
+def _weight(each: MessageRange) -> int:
     return min(each.weight, each.last - each.first + 1)
 
 
-def _tasks(total: int, each: int, options: Options) -> int:
+def _tasks(total: int, each: int, options: ReadOptions) -> int:
     wanted = options.partitions or max(options.min_partitions, -(-total // each))
     return max(1, min(wanted, total))
 
 
-def _part(whole: Slice, begin: int, end: int) -> Slice:
-    """Cut a slice by its weight, as if its messages stood evenly in it."""
+def _part(whole: MessageRange, begin: int, end: int) -> MessageRange:
+    """Cut a range by weight, assuming evenly distributed messages."""
     span = whole.last - whole.first + 1
     first, after = (whole.first + span * at // whole.weight for at in (begin, end))
     return replace(whole, first=first, last=after - 1, weight=end - begin)
 
 
-def where(database: Database, options: Options, now: int) -> str:
+def message_condition(database: MailboxDatabase, options: ReadOptions, now: int) -> str:
     """Return the condition on a message: alive, of the time and with the tags of the options."""
     wanted = [f"(expire_at IS NULL OR expire_at > {now})"]
     if options.starting is not None:
         wanted.append(f"created_at >= {options.starting}")
     if options.ending is not None:
         wanted.append(f"created_at < {options.ending}")
-    wanted += [f"{database.find}(',' || tags || ',', {literal(f',{tag},')}) > 0" for tag in options.tags]
+    wanted += [f"{database.find}(',' || tags || ',', {sql_literal(f',{tag},')}) > 0" for tag in options.tags]
     return " AND ".join(wanted)
 
 
-def select(columns: str, slices: Sequence[Slice], where: str, message: str = "message") -> str:
+def select_ranges(columns: str, slices: Sequence[MessageRange], where: str, message: str = "message") -> str:
     """Return the SELECT of these slices, in their order."""
     values = ", ".join(f"({each.mailbox_no}, {each.first}, {each.last})" for each in slices)
     return (

@@ -47,7 +47,7 @@ _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SinkMessage:
     """What one row says. ``dedup_id`` is None where the row leaves it to the sink, and is not in ``headers``."""
 
     address: str
@@ -70,7 +70,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class SinkColumns:
     """The columns of a data frame that is to be sent; made in the driver, used in the tasks."""
 
     names: tuple[str, ...]
@@ -103,7 +103,7 @@ class Columns:
             for row in zip(*values, strict=True):
                 yield dict(zip(self.names, row, strict=True))
 
-    def message(self, row: Mapping[str, Any]) -> Message:
+    def message(self, row: Mapping[str, Any]) -> SinkMessage:
         """Read one row; :class:`BadRequestError` names the column and what is wrong with it.
 
         What the service can judge (lane words, spans, lengths) is left to it. Refused here is what would not arrive
@@ -124,7 +124,7 @@ class Columns:
                 dedup_id = text or None
             elif text:
                 headers[header] = text
-        return Message(_address(address), _bytes(payload), headers, dedup_id)
+        return SinkMessage(_address(address), _bytes(payload), headers, dedup_id)
 
 
 def _check_type(name: str, kind: DataType) -> None:

@@ -1,4 +1,4 @@
-"""What a reader of mailboxes is told: its options by name, where the mail is, and what is said when one is wrong."""
+"""The options of the data source: their names, parsing and validation."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
-from pipeline.source.schema import NAMES, columns
+from pipeline.source.schema import NAMES, check_names
 
 BATCH = (
     "data.dir",
@@ -26,29 +26,29 @@ BATCH = (
     "minPartitions",
 )
 STREAM = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
-"""What only ``readStream`` understands, whatever it follows; see :mod:`pipeline.source.stream`."""
+"""Options of all streams of mailboxes and of the journal; see :mod:`pipeline.source.stream_options`."""
 MAILBOX_STREAM = (*(name for name in BATCH if name != "endingTimestamp"), *STREAM)
-"""What a stream of mailboxes understands; see :mod:`pipeline.source.mailbox_stream`."""
+"""Options of a stream of mailboxes; see :mod:`pipeline.source.mailbox_stream`."""
 JOURNAL_STREAM = ("journal", "badLines", *STREAM)
-"""What a stream of the journal understands; see :mod:`pipeline.source.journal_stream`."""
+"""Options of a stream of the journal; see :mod:`pipeline.source.journal_stream`."""
 SERVER = ("nats.url", "nats.user", "nats.password", "timeoutSeconds")
-"""Where the service is, for what is asked through its NATS door."""
+"""Options of the NATS connection to the service."""
 SINK = ("address", "topic", "maxInFlight", "dedup.prefix", *SERVER)
-"""What a write understands; see :mod:`pipeline.source.sink`."""
+"""Options of a write; see :mod:`pipeline.source.sink`."""
 GROUP = ("group", "subscribe", "columns", "startingOffsets", "maxOffsetsPerTrigger", *SERVER)
-"""What a stream understands that is a consumer group; see :mod:`pipeline.source.group_stream`."""
+"""Options of a stream with a consumer group; see :mod:`pipeline.source.group_stream`."""
 MAX_TIME = 8_640_000_000_000_000
 """Milliseconds since the epoch that Spark and Python still show as a date."""
 MAX_PARTITIONS = 10_000
 DATABASE_FILE = "mediator.db"
 if TYPE_CHECKING:
-    from mediator.settings import Settings
+    from mediator.config.settings import Settings
 
 _SCHEMES = ("postgresql", "postgres")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReadOptions:
     """What to read. Times are milliseconds since the epoch."""
 
     data_dir: Path | None = None
@@ -72,7 +72,7 @@ class Options:
 
     @property
     def place(self) -> str:
-        """The option that says where the mail is: its name begins what is said of a database that does not open."""
+        """The option that locates the database; errors about the database name it."""
         return "data.dir" if self.database_url is None else "database.url"
 
     @property
@@ -82,12 +82,12 @@ class Options:
         return self.data_dir / DATABASE_FILE
 
 
-def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> Options:
+def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> ReadOptions:
     """Read the options of a reader; names in any case, those ``known`` beside :data:`BATCH` are left to the caller.
 
     Raises :class:`BadRequestError` that names the option: unknown, of the wrong form, or two that exclude each other.
     """
-    options = named_alike(given, known)
+    options = normalize_names(given, known)
     _at_most_one(options, "data.dir", "database.url")
     _at_most_one(options, "startingTimestamp", "startingOffsets")
     _at_most_one(options, "subscribe", "subscribePattern", "prefix")
@@ -97,30 +97,30 @@ def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> Options:
     starting, ending = _time(options, "startingTimestamp"), _time(options, "endingTimestamp")
     if starting is not None and ending is not None and ending < starting:
         raise BadRequestError("endingTimestamp", f"expected {starting}, which is startingTimestamp, or later")
-    return Options(
+    return ReadOptions(
         data_dir=_directory(options["data.dir"]) if "data.dir" in options else None,
         database_url=_url(options["database.url"]) if "database.url" in options else None,
         tenant=_text(options, "tenant", DEFAULT_TENANT),
-        addresses=tuple(parse_address(word, "subscribe") for word in words(options, "subscribe")),
+        addresses=tuple(parse_address(word, "subscribe") for word in split_words(options, "subscribe")),
         pattern=_pattern(options),
         prefix=_text(options, "prefix", ""),
         starting=starting,
         ending=ending,
-        tags=words(options, "tags"),
-        columns=columns(words(options, "columns"), "columns") or NAMES,
+        tags=split_words(options, "tags"),
+        columns=check_names(split_words(options, "columns"), "columns") or NAMES,
         partitions=_partitions(options, "numPartitions"),
         min_partitions=_partitions(options, "minPartitions") or 1,
     )
 
 
-def place_of(settings: "Settings") -> Options:
+def database_options(settings: "Settings") -> ReadOptions:
     """Return where the database of a service is."""
     if settings.database_url is None:
         return parse({"data.dir": str(settings.data_dir)})
     return parse({"database.url": settings.database_url.get_secret_value()})
 
 
-def named_alike(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+def normalize_names(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
     """Return options under their names here, written in any case there; :class:`BadRequestError` for an unknown one."""
     names = {name.lower(): name for name in known}
     for name in given:
@@ -142,7 +142,7 @@ def _text(options: Mapping[str, str], name: str, default: str) -> str:
     return text
 
 
-def words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+def split_words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
     """Read words joined by commas, each once."""
     if name not in options:
         return ()
@@ -152,7 +152,8 @@ def words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+def read_integer(options: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    """Return a whole number, None if the option is absent; :class:`BadRequestError` names the option."""
     if name not in options:
         return None
     text = options[name].strip()
@@ -162,11 +163,11 @@ def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int |
 
 
 def _time(options: Mapping[str, str], name: str) -> int | None:
-    return _number(options, name, 0, MAX_TIME)
+    return read_integer(options, name, 0, MAX_TIME)
 
 
 def _partitions(options: Mapping[str, str], name: str) -> int | None:
-    return _number(options, name, 1, MAX_PARTITIONS)
+    return read_integer(options, name, 1, MAX_PARTITIONS)
 
 
 def _pattern(options: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads a PostgreSQL database beside the services that share it: a read-only snapshot, streamed as Arrow."""
+"""Reads a PostgreSQL database beside running services: a read-only snapshot, streamed as Arrow."""
 
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import adbc_driver_postgresql.dbapi
 
 from pipeline.source.adbc import Snapshot
-from pipeline.source.mailboxes import SLICES, Slice, Stretch, select
-from pipeline.source.options import Options
+from pipeline.source.mailboxes import SLICES, MessageRange, RowRange, select_ranges
+from pipeline.source.options import ReadOptions
 
 BATCH_BYTES = 16 << 20
 """Bytes after which the driver ends a batch."""
@@ -19,26 +19,26 @@ _COLUMNS = {"payload": f"{_BODY} AS payload"}
 _DEFAULTS = {
     "application_name": "mediator-pipeline",
     "connect_timeout": "10",
-    # A server that went without a word is noticed within minutes.
+    # A dead server is noticed within minutes.
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
-# Literals are read as they are written here.
+# So that backslashes in literals are plain characters.
 _SNAPSHOT = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
     "SET LOCAL standard_conforming_strings = on",
 )
 
 
-class PostgresMail(Snapshot):
-    """One snapshot of the database; see :class:`pipeline.source.mailboxes.Database`."""
+class PostgresDatabase(Snapshot):
+    """One snapshot of the database; see :class:`pipeline.source.mailboxes.MailboxDatabase`."""
 
     find = "strpos"
     option = "database.url"
     batches = MappingProxyType({"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         """Connect; :class:`BadRequestError` names ``database.url`` if that fails, or it is no such database."""
         assert options.database_url is not None
         self._password = urlsplit(options.database_url).password
@@ -46,16 +46,16 @@ class PostgresMail(Snapshot):
         super().__init__(lambda: adbc_driver_postgresql.dbapi.connect(url), "it", _SNAPSHOT)
 
     def stretch(self) -> None:
-        """Return nothing: its rows have no places that stay theirs."""
+        """Return None: its rows have no stable position."""
 
     def messages(
-        self, columns: Sequence[str], slices: Sequence[Slice], stretch: Stretch | None, where: str
+        self, columns: Sequence[str], slices: Sequence[MessageRange], stretch: RowRange | None, where: str
     ) -> Iterator[Any]:
         """Yield batches of about ``BATCH_BYTES``."""
         assert stretch is None
         shown = ", ".join(_COLUMNS.get(column, column) for column in columns)
         for at in range(0, len(slices), SLICES):
-            yield from self._stream(select(shown, slices[at : at + SLICES], where))
+            yield from self._stream(select_ranges(shown, slices[at : at + SLICES], where))
 
     def _reason(self, error: Exception) -> str:
         text = super()._reason(error)

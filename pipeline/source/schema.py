@@ -1,4 +1,4 @@
-"""What a message looks like as a row: its columns, what each needs of the database, and how Arrow holds them."""
+"""The columns of a message, the database columns they are made of, and their Arrow types."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -49,7 +49,7 @@ headers are empty then.
 NAMES = tuple(MESSAGES.fieldNames())
 
 NOTHING = "\0"
-"""What a store may give for a text that is not there; no text of a message has control characters."""
+"""Stands for a missing text; no text of a message has control characters."""
 
 _STORED = {
     "tenant": (),
@@ -67,7 +67,7 @@ Column: TypeAlias = Any
 """An Arrow array, of which there are no types."""
 
 
-def columns(names: Sequence[str], option: str) -> tuple[str, ...]:
+def check_names(names: Sequence[str], option: str) -> tuple[str, ...]:
     """Return ``names`` if each is a column of a message, else raise :class:`BadRequestError` naming ``option``."""
     for name in names:
         if name not in NAMES:
@@ -75,9 +75,9 @@ def columns(names: Sequence[str], option: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def narrowed(schema: StructType) -> tuple[str, ...]:
+def check_schema(schema: StructType) -> tuple[str, ...]:
     """Return the columns of a schema that a caller gave; each has the type that it has here."""
-    names = columns(schema.fieldNames(), "schema")
+    names = check_names(schema.fieldNames(), "schema")
     for field in schema:
         expected = MESSAGES[field.name].dataType.simpleString()
         if field.dataType.simpleString() != expected:
@@ -85,13 +85,13 @@ def narrowed(schema: StructType) -> tuple[str, ...]:
     return names
 
 
-def stored(names: Sequence[str]) -> tuple[str, ...]:
+def stored_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return which columns of the table of messages these are made of, at least one."""
     return tuple(dict.fromkeys(part for name in names for part in _STORED.get(name, (name,)))) or ("msg_id",)
 
 
-def shape(rows: Any, names: Sequence[str], tenant: str, addresses: Mapping[int, str]) -> Any:
-    """Make a record batch of the columns ``names`` from one of the :func:`stored` columns."""
+def to_batch(rows: Any, names: Sequence[str], tenant: str, addresses: Mapping[int, str]) -> Any:
+    """Make a record batch of the columns ``names`` from one of the :func:`stored_columns` columns."""
     raw = {name: rows.column(name) for name in rows.schema.names}
     rare = [orjson.loads(extra) if extra else _NONE for extra in raw["extra"].to_pylist()] if "extra" in raw else []
     return pa.RecordBatch.from_arrays(

@@ -1,4 +1,4 @@
-"""The sink of the ``mq9`` data source: every row of a batch becomes a message, once (S1, S3)."""
+"""The sink of the ``mq9`` data source: every row becomes a message, exactly once (S1, S3)."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
-from pipeline.source.failing import reason_first
-from pipeline.source.messages import Columns
-from pipeline.source.options import SINK, named_alike
-from pipeline.source.sending import Sender, Target
+from pipeline.source.batch_sender import BatchSender, SinkOptions
+from pipeline.source.messages import SinkColumns
+from pipeline.source.options import SINK, normalize_names
+from pipeline.source.tracebacks import hide_tracebacks
 
 MAX_PREFIX = 256
 _QUERY = ("checkpointlocation", "queryname")
-"""Options of a query that Spark tells its sink too."""
+"""Options of a query that Spark also passes to the sink."""
 
 log = logging.getLogger(__name__)
 
@@ -33,26 +33,26 @@ class Sent(WriterCommitMessage):
     bytes: int
 
 
-def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "Writer":
+def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "MailboxWriter":
     """Make the writer of ``df.write.format("mq9").mode("append")``; BadRequestError names a wrong option or column."""
     _only_append(overwrite)
-    options = named_alike(options, SINK)
+    options = normalize_names(options, SINK)
     # Made once, in the driver, so that a task that is tried again makes the same ids.
-    return Writer(_columns(options, schema), Target.of(options), _prefix(options) or uuid4().hex)
+    return MailboxWriter(_columns(options, schema), SinkOptions.of(options), _prefix(options) or uuid4().hex)
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "MailboxStreamWriter":
     """Make the writer of ``df.writeStream.format("mq9")``; BadRequestError names a wrong option or column."""
     _only_append(overwrite)
-    options = named_alike({name: value for name, value in options.items() if name.lower() not in _QUERY}, SINK)
-    return StreamWriter(_columns(options, schema), Target.of(options), _prefix(options))
+    options = normalize_names({name: value for name, value in options.items() if name.lower() not in _QUERY}, SINK)
+    return MailboxStreamWriter(_columns(options, schema), SinkOptions.of(options), _prefix(options))
 
 
-@reason_first
-class Writer(DataSourceArrowWriter):
+@hide_tracebacks
+class MailboxWriter(DataSourceArrowWriter):
     """Sends the rows of a batch write."""
 
-    def __init__(self, columns: Columns, target: Target, write_id: str) -> None:
+    def __init__(self, columns: SinkColumns, target: SinkOptions, write_id: str) -> None:
         self._columns = columns
         self._target = target
         self._write_id = write_id
@@ -63,15 +63,15 @@ class Writer(DataSourceArrowWriter):
         return asyncio.run(send(iterator, self._columns, self._target, self._write_id, partition))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell how much was sent; all of it is stored already."""
-        _tell("write", self._write_id, messages)
+        """Log how much was sent; all of it is stored already."""
+        _log_sent("write", self._write_id, messages)
 
 
-@reason_first
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of a stream's batches; a batch that is run again makes the ids of the first run."""
+@hide_tracebacks
+class MailboxStreamWriter(DataSourceStreamArrowWriter):
+    """Sends the rows of a stream; a repeated batch makes the same ids."""
 
-    def __init__(self, columns: Columns, target: Target, prefix: str | None) -> None:
+    def __init__(self, columns: SinkColumns, target: SinkOptions, prefix: str | None) -> None:
         self._columns = columns
         self._target = target
         self._prefix = prefix
@@ -86,12 +86,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return asyncio.run(send(iterator, self._columns, self._target, f"{query}-{batch}", task.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Tell how much was sent; all of it is stored already."""
-        _tell("batch", str(batchId), messages)
+        """Log how much was sent; all of it is stored already."""
+        _log_sent("batch", str(batchId), messages)
 
 
 async def send(
-    batches: Iterable[pa.RecordBatch], columns: Columns, target: Target, prefix: str, partition: int
+    batches: Iterable[pa.RecordBatch], columns: SinkColumns, target: SinkOptions, prefix: str, partition: int
 ) -> Sent:
     """Send one partition's rows in their order, and return when each has its receipt.
 
@@ -100,7 +100,7 @@ async def send(
     of another must not be taken for it (A8).
     """
     row = size = 0
-    async with Sender(target, f"of partition {partition}") as sender:
+    async with BatchSender(target, f"of partition {partition}") as sender:
         for batch in batches:
             for values in columns.rows(batch):
                 try:
@@ -122,7 +122,7 @@ def total(messages: Iterable[WriterCommitMessage | None]) -> tuple[int, int]:
     return sum(message.rows for message in sent), sum(message.bytes for message in sent)
 
 
-def _tell(what: str, name: str, messages: list[WriterCommitMessage | None]) -> None:
+def _log_sent(what: str, name: str, messages: list[WriterCommitMessage | None]) -> None:
     rows, size = total(messages)
     log.info("%s %s: %d rows sent, %d bytes, from %d partitions", what, name, rows, size, len(messages))
 
@@ -135,14 +135,14 @@ def _task() -> TaskContext:
 
 def _only_append(overwrite: bool) -> None:
     if overwrite:
-        raise BadRequestError("mode", "expected append, what was sent cannot be overwritten")
+        raise BadRequestError("mode", "expected append: messages that were sent cannot be overwritten")
 
 
-def _columns(options: Mapping[str, str], schema: StructType) -> Columns:
+def _columns(options: Mapping[str, str], schema: StructType) -> SinkColumns:
     named = {options[name] for name in ("address", "topic") if options.get(name)}
     if len(named) > 1:
         raise BadRequestError("address", "expected the same as in the option topic")
-    return Columns.of(schema, named.pop() if named else None)
+    return SinkColumns.of(schema, named.pop() if named else None)
 
 
 def _prefix(options: Mapping[str, str]) -> str | None:

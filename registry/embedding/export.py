@@ -1,6 +1,6 @@
-"""Exports a model to the ONNX file that texts are encoded with: `python -m registry.embedding.export FOLDER TARGET`.
+"""Exports a model to ONNX: `python -m registry.embedding.export FOLDER TARGET`.
 
-The worker waits for it, and runs it once. What comes out is compared with the reference before it is kept.
+The worker runs it once and waits for it. The vectors of the export are compared with the reference's before it is kept.
 """
 
 import fcntl
@@ -11,12 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from registry.embedding.fast import FLOAT32, MIXED, MODEL, TOKENIZER, Fast, describe, folder_of
-from registry.embedding.models import find
-from registry.embedding.reference import Reference
+from registry.embedding.backends import (
+    FLOAT32,
+    MIXED,
+    MODEL,
+    TOKENIZER,
+    OnnxModel,
+    SentenceTransformersModel,
+    describe,
+    export_folder,
+)
+from registry.embedding.models import find_model
 
-ENOUGH: Final = 0.98
-"""Least cosine of a vector to the reference's own."""
+MIN_COSINE: Final = 0.98
+"""Of each vector to that of the reference."""
 SENTENCES: Final = (
     "Translates letters.",
     "What is the weather in Oslo tomorrow, and do I need an umbrella on the way to work?",
@@ -31,21 +39,21 @@ SENTENCES: Final = (
 
 
 def main() -> int:
-    """Return 0 when the files are there; what went wrong is the last line on standard error."""
+    """Return 0 when the files exist; after a failure the last line on standard error says why."""
     folder, target = Path(sys.argv[1]), Path(sys.argv[2])
     target.parent.mkdir(parents=True, exist_ok=True)
-    # One export at a time, also of other instances: so whatever is half made here was left by one that was killed.
+    # One export at a time, across instances: so unfinished folders are left over from one that was killed.
     with open(target.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in target.parent.glob(".making-*"):
             shutil.rmtree(left, ignore_errors=True)
-        if _whole(target):
+        if _is_complete(target):
             return 0
         made = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
         try:
             _export(folder, made)
-            found = find(str(folder))
-            if found is None or folder_of(target.parent, found.fingerprint) != target:
+            found = find_model(str(folder))
+            if found is None or export_folder(target.parent, found.fingerprint) != target:
                 raise ValueError(f"the model in {folder} has changed")
             if target.exists():
                 shutil.rmtree(target)
@@ -58,16 +66,16 @@ def main() -> int:
     return 0
 
 
-def _whole(target: Path) -> bool:
+def _is_complete(target: Path) -> bool:
     try:
-        Fast(target)
-    except Exception:  # whatever it is: the files are made anew
+        OnnxModel(target)
+    except Exception:  # of any type: the files are made again
         return False
     return True
 
 
 def _export(folder: Path, made: Path) -> None:
-    reference = Reference(folder)
+    reference = SentenceTransformersModel(folder)
     model = reference.model
     kinds = [type(module).__name__ for module in model]
     pooling = model[1].pooling_mode if kinds[1:2] == ["Pooling"] else None
@@ -80,12 +88,12 @@ def _export(folder: Path, made: Path) -> None:
     tried = []
     for precision in _candidates(plain, made / MODEL):
         describe(made, model.max_seq_length, precision)
-        cosine = float((Fast(made).encode(list(SENTENCES)) * wanted).sum(axis=1).min())
-        if cosine >= ENOUGH:
+        cosine = float((OnnxModel(made).encode(list(SENTENCES)) * wanted).sum(axis=1).min())
+        if cosine >= MIN_COSINE:
             plain.unlink(missing_ok=True)
             return
         tried.append(f"{precision} {cosine:.3f}")
-    raise ValueError(f"the vectors are too far from the reference's: {', '.join(tried)}, wanted {ENOUGH}")
+    raise ValueError(f"the vectors are too far from the reference's: {', '.join(tried)}, wanted {MIN_COSINE}")
 
 
 def _trace(model: Any, path: Path) -> None:
@@ -96,7 +104,7 @@ def _trace(model: Any, path: Path) -> None:
     typed = "token_type_ids" in model.tokenizer.model_input_names
 
     class Whole(torch.nn.Module):
-        """The transformer with the pooling and the normalising inside."""
+        """The transformer with pooling and normalization."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -120,16 +128,16 @@ def _trace(model: Any, path: Path) -> None:
             output_names=["vectors"],
             dynamic_axes=shapes,
             opset_version=17,
-            dynamo=False,  # the other exporter needs one library more
+            dynamo=False,  # the other exporter needs another library
         )
 
 
 def _candidates(plain: Path, path: Path) -> Iterator[str]:
-    """Write the model to ``path`` in one precision after the other; the next one is for where the last is too far off.
+    """Write the model to ``path`` in one precision after the other; the caller takes the first that is exact enough.
 
-    The first gives the same on every processor. Those without VNNI add two products of eight bits in sixteen, which
-    overflow; with weights of seven bits they cannot (2 x 255 x 64 < 2**15). What loses most by these stays as it is:
-    products of attention, and the second matrix of each feed-forward, whose inputs differ widely in size.
+    The first, quantized one gives the same vectors on every processor: without VNNI two products of 8 bits are added in
+    16 bits and may overflow, but with weights of 7 bits they cannot (2 x 255 x 64 < 2**15). Not quantized is what would
+    lose most: the products of attention, and the second matrix of each feed-forward, whose inputs vary widely in size.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -138,7 +146,7 @@ def _candidates(plain: Path, path: Path) -> Iterator[str]:
     narrowing = {
         matrix.name for matrix in graph.initializer if len(matrix.dims) == 2 and matrix.dims[0] > matrix.dims[1]
     }
-    # A scale a column: with one for the whole matrix the cosine to the reference falls from .99 to .95.
+    # One scale per column: with one per matrix the cosine to the reference falls from .99 to .95.
     quantize_dynamic(
         str(plain),
         str(path),

@@ -1,6 +1,6 @@
-"""Frames on the pipes between the service and its workers: a JSON object and, behind it, rows of float32.
+"""Frames on the pipes between the service and its worker: a JSON object followed by rows of float32.
 
-The lengths of both parts stand before them, four bytes each. Rows are described by ``rows`` and ``dims`` of the object.
+A prefix has the lengths of both parts, four bytes each; ``rows`` and ``dims`` of the object give the shape of the rows.
 """
 
 import json
@@ -15,7 +15,7 @@ PREFIX: Final = struct.Struct("!II")
 MAX_PART: Final = 8 * 1024 * 1024
 """Bytes of one part of a frame."""
 MAX_NUMBER: Final = 1 << 20
-"""Rows, and numbers in a row."""
+"""Of rows, and of numbers in a row."""
 
 
 class Lengths(NamedTuple):
@@ -25,15 +25,15 @@ class Lengths(NamedTuple):
     rows: int
 
 
-class Frame(NamedTuple):
-    """What was sent; ``rows`` is (0, 0) where there were none."""
+class PipeFrame(NamedTuple):
+    """A message; ``rows`` has the shape (0, 0) if there are none."""
 
     header: dict[str, Any]
     rows: NDArray[np.float32]
 
 
 def pack(header: Mapping[str, Any], rows: NDArray[np.float32] | None = None) -> bytes:
-    """Write a frame; strings must be well-formed, ``rows`` of two dimensions. ValueError when it is too large."""
+    """Write a frame; strings must be valid Unicode, ``rows`` have two dimensions. ValueError when it is too large."""
     tail = b""
     if rows is not None:
         header = {**header, "rows": rows.shape[0], "dims": rows.shape[1]}
@@ -45,14 +45,14 @@ def pack(header: Mapping[str, Any], rows: NDArray[np.float32] | None = None) -> 
 
 
 def lengths(prefix: bytes) -> Lengths:
-    """Read the prefix; ValueError when it promises more than a frame may hold."""
+    """Parse the prefix; ValueError when a part is longer than :data:`MAX_PART`."""
     found = Lengths(*PREFIX.unpack(prefix))
     _check(found)
     return found
 
 
-def unpack(head: bytes, tail: bytes) -> Frame:
-    """Read the two parts; ValueError when they are no frame."""
+def unpack(head: bytes, tail: bytes) -> PipeFrame:
+    """Parse the two parts; ValueError when they are invalid."""
     try:
         header = json.loads(head)
     except RecursionError:
@@ -63,10 +63,10 @@ def unpack(head: bytes, tail: bytes) -> Frame:
     if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in shape):
         raise ValueError("expected numbers of rows and dims")
     if not (tail or shape[0]):
-        return Frame(header, np.empty((0, 0), np.float32))
+        return PipeFrame(header, np.empty((0, 0), np.float32))
     if shape[0] * shape[1] * 4 != len(tail):
         raise ValueError(f"expected {shape[0]} rows of {shape[1]} numbers, got {len(tail)} bytes")
-    return Frame(header, np.frombuffer(tail, "<f4").reshape(shape))
+    return PipeFrame(header, np.frombuffer(tail, "<f4").reshape(shape))
 
 
 def _check(found: Lengths) -> None:

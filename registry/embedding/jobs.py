@@ -1,4 +1,4 @@
-"""What waits for the encoder: queries before cards, both bounded."""
+"""The queues of an encoder: queries before cards, both bounded."""
 
 import asyncio
 from collections import deque
@@ -11,75 +11,72 @@ from numpy.typing import NDArray
 from mediator.errors import BusyError, UnavailableError
 
 MAX_QUERIES: Final = 64
-"""Queries that may wait."""
+"""Queries in the queue."""
 MAX_CARD_TEXTS: Final = 16_384
-"""Texts of cards that may wait."""
+"""Texts of cards in the queue."""
 BATCH_TEXTS: Final = 8
-"""Texts of cards that a query may have to wait for."""
+"""Texts of cards in a job, for which a query may have to wait."""
 BATCH_CHARACTERS: Final = 4000
 """The same, in characters: three long texts."""
 LONG: Final = 1200
-"""Characters; what is longer is cut by the model and takes no more time."""
+"""Characters from which the model truncates a text, so that it takes no more time."""
 
-_IN_A_ROW: Final = 32  # queries, before cards get a turn
+_MAX_IN_A_ROW: Final = 32  # queries, before cards get a turn
 
 
-class Job:
-    """Texts to encode together, and who waits for them."""
+class EncodeJob:
+    """Texts to encode together, with a future for their vectors."""
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
         self.vectors: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
 
     def done(self, vectors: NDArray[np.float32]) -> None:
-        """Give the vectors to who waits, if they still do."""
+        """Set the vectors, unless the waiting call was cancelled."""
         if not self.vectors.done():
             self.vectors.set_result(vectors)
 
     def fail(self, error: UnavailableError) -> None:
-        """Tell who waits that there will be none."""
+        """Set the error, unless the waiting call was cancelled."""
         if not self.vectors.done():
             self.vectors.set_exception(error)
-            self.vectors.exception()  # not a complaint if they have gone
+            self.vectors.exception()  # mark it as retrieved, in case nobody awaits it any more
 
 
-class Jobs:
-    """The two queues of an encoder."""
+class EncodeQueue:
+    """Two queues of jobs, of queries and of cards."""
 
     def __init__(self) -> None:
-        self._queries: deque[Job] = deque()
-        self._cards: deque[Job] = deque()
+        self._queries: deque[EncodeJob] = deque()
+        self._cards: deque[EncodeJob] = deque()
         self._card_texts = 0
         self._row = 0
 
-    def __len__(self) -> int:
-        return len(self._queries) + len(self._cards)
-
-    def add_query(self, texts: list[str]) -> Job:
-        """Queue a query; raises BusyError when too many wait."""
+    def add_query(self, texts: list[str]) -> EncodeJob:
+        """Add a query; raises BusyError when too many wait."""
         if len(self._queries) >= MAX_QUERIES:
             self._queries = deque(job for job in self._queries if not job.vectors.done())
             if len(self._queries) >= MAX_QUERIES:
                 raise BusyError(f"{MAX_QUERIES} queries wait for the encoder")
-        job = Job(texts)
+        job = EncodeJob(texts)
         self._queries.append(job)
         return job
 
-    def add_cards(self, batches: list[list[str]]) -> list[Job]:
-        """Queue batches of cards' texts; raises BusyError when too many texts wait, and queues none of them."""
+    def add_cards(self, batches: list[list[str]]) -> list[EncodeJob]:
+        """Add batches of cards' texts, all or none; raises BusyError when too many texts wait."""
         texts = sum(map(len, batches))
         if self._card_texts and self._card_texts + texts > MAX_CARD_TEXTS:
             raise BusyError(f"{self._card_texts} texts of cards wait for the encoder")
-        jobs = [Job(batch) for batch in batches]
+        jobs = [EncodeJob(batch) for batch in batches]
         self._cards += jobs
         self._card_texts += texts
         return jobs
 
-    def take(self) -> Job | None:
-        """Take what is next; None when nobody waits any more."""
+    def take(self) -> EncodeJob | None:
+        """Take the next job that is still awaited; None if there is none."""
         while self._queries or self._cards:
-            # Under a flood of queries cards still get through, one small batch at a time.
-            if self._queries and not (self._cards and self._row >= _IN_A_ROW):
+            # Even under a flood of queries cards get a turn, one small batch at a time.
+            if self._queries and not (self._cards and self._row >= _MAX_IN_A_ROW):
                 job = self._queries.popleft()
                 self._row += 1
             else:
@@ -91,7 +88,7 @@ class Jobs:
         return None
 
     def fail(self, error: UnavailableError, *, cards: bool) -> None:
-        """Tell all whose queries wait, and with ``cards`` those whose cards do."""
+        """Fail all queries, and with ``cards`` all cards."""
         while self._queries:
             self._queries.popleft().fail(error)
         while cards and self._cards:
@@ -101,7 +98,7 @@ class Jobs:
 
 
 def batches(texts: list[str]) -> Iterator[list[int]]:
-    """Group texts of about the same length, as places in ``texts``; each group is small enough to wait for."""
+    """Group texts of similar length, as positions in ``texts``; each group is small enough for a query to wait for."""
     group: list[int] = []
     size = 0
     for at in sorted(range(len(texts)), key=lambda at: len(texts[at])):

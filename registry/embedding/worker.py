@@ -1,8 +1,8 @@
 """The process that holds the model: `python -m registry.embedding.worker FOLDER FINGERPRINT MODEL CACHE_DIR PRECISION`.
 
-FOLDER and FINGERPRINT are empty for a model that is to be looked for by name, PRECISION where none has been used yet.
-First it says what it has loaded, or why it could not; then it answers one frame of texts after the other with one of
-vectors. It ends with its standard input.
+FOLDER and FINGERPRINT are empty for a model to find by name, PRECISION if none has been used yet. The first frame it
+sends says what it has loaded, or why it could not; then it answers each frame of texts with one of vectors. It ends
+when its standard input is closed.
 """
 
 import os
@@ -15,44 +15,44 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import mediator.leash
-from registry.embedding.fast import FLOAT32, Fast, folder_of
-from registry.embedding.frames import PREFIX, Frame, lengths, pack, unpack
-from registry.embedding.models import Place, fetch
+import mediator.system.leash
+from registry.embedding.backends import FLOAT32, OnnxModel, export_folder
+from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
+from registry.embedding.models import ModelFiles, download_model
 
 EXPORTS_WITHIN: Final = 1200.0
 """Seconds; 10 are usual, more on a busy machine."""
 
 
-class Model(Protocol):
-    """What turns texts into vectors."""
+class EmbeddingModel(Protocol):
+    """A model that encodes texts."""
 
     kind: str
     """``onnx`` or ``reference``."""
     precision: str
-    """As of :attr:`registry.embedding.spaces.Space.precision`."""
+    """As of :attr:`registry.embedding.space.EmbeddingSpace.precision`."""
 
     def encode(self, texts: list[str]) -> NDArray[np.float32]: ...  # noqa: D102
 
 
-class Loaded(NamedTuple):
-    """A model, and why it is not an exported one; empty when it is."""
+class LoadedModel(NamedTuple):
+    """A model, and why it could not be exported; empty if it is exported."""
 
-    model: Model
-    lack: str = ""
+    model: EmbeddingModel
+    export_problem: str = ""
 
 
 def main() -> int:
-    """Serve until the pipe is closed; return 1 when the model cannot be loaded."""
-    # Libraries print what they like: from here on it goes to standard error, and they find nothing to read.
+    """Answer until the pipe is closed; return 1 when the model cannot be loaded."""
+    # Libraries may print to standard output and read standard input: give them standard error and an empty input.
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     folder, fingerprint, name, cache_dir, precision = sys.argv[1:]
     try:
-        place = Place(Path(folder), fingerprint) if folder else fetch(name)
-        model, lack = load(place, Path(cache_dir), precision)
+        place = ModelFiles(Path(folder), fingerprint) if folder else download_model(name)
+        model, problem = load(place, Path(cache_dir), precision)
         dims = model.encode(["ready"]).shape[1]
     except Exception as error:
         traceback.print_exc()
@@ -60,40 +60,42 @@ def main() -> int:
         _send(sink, pack({"failed": " ".join(why.split())[:300]}))
         return 1
     about = {"runs": model.kind, "precision": model.precision, "width": dims, "fingerprint": place.fingerprint}
-    _send(sink, pack(about | {"lack": lack}))
+    _send(sink, pack(about | {"lack": problem}))
     while (frame := _receive(source)) is not None:
         _send(sink, _answer(model, frame))
     return 0
 
 
-def load(place: Place, cache_dir: Path, precision: str = "") -> Loaded:
-    """Load the exported files of a model from ``cache_dir``, made first where they are not there or of no use.
+def load(place: ModelFiles, cache_dir: Path, precision: str = "") -> LoadedModel:
+    """Load the export of a model from ``cache_dir``, made first if it is missing or damaged.
 
-    A model that cannot be exported runs as the reference. ``precision`` is the one that is wanted, if any: LookupError
-    where it cannot be had, since vectors of two are not to be mixed.
+    A model that cannot be exported runs as the reference. If ``precision`` is not empty, raises LookupError when it
+    cannot be provided, since vectors of two precisions must not be mixed.
     """
-    folder = folder_of(cache_dir, place.fingerprint)
-    exported, lack = _exported(folder)
+    folder = export_folder(cache_dir, place.fingerprint)
+    exported, problem = _load_export(folder)
     if exported is None and precision != FLOAT32:
-        lack = export(place.folder, folder)
-        if not lack:
-            exported, lack = _exported(folder)
+        problem = export(place.folder, folder)
+        if not problem:
+            exported, problem = _load_export(folder)
     if exported is not None and precision in ("", exported.precision):
-        return Loaded(exported)
+        return LoadedModel(exported)
     if precision in ("", FLOAT32):
-        from registry.embedding.reference import Reference
+        from registry.embedding.backends import SentenceTransformersModel
 
-        return Loaded(Reference(place.folder), lack)
-    raise LookupError(f"its export in {precision} cannot be made again: {lack or 'it comes out in another precision'}")
+        return LoadedModel(SentenceTransformersModel(place.folder), problem)
+    raise LookupError(
+        f"its export in {precision} cannot be made again: {problem or 'it comes out in another precision'}"
+    )
 
 
 def export(folder: Path, target: Path) -> str:
-    """Have the model in ``folder`` exported to ``target``, by a child that takes its memory with it.
+    """Export the model in ``folder`` to ``target``, in a child process, which frees its memory at its end.
 
-    Return why that failed, "" when the files are there.
+    Return why that failed, "" when it succeeded.
     """
     command = [sys.executable, "-P", "-m", "registry.embedding.export", str(folder), str(target)]
-    leash = [sys.executable, "-I", "-S", mediator.leash.__file__, str(os.getpid())]
+    leash = [sys.executable, "-I", "-S", mediator.system.leash.__file__, str(os.getpid())]
     try:
         ended = subprocess.run(
             leash + command,
@@ -113,25 +115,25 @@ def export(folder: Path, target: Path) -> str:
     return lines[-1] if lines else f"exit code {ended.returncode}"
 
 
-def _exported(folder: Path) -> tuple[Fast | None, str]:
+def _load_export(folder: Path) -> tuple[OnnxModel | None, str]:
     try:
-        return Fast(folder), ""
-    except Exception as error:  # whatever onnxruntime makes of it: it is made anew
+        return OnnxModel(folder), ""
+    except Exception as error:  # of any type that onnxruntime raises: it is exported again
         return None, f"{type(error).__name__}: {error}"
 
 
-def _answer(model: Model, frame: Frame) -> bytes:
+def _answer(model: EmbeddingModel, frame: PipeFrame) -> bytes:
     try:
         vectors = model.encode(frame.header["texts"])
         if not np.isfinite(vectors).all():
             raise ValueError("the model gives vectors that are not finite")
         return pack({}, vectors)
-    except Exception as error:  # one request that fails is not the end of the others
+    except Exception as error:  # a request that fails must not end the others
         traceback.print_exc()
         return pack({"failed": f"{type(error).__name__}: {error}"[:300]})
 
 
-def _receive(source: BinaryIO) -> Frame | None:
+def _receive(source: BinaryIO) -> PipeFrame | None:
     prefix = source.read(PREFIX.size)
     if len(prefix) < PREFIX.size:
         return None

@@ -6,8 +6,9 @@ from typing import Any
 import nats
 import pytest
 
-from tests.acceptance.service import Service, Services, until
-from tests.wire import flushed
+from tests.harness.service import Service, Services
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 
 INBOX = "$mq9.AI.INBOX.m001."
 SENT: tuple[tuple[str, dict[str, str] | None, bytes], ...] = (
@@ -35,7 +36,7 @@ async def ask(service: Service, subject: str, payload: bytes, headers: dict[str,
 
 
 @pytest.mark.rule("E4", "E5", "A8")
-async def test_a_restart_ends_what_was_kept_in_memory_so_to_say_and_nothing_else(services: Services):
+async def test_a_restart_removes_volatile_mailboxes_only(services: Services):
     service = await services.running()
     made = await ask(service, "$mq9.AI.MAILBOX.CREATE", b'{"type": "standard", "name": "m001"}')
     for subject, headers, payload in SENT:
@@ -54,8 +55,7 @@ async def test_a_restart_ends_what_was_kept_in_memory_so_to_say_and_nothing_else
 
 
 @pytest.mark.rule("E4", "E6", "E7")
-async def test_what_a_subscription_got_and_confirmed_is_not_unread(services: Services):
-    service = await services.running()
+async def test_what_a_subscription_got_and_confirmed_is_not_unread(service: Service):
     made = await ask(service, "$mq9.AI.MAILBOX.CREATE", b'{"type": "standard", "name": "m001"}')
     token = json.dumps({"token": made["token"]}).encode()
     for number in range(3):

@@ -11,7 +11,8 @@ from pathlib import Path
 import nats
 import pytest
 
-from tests.acceptance.service import Service, Services, free_port, listening, spawn, until
+from tests.harness.service import Service, Services, free_port, listening, spawn
+from tests.harness.waiting import until
 
 PATIENCE = 20
 BOX = "$mq9.AI.MAILBOX.MSG.orders.*"
@@ -49,7 +50,7 @@ async def test_stored_mail_is_pushed_on_the_public_port(services: Services):
 
 
 @pytest.mark.rule("E6")
-async def test_a_gateway_of_its_own_serves_on_when_the_service_is_started_again(services: Services, tmp_path: Path):
+async def test_a_separate_gateway_outlives_the_service(services: Services, tmp_path: Path):
     service = services.new()
     service.environment["MEDIATOR_GATEWAY__ENABLED"] = "false"
     service.start()
@@ -80,7 +81,7 @@ async def test_a_gateway_of_its_own_serves_on_when_the_service_is_started_again(
 
 @pytest.mark.rule("E6")
 @pytest.mark.parametrize("apart", [False, True])
-async def test_before_a_server_of_somebody_else_it_listens_where_it_is_told(
+async def test_before_an_external_server_it_listens_as_set(
     services: Services, tmp_path: Path, request: pytest.FixtureRequest, apart: bool
 ):
     url, port = await services.nats_server(), free_port()

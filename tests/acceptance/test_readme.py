@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.acceptance import readme
-from tests.acceptance.service import listening
+from tests.harness.service import listening
 
 README = readme.ROOT / "README.md"
 ALONE = ["unshare", "--map-root-user", "--net"]

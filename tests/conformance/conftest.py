@@ -1,27 +1,23 @@
-"""The stores every conformance test runs on: memory, SQLite, PostgreSQL."""
+"""The stores every conformance test runs on: SQLite and PostgreSQL."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from mediator.store.base import Store
-from mediator.store.memory import MemoryStore
 from mediator.store.sqlite import SqliteStore
-from tests.postgres import Server, postgres
+from tests.harness.postgres import Server
+from tests.harness.stores import ram_path
 
-__all__ = ["postgres"]
-
-KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 
 class Opened:
     """A store, and the way to open it again on the same data."""
 
-    def __init__(self, open_store: Callable[[], Store], durable: bool) -> None:
+    def __init__(self, open_store: Callable[[], Store]) -> None:
         self._open = open_store
-        self.durable = durable
         self.store = open_store()
 
     def close(self) -> None:
@@ -43,25 +39,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def new_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], Opened]]:
+def new_store(kind: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Opened]]:
     """Make as many empty stores as a test wants, each with data of its own."""
     with contextlib.ExitStack() as stack:
-        number = 0
 
         def make() -> Opened:
-            nonlocal number
-            number += 1
-            opened = Opened(_opener(kind, tmp_path / f"{number}.db", request, stack), durable=kind != "memory")
+            opened = Opened(_opener(kind, request, stack))
             stack.callback(opened.close)
             return opened
 
         yield make
 
 
-def _opener(kind: str, path: Path, request: pytest.FixtureRequest, stack: contextlib.ExitStack) -> Callable[[], Store]:
-    if kind == "memory":
-        return MemoryStore
+def _opener(kind: str, request: pytest.FixtureRequest, stack: contextlib.ExitStack) -> Callable[[], Store]:
     if kind == "sqlite":
+        path = ram_path()
         return lambda: SqliteStore(path)
     server: Server = request.getfixturevalue("postgres")
     # Its driver is an extra: asked for after the fixture, which skips without it.
@@ -86,6 +78,4 @@ def store(opened: Opened) -> Store:
 @pytest.fixture
 def reopen(opened: Opened) -> Callable[[], Store]:
     """Close the store and open it again on the same data; what is left must be what was committed."""
-    if not opened.durable:
-        pytest.skip("memory forgets at a restart")
     return opened.reopen

@@ -1,33 +1,21 @@
 """What the registry keeps is the same in every store: agents, revisions, removals, vectors."""
 
-import contextlib
 from dataclasses import replace
 
 import pytest
 
-from mediator.agents.ports import ChangePlace, Reread, SeenPlace, Silent, Unembedded
-from mediator.agents.records import Agent, Change, Embedded
-from mediator.store.sql import vectors
-from tests.conformance.samples import ALL, T0, TENANT
-from tests.unit.agents import FIRST, SPACE, card, registration
+from registry.agents.ports import ChangeCursor, LastSeenCursor, SilentAgent, UnembeddedCard, UpdatedTerms
+from registry.agents.records import Agent, AgentChange, CardVectors
+from registry.tables import RegistryTables, vectors
+from tests.harness.agents import FIRST, SPACE, card, registration
+from tests.harness.samples import ALL, T0, TENANT
+from tests.harness.stores import undone, within
 
 ODD = "Zoë's 📱 \0 \" ' % ? \\ \n \u2028 \ud800 end"
 """What a card may give as a name: also what PostgreSQL takes in no text, and what is no text at all."""
 BYTES = bytes(range(256)) * 1024
 """As long as a card may be."""
-START = SeenPlace(-1, 0)
-
-
-class Undone(Exception):
-    """Ends a transaction that is to leave nothing."""
-
-
-@contextlib.contextmanager
-def undone(store):
-    """Open a transaction and take it back at its end."""
-    with contextlib.suppress(Undone), store.transaction() as tx:
-        yield tx
-        raise Undone
+START = LastSeenCursor(-1, 0)
 
 
 def add(tx, address="a", name="", text="", *, ttl=0, now=T0, **more) -> Agent:
@@ -35,24 +23,23 @@ def add(tx, address="a", name="", text="", *, ttl=0, now=T0, **more) -> Agent:
 
 
 def embed(tx, *agents, space=SPACE, made=b"v") -> int:
-    return tx.vectors.put(space, [Embedded(agent.no, agent.card_revision, made) for agent in agents])
+    return tx.vectors.put(space, [CardVectors(agent.no, agent.card_revision, made) for agent in agents])
 
 
-def change(agent, embedded=0) -> Change:
-    return Change(agent.revision, agent.no, agent.tenant, agent.card_revision, agent.ttl, agent.seen_at, embedded)
+def change(agent, embedded=0) -> AgentChange:
+    return AgentChange(agent.revision, agent.no, agent.tenant, agent.card_revision, agent.ttl, agent.seen_at, embedded)
 
 
-def removal(no, revision, at=T0, tenant=TENANT) -> Change:
-    return Change(revision, no, tenant, 0, 0, at, 0, removed=True)
+def removal(no, revision, at=T0, tenant=TENANT) -> AgentChange:
+    return AgentChange(revision, no, tenant, 0, 0, at, 0, removed=True)
 
 
 # Agents.
 
 
 @pytest.mark.rule("G1", "G2")
-def test_an_agent_comes_back_as_it_was_kept(opened):
-    store = opened.store
-    with store.transaction() as tx:
+def test_an_agent_comes_back_as_it_was_kept(store, reopen):
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx, "a.b", ODD, card=BYTES, terms=BYTES[::-1], ttl=2**40)
         assert agent == Agent(
             no=agent.no,
@@ -70,7 +57,7 @@ def test_an_agent_comes_back_as_it_was_kept(opened):
             card_revision=1,
         )
         assert tx.agents.find(TENANT, "a.b") == agent
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         changed = tx.agents.replace(agent, registration("a.b", ODD[::-1], card=b"", terms=b""), 7, T0 + 1)
     assert changed == replace(
         agent,
@@ -83,25 +70,24 @@ def test_an_agent_comes_back_as_it_was_kept(opened):
         revision=2,
         card_revision=2,
     )
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         reported = tx.agents.seen(changed, BYTES, T0 + 2)
     assert reported == replace(changed, status=BYTES, seen_at=T0 + 2, revision=3)
     for _ in range(2):
         for transaction in (store.transaction, store.reading):
-            with transaction() as tx:
+            with within(transaction(), RegistryTables) as tx:
                 assert tx.agents.find(TENANT, "a.b") == reported
                 assert tx.agents.pick([agent.no]) == {agent.no: reported}
                 assert tx.agents.terms([agent.no]) == {agent.no: b""}
                 assert tx.agents.named(TENANT, ODD[::-1], ALL) == [agent.no]
                 assert tx.agents.named(TENANT, ODD, ALL) == []
                 assert tx.agents.revision() == 3
-        if opened.durable:
-            store = opened.reopen()
+        store = reopen()
 
 
 @pytest.mark.rule("G1")
 def test_who_is_not_registered_is_not_found(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx, "a", "Weather")
         for tenant, address in ((TENANT, "b"), ("other", "a"), (TENANT, "a.a"), (TENANT, ""), ("", "a")):
             assert tx.agents.find(tenant, address) is None
@@ -115,7 +101,7 @@ def test_who_is_not_registered_is_not_found(store):
 
 @pytest.mark.rule("G1", "A6")
 def test_each_tenant_has_agents_of_its_own(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         here, there = add(tx), add(tx, tenant="other")
         assert here.no != there.no
         assert tx.agents.find(TENANT, "a") == here
@@ -128,7 +114,7 @@ def test_each_tenant_has_agents_of_its_own(store):
 @pytest.mark.rule("G2")
 def test_names_are_compared_whole_however_long(store):
     long = "n" * 200_000
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         numbers = [add(tx, f"a{number}", long).no for number in range(4)]
         add(tx, "b", long + "n")
         assert tx.agents.named(TENANT, long, ALL) == numbers
@@ -136,10 +122,10 @@ def test_names_are_compared_whole_however_long(store):
 
 
 def test_many_are_picked_at_once(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agents = {agent.no: agent for agent in (add(tx, f"a{number}") for number in range(1200))}
         embed(tx, *agents.values())
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         numbers = [*agents, *agents, 2**40]
         assert list(tx.agents.pick(numbers)) == list(tx.agents.terms(numbers)) == list(agents)
         assert tx.vectors.read(SPACE, numbers).keys() == agents.keys()
@@ -147,13 +133,13 @@ def test_many_are_picked_at_once(store):
 
 
 @pytest.mark.rule("G1")
-def test_the_same_card_again_is_no_new_edition_but_may_be_read_otherwise(store):
-    with store.transaction() as tx:
+def test_an_unchanged_card_is_no_new_edition_but_is_reread(store):
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx, name="one", terms=b"one")
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         again = tx.agents.replace(agent, registration("a", "two", terms=b"two"), 5, T0 + 9)
         assert again == replace(agent, name="two", ttl=5, updated_at=T0 + 9, seen_at=T0 + 9, revision=2)
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.find(TENANT, "a") == again
         assert tx.agents.terms([agent.no]) == {agent.no: b"two"}
         assert tx.agents.named(TENANT, "two", ALL) == [agent.no]
@@ -161,37 +147,37 @@ def test_the_same_card_again_is_no_new_edition_but_may_be_read_otherwise(store):
 
 @pytest.mark.rule("G1")
 def test_a_number_is_never_used_again(opened):
-    with opened.store.transaction() as tx:
+    with within(opened.store.transaction(), RegistryTables) as tx:
         last = [add(tx, f"a{number}") for number in range(3)][-1]
-    with opened.store.transaction() as tx:
+    with within(opened.store.transaction(), RegistryTables) as tx:
         tx.agents.remove(last.no, T0)
-    store = opened.reopen() if opened.durable else opened.store
-    with store.transaction() as tx:
+    store = opened.reopen()
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.forget_removed(T0 + 1, ALL)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert add(tx, last.address).no > last.no
 
 
 def test_how_many_there_are_follows_what_happens_here(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.count(TENANT) == 0
         first = add(tx)
         add(tx, tenant="other")
         assert tx.agents.count(TENANT) == 1
-    with undone(store) as tx:
+    with undone(store, RegistryTables) as tx:
         add(tx, "b")
         assert tx.agents.count(TENANT) == 2
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.count(TENANT) == 1
         add(tx, "b")
-    with undone(store) as tx:
+    with undone(store, RegistryTables) as tx:
         tx.agents.remove(first.no, T0)
         assert tx.agents.count(TENANT) == 1
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.remove(first.no, T0)
         tx.agents.remove(first.no, T0)
         assert tx.agents.count(TENANT) == 1
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert (tx.agents.count(TENANT), tx.agents.count("other")) == (1, 1)
 
 
@@ -200,64 +186,64 @@ def test_how_many_there_are_follows_what_happens_here(store):
 
 @pytest.mark.rule("G1", "G2")
 def test_what_one_transaction_changes_has_one_revision(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.revision() == 0
         a, b, c = (add(tx, name) for name in "abc")
         assert tx.agents.revision() == 1
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         a = tx.agents.seen(a, b"", T0 + 1)
         tx.agents.remove(c.no, T0 + 1)
         assert embed(tx, a) == 1
         assert tx.agents.revision() == 2
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.revision() == 2
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(b), change(a, 1), removal(c.no, 2, T0 + 1)]
 
 
 @pytest.mark.rule("G1")
 def test_what_changes_nothing_takes_no_revision(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.find(TENANT, "a")
         tx.agents.named(TENANT, "a", 1)
         tx.agents.unseen(T0, START, 1)
         tx.agents.remove(agent.no + 1, T0)
-        tx.agents.set_terms([Reread(agent.no, agent.card_revision, b"new")])
+        tx.agents.set_terms([UpdatedTerms(agent.no, agent.card_revision, b"new")])
         tx.agents.set_terms([])
         assert embed(tx, replace(agent, card_revision=2), replace(agent, no=agent.no + 1)) == 0
         assert tx.vectors.put(SPACE, []) == 0
         tx.vectors.drop(SPACE, 1)
         tx.agents.forget_removed(T0, 1)
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.revision() == 1
         assert tx.agents.find(TENANT, "a") == agent
 
 
 @pytest.mark.rule("A8")
 def test_what_was_taken_back_is_not_there(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx, name="one")
         embed(tx, agent)
-    with undone(store) as tx:
+    with undone(store, RegistryTables) as tx:
         add(tx, "b")
         tx.agents.replace(agent, registration("a", "two", "other"), 5, T0 + 1)
         embed(tx, replace(agent, card_revision=2), made=b"w")
         tx.agents.remove(agent.no, T0)
         assert tx.agents.revision() == 2
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.revision() == 1
         assert tx.agents.find(TENANT, "a") == agent
         assert tx.agents.find(TENANT, "b") is None
         assert tx.agents.terms([agent.no]) == {agent.no: b"terms of "}
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: Embedded(agent.no, 1, b"v")}
+        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 1, b"v")}
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(agent, 1)]
 
 
 def test_changes_are_read_in_pages_also_within_one_revision(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}") for number in range(5)]
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         for number in (4, 2):
             tx.agents.remove(agents[number].no, T0)
         tx.agents.seen(agents[1], b"", T0)
@@ -272,31 +258,31 @@ def test_changes_are_read_in_pages_also_within_one_revision(store):
     ]
     for limit in range(1, 8):
         found, place = [], FIRST
-        with store.reading() as tx:
+        with within(store.reading(), RegistryTables) as tx:
             while page := tx.agents.changes(place, SPACE, limit):
                 assert len(page) <= limit
                 found += [(one.revision, one.no, one.removed) for one in page]
-                place = ChangePlace(page[-1].revision, page[-1].no)
+                place = ChangeCursor(page[-1].revision, page[-1].no)
         assert found == expected
 
 
 @pytest.mark.rule("G1")
 def test_who_was_removed_and_comes_back_is_another(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         first = add(tx)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.remove(first.no, T0 + 1)
         second = add(tx, now=T0 + 1)
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.changes(FIRST, SPACE, ALL) == [removal(first.no, 2, T0 + 1), change(second)]
 
 
 def test_removals_are_forgotten_the_oldest_first(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         for number in range(4):
             agent = add(tx, f"a{number}")
             tx.agents.remove(agent.no, T0 + number)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.forget_removed(T0, ALL) == 0
         assert tx.agents.forget_removed(T0 + 3, 2) == 2
         assert [one.seen_at for one in tx.agents.changes(FIRST, SPACE, ALL)] == [T0 + 2, T0 + 3]
@@ -306,47 +292,49 @@ def test_removals_are_forgotten_the_oldest_first(store):
 
 @pytest.mark.rule("G3")
 def test_the_silent_are_found_by_when_they_were_last_seen(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         late, early, twin = (add(tx, name, ttl=5, now=at) for name, at in (("a", T0 + 9), ("b", T0), ("c", T0)))
         add(tx, "never", ttl=0)
-    expected = [Silent(one.no, TENANT, one.address, 5, one.seen_at) for one in (early, twin, late)]
+    expected = [SilentAgent(one.no, TENANT, one.address, 5, one.seen_at) for one in (early, twin, late)]
     for transaction in (store.reading, store.transaction):
-        with transaction() as tx:
+        with within(transaction(), RegistryTables) as tx:
             assert tx.agents.unseen(T0 + 9, START, ALL) == expected
             assert tx.agents.unseen(T0 + 8, START, ALL) == expected[:2]
-            assert tx.agents.unseen(T0 + 9, SeenPlace(T0, early.no), 1) == expected[1:2]
-            assert tx.agents.unseen(T0 + 9, SeenPlace(T0 + 9, late.no), ALL) == []
+            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0, early.no), 1) == expected[1:2]
+            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0 + 9, late.no), ALL) == []
             assert tx.agents.unseen(T0 - 1, START, ALL) == []
 
 
 # Terms and vectors.
 
 
-def test_terms_read_anew_are_kept_for_the_card_they_were_read_from(store):
-    with store.transaction() as tx:
+def test_terms_are_kept_for_the_card_they_were_read_from(store):
+    with within(store.transaction(), RegistryTables) as tx:
         a, b, c = (add(tx, name) for name in "abc")
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.replace(b, registration("b", text="new"), 0, T0)
         tx.agents.seen(c, b"", T0)
-    with store.transaction() as tx:
-        tx.agents.set_terms([Reread(one.no, one.card_revision, ODD.encode("utf-8", "replace")) for one in (a, b, c)])
-    with store.reading() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
+        tx.agents.set_terms(
+            [UpdatedTerms(one.no, one.card_revision, ODD.encode("utf-8", "replace")) for one in (a, b, c)]
+        )
+    with within(store.reading(), RegistryTables) as tx:
         anew = ODD.encode("utf-8", "replace")
         assert tx.agents.terms([c.no, b.no, a.no]) == {a.no: anew, b.no: b"terms of new", c.no: anew}
         assert tx.agents.revision() == 2
 
 
 def test_vectors_are_kept_by_space_for_cards_as_they_are(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         a, b = add(tx, "a"), add(tx, "b")
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         changed = tx.agents.replace(b, registration("b", text="new"), 0, T0)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert embed(tx, a, b, replace(a, no=99), made=BYTES) == 1
         assert embed(tx, a, changed, space="other") == 2
-    with store.reading() as tx:
-        assert tx.vectors.read(SPACE, [a.no, b.no]) == {a.no: Embedded(a.no, 1, BYTES)}
-        assert tx.vectors.read("other", [b.no]) == {b.no: Embedded(b.no, 2, b"v")}
+    with within(store.reading(), RegistryTables) as tx:
+        assert tx.vectors.read(SPACE, [a.no, b.no]) == {a.no: CardVectors(a.no, 1, BYTES)}
+        assert tx.vectors.read("other", [b.no]) == {b.no: CardVectors(b.no, 2, b"v")}
         assert tx.vectors.read("", [a.no]) == {}
         assert (tx.vectors.count(SPACE), tx.vectors.count("other"), tx.vectors.count("")) == (1, 2, 0)
         assert tx.vectors.spaces() == sorted([SPACE, "other"])
@@ -355,25 +343,25 @@ def test_vectors_are_kept_by_space_for_cards_as_they_are(store):
         assert {one.revision for one in tx.agents.changes(FIRST, "", ALL)} == {3}
 
 
-def test_vectors_of_a_former_card_are_told_from_those_of_the_present_one(store):
-    with store.transaction() as tx:
+def test_vectors_of_a_former_card_are_told_apart(store):
+    with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx)
         embed(tx, agent)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agent = tx.agents.replace(agent, registration("a", text="new"), 0, T0)
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: Embedded(agent.no, 1, b"v")}
+        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 1, b"v")}
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(agent, 1)]
         assert tx.vectors.count(SPACE) == 1
-        missing = [Unembedded(agent.no, 2, card("a", "new"))]
+        missing = [UnembeddedCard(agent.no, 2, card("a", "new"))]
         assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == (missing, None)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         assert embed(tx, agent, made=b"new") == 1
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: Embedded(agent.no, 2, b"new")}
+        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 2, b"new")}
         assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == ([], None)
 
 
-def test_what_lacks_vectors_is_found_behind_a_number_and_before_a_moment(store):
-    with store.transaction() as tx:
+def test_missing_vectors_are_found_by_number_and_time(store):
+    with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}", now=T0 + number) for number in range(5)]
         embed(tx, agents[1])
         embed(tx, agents[2], space="other")
@@ -393,13 +381,13 @@ def test_what_lacks_vectors_is_found_behind_a_number_and_before_a_moment(store):
 @pytest.mark.parametrize("looked_at", [1, 2, 5, 100])
 def test_what_lacks_vectors_is_found_look_by_look(store, monkeypatch, looked_at):
     monkeypatch.setattr(vectors, "LOOKED_AT", looked_at)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}") for number in range(20)]
         embed(tx, *agents[7:12])
         for agent in agents[3:6]:
             tx.agents.remove(agent.no, T0)
     found, after = [], 0
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         while after is not None:
             some, after = tx.vectors.missing(SPACE, after, 2, T0 + 1)
             found += [one.no - agents[0].no for one in some]
@@ -407,11 +395,11 @@ def test_what_lacks_vectors_is_found_look_by_look(store, monkeypatch, looked_at)
 
 
 def test_vectors_go_with_their_agent_and_with_their_space(store):
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}") for number in range(3)]
         for space in (SPACE, "other"):
             embed(tx, *agents, space=space)
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         tx.agents.remove(agents[0].no, T0)
         assert tx.vectors.read(SPACE, [agents[0].no]) == tx.vectors.read("other", [agents[0].no]) == {}
         assert tx.vectors.drop(SPACE, 1) == 1

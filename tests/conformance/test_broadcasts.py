@@ -11,10 +11,10 @@ from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.broadcasting import HIDDEN, LIFE, MAX_KEPT, keep
 from mediator.mailboxes.creating import Create, Update
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.quotas import Quotas
-from tests.conformance.samples import ALL, T0, TENANT, add, everything, get, held
+from tests.harness.samples import ALL, T0, TENANT, add, everything, get, held
 
 BOUNDS = Bounds()
 
@@ -38,13 +38,11 @@ def kept(store, now=T0):
 
 
 @pytest.mark.rule("E9", "S2")
-def test_broadcasts_are_kept_in_order_with_their_subjects_and_replace_nothing(opened):
-    store = opened.store
+def test_kept_broadcasts_have_their_order_and_subjects(store, reopen):
     assert cast(store, b"1", b"2")[0] == 1
     assert cast(store, b"3", subject="c.d")[0] == 2
     assert cast(store, b"4")[0] == 3
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     assert kept(store) == [("a.b", b"1"), ("a.b", b"2"), ("c.d", b"3"), ("a.b", b"4")]
 
 
@@ -65,10 +63,10 @@ def test_too_many_broadcasts_let_the_oldest_go(store):
     cast(store, *(b"%d" % number for number in range(MAX_KEPT)))
     assert len(kept(store)) == MAX_KEPT
     _, events = cast(store, b"one", b"two", b"three")
-    assert [(event.what, event.msg_id) for event in events if event.what is not What.STORED] == [
-        (What.EXPIRED, 0),
-        (What.EXPIRED, 1),
-        (What.EXPIRED, 2),
+    assert [(event.type, event.msg_id) for event in events if event.type is not EventType.STORED] == [
+        (EventType.EXPIRED, 0),
+        (EventType.EXPIRED, 1),
+        (EventType.EXPIRED, 2),
     ]
     left = [payload for _, payload in kept(store)]
     assert len(left) == MAX_KEPT
@@ -96,7 +94,7 @@ def test_too_many_bytes_of_broadcasts_let_the_oldest_go(store, monkeypatch):
 
 
 @pytest.mark.rule("E9", "A6")
-def test_the_mailbox_of_broadcasts_is_in_no_list_and_no_operator_ends_it(store):
+def test_the_mailbox_of_broadcasts_is_hidden_and_permanent(store):
     cast(store, b"1")
     with store.transaction() as tx:
         add(tx, "a")
@@ -128,8 +126,7 @@ def names(store, now=T0):
 
 
 @pytest.mark.rule("E10")
-def test_the_board_shows_each_public_mailbox_as_it_is(opened):
-    store = opened.store
+def test_the_board_shows_each_public_mailbox_as_it_is(store, reopen):
     token = create(store, "b", desc="é", tags=("t", "u")).token
     create(store, "a")
     create(store, "private", public=False)
@@ -138,14 +135,13 @@ def test_the_board_shows_each_public_mailbox_as_it_is(opened):
     assert posted(store)[0] == shown | {"desc": "é", "tags": ["t", "u"]}
     with store.transaction() as tx:
         creating.update(tx, Update(TENANT, "b", token, desc="new", tags=()), T0)
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     assert names(store) == [("a", False), ("b", False)]
     assert posted(store)[1] == shown | {"desc": "new", "tags": []}
 
 
 @pytest.mark.rule("E10", "M1", "A3")
-def test_what_ends_leaves_the_board_at_once_and_a_word_for_an_hour(store):
+def test_an_ended_mailbox_leaves_the_board_at_once(store):
     create(store, "a", ttl=1000)
     create(store, "b")
     with store.transaction() as tx:
@@ -163,7 +159,7 @@ def test_what_ends_leaves_the_board_at_once_and_a_word_for_an_hour(store):
 
 
 @pytest.mark.rule("E10", "M1")
-def test_an_address_made_anew_before_the_clean_up_comes_is_there_once(store):
+def test_an_address_reused_before_the_clean_up_is_there_once(store):
     create(store, "a", ttl=1000, desc="old")
     create(store, "a", now=T0 + 1000, desc="new")
     assert [entry["desc"] for entry in posted(store, T0 + 1000)] == ["new"]

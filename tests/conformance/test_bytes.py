@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mediator.mailboxes.group import Lease
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.ports import Filter, Usage
-from tests.conformance.samples import ALL, T0, add, cut, everything, get, held, ids, leases, put, waiting
+from tests.harness.samples import ALL, T0, add, cut, everything, get, held, ids, leases, put, waiting
 
 PAYLOADS = {
     "empty": b"",
@@ -44,15 +44,13 @@ TEXTS = [
 
 @pytest.mark.rule("S1")
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-def test_a_payload_survives_to_the_byte(opened, payload):
-    store = opened.store
+def test_a_payload_survives_to_the_byte(store, reopen, payload):
     with store.transaction() as tx:
         mailbox = add(tx)
         put(tx, mailbox, payload, size=100)
         tx.delays.add(waiting(mailbox, T0, payload, size=100))
         found = [everything(tx, mailbox)[0], tx.delays.due(T0, 1, ALL)[0].message]
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.reading() as tx:
         mailbox = get(tx)
         found += [
@@ -67,8 +65,7 @@ def test_a_payload_survives_to_the_byte(opened, payload):
 
 
 @pytest.mark.rule("S1")
-def test_a_large_payload_survives(opened):
-    store = opened.store
+def test_a_large_payload_survives(store, reopen):
     block = hashlib.sha512(b"seed").digest()
     payload = b"".join(hashlib.sha512(block + bytes([n % 256, n // 256])).digest() for n in range(16_384))
     assert len(payload) == 1024 * 1024
@@ -77,8 +74,7 @@ def test_a_large_payload_survives(opened):
         put(tx, mailbox, payload)
         tx.delays.add(waiting(mailbox, T0, payload))
         put(tx, mailbox, b"small")
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         assert [message.payload for message in everything(tx, get(tx))] == [payload, b"small"]
         assert tx.delays.due(T0, 1, ALL)[0].message.payload == payload
@@ -86,8 +82,7 @@ def test_a_large_payload_survives(opened):
 
 
 @pytest.mark.rule("A8")
-def test_a_payload_sent_to_several_mailboxes_is_there_as_long_as_any_has_it(opened):
-    store = opened.store
+def test_a_shared_payload_lives_as_long_as_any_mailbox_has_it(store, reopen):
     payload = bytes(range(256)) * 64
     with store.transaction() as tx:
         for address in ("a", "b", "c"):
@@ -96,8 +91,7 @@ def test_a_payload_sent_to_several_mailboxes_is_there_as_long_as_any_has_it(open
     for address, removed in (("b", 0), ("a", 0), ("c", 0)):
         with store.transaction() as tx:
             cut(tx, get(tx, address), removed)
-        if opened.durable:
-            store = opened.reopen()
+        store = reopen()
         with store.reading() as tx:
             assert [message.payload for message in everything(tx, get(tx))] == [payload] * get(tx).messages
     with store.reading() as tx:
@@ -153,8 +147,7 @@ def test_every_field_of_a_message_survives(store, payload, headers, times, **fie
 
 
 @pytest.mark.rule("S1")
-def test_keys_tags_and_dedup_ids_are_told_apart_to_the_letter(opened):
-    store = opened.store
+def test_keys_tags_and_dedup_ids_are_told_apart_to_the_letter(store, reopen):
     texts = [*TEXTS, *(text * 2 for text in TEXTS), *(f"a{text}" for text in TEXTS), "a", "A"]
     with store.transaction() as tx:
         mailbox = add(tx)
@@ -162,8 +155,7 @@ def test_keys_tags_and_dedup_ids_are_told_apart_to_the_letter(opened):
             put(tx, mailbox, key=text, tags=(text,), recipient=text)
             tx.dedup_ids.add(mailbox, text, number, T0 + 1)
             tx.groups.add(mailbox, text)
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         mailbox = get(tx)
         for number, text in enumerate(texts):
@@ -180,8 +172,7 @@ def test_keys_tags_and_dedup_ids_are_told_apart_to_the_letter(opened):
 
 @pytest.mark.rule("A3")
 @pytest.mark.parametrize("start", [2**31 - 2, 2**32 - 1, 2**53, 2**62])
-def test_ids_sizes_and_times_may_be_large(opened, start):
-    store = opened.store
+def test_ids_sizes_and_times_may_be_large(store, reopen, start):
     with store.transaction() as tx:
         mailbox = add(tx, expire_at=10**14, created_at=10**13)
         mailbox.next_id = start
@@ -195,8 +186,7 @@ def test_ids_sizes_and_times_may_be_large(opened, start):
         tx.leases.put(group, [Lease(start + 2, Lane.NORMAL, 10**14, 1_000_000)])
         tx.delays.add(waiting(mailbox, 10**14, size=2**33))
         cut(tx, mailbox, start + 3)
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         mailbox = get(tx)
         assert held(mailbox) == (start + 4, 3, 3 * 2**33)

@@ -5,6 +5,6 @@ def test_the_first_key_that_was_made_stays(opened):
     first, second = bytes(range(32)), b"x" * 32
     with opened.store.transaction() as tx:
         assert tx.control_key(first) == first
-    store = opened.reopen() if opened.durable else opened.store
+    store = opened.reopen()
     with store.transaction() as tx:
         assert tx.control_key(second) == first

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.ports import Transaction, Usage
-from tests.conformance.samples import ALL, T0, add, get, held, put
+from tests.harness.samples import ALL, T0, add, get, held, put
 
 RECIPIENTS = (None, "r", "s")
 
@@ -75,7 +75,7 @@ def test_counters_are_what_a_count_would_say(opened, script):
             add(tx, f"{address}.{number}")
     books = [Book(), Book(), Book()]
     for ending, steps in script:
-        if ending == "restart" and opened.durable:
+        if ending == "restart":
             opened.reopen()
         attempt = [book.copy() for book in books]
         try:

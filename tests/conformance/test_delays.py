@@ -7,12 +7,12 @@ import pytest
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.ports import Copy, Usage
-from tests.conformance.samples import ALL, T0, add, everything, get, put, waiting
+from tests.harness.samples import ALL, T0, add, everything, get, put, waiting
+from tests.harness.stores import undone
 
 
 @pytest.mark.rule("S4")
-def test_a_delayed_message_is_kept_whole_and_seen_nowhere(opened):
-    store = opened.store
+def test_a_delayed_message_is_kept_whole_and_seen_nowhere(store, reopen):
     with store.transaction() as tx:
         mailbox = add(tx)
         delayed = waiting(
@@ -34,8 +34,7 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(opened):
         assert everything(tx, mailbox) == []
         assert (mailbox.next_id, mailbox.messages, mailbox.bytes) == (0, 0, 0)
         assert tx.messages.held_for(mailbox, "did") == Usage(0, 0)
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.reading() as tx:
         [kept] = tx.delays.due(T0 + 100, ALL, ALL)
         assert [kept] == tx.delays.of(get(tx), ALL)
@@ -46,14 +45,12 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(opened):
 
 
 @pytest.mark.rule("S4")
-def test_due_messages_come_by_time_and_then_in_order_of_arrival(opened):
-    store = opened.store
+def test_due_messages_come_by_time_and_then_in_order_of_arrival(store, reopen):
     with store.transaction() as tx:
         a, b = add(tx, "a"), add(tx, "b")
         for number, (mailbox, due_at) in enumerate([(a, 30), (b, 20), (a, 20), (b, 10), (a, 20), (a, 31)]):
             tx.delays.add(waiting(mailbox, T0 + due_at, bytes([number])))
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         tx.delays.add(waiting(get(tx, "b"), T0 + 20, bytes([6])))
 
@@ -79,7 +76,7 @@ def test_due_messages_come_by_time_and_then_in_order_of_arrival(opened):
 
 
 @pytest.mark.rule("S4")
-def test_what_is_due_stops_behind_the_budget_and_is_one_message_at_least(store):
+def test_due_mail_stops_behind_the_budget_with_one_at_least(store):
     with store.transaction() as tx:
         mailbox = add(tx)
         for number, size in enumerate((500, 20, 20, 900, 1)):
@@ -97,8 +94,7 @@ def test_what_is_due_stops_behind_the_budget_and_is_one_message_at_least(store):
 
 
 @pytest.mark.rule("M1", "S4")
-def test_what_waits_for_a_mailbox_is_cleared_in_slices(opened):
-    store = opened.store
+def test_what_waits_for_a_mailbox_is_cleared_in_slices(store, reopen):
     with store.transaction() as tx:
         a, b = add(tx, "a"), add(tx, "b")
         for number in range(5):
@@ -107,8 +103,7 @@ def test_what_waits_for_a_mailbox_is_cleared_in_slices(opened):
         assert tx.outbox.backlog() == 4
         assert tx.delays.clear(a, 3) == 3
         assert tx.delays.usage(a).messages == 2
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         a, b = get(tx, "a"), get(tx, "b")
         assert tx.delays.clear(a, ALL) == 2
@@ -152,16 +147,14 @@ def test_thousands_of_delayed_messages_are_removed_at_once(store):
 
 
 @pytest.mark.rule("S3")
-def test_a_dedup_id_is_known_until_its_time_is_over(opened):
-    store = opened.store
+def test_a_dedup_id_is_known_until_its_time_is_over(store, reopen):
     with store.transaction() as tx:
         mailbox, other = add(tx), add(tx, "other")
         tx.dedup_ids.add(mailbox, "d", 0, T0 + 10)
         tx.dedup_ids.add(mailbox, "later", HIDDEN_ID, T0 + 10)
         tx.dedup_ids.add(other, "d", 5, T0 + 10)
         assert tx.dedup_ids.find(mailbox, "d", T0) == 0
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         mailbox = get(tx)
         assert tx.dedup_ids.find(mailbox, "d", T0 + 9) == 0
@@ -233,9 +226,7 @@ def five_dedup_ids(monkeypatch):
 
 @pytest.mark.rule("S3")
 @pytest.mark.usefixtures("five_dedup_ids")
-def test_a_mailbox_forgets_its_oldest_dedup_ids_beyond_the_bound(opened):
-    store = opened.store
-
+def test_a_mailbox_keeps_a_bounded_number_of_dedup_ids(store, reopen):
     def known(tx, address="a"):
         return [number for number in range(20) if tx.dedup_ids.find(get(tx, address), f"d{number}", T0) == number]
 
@@ -245,8 +236,7 @@ def test_a_mailbox_forgets_its_oldest_dedup_ids_beyond_the_bound(opened):
         for number in range(7):
             tx.dedup_ids.add(a, f"d{number}", number, T0 + 100 + number)
         assert known(tx) == [2, 3, 4, 5, 6]
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         a = get(tx)
         tx.dedup_ids.add(a, "d7", 7, T0 + 107)
@@ -275,14 +265,9 @@ def test_a_rollback_takes_back_what_the_bound_made_forget(store):
         for number in range(5):
             tx.dedup_ids.add(mailbox, f"d{number}", number, T0 + 10)
 
-    def overfill():
-        with store.transaction() as tx:
-            tx.dedup_ids.add(get(tx), "more", 5, T0 + 10)
-            raise InterruptedError
-
     for _ in range(3):
-        with pytest.raises(InterruptedError):
-            overfill()
+        with undone(store) as tx:
+            tx.dedup_ids.add(get(tx), "more", 5, T0 + 10)
     with store.transaction() as tx:
         mailbox = get(tx)
         tx.dedup_ids.forget(mailbox, "d4")
@@ -291,8 +276,7 @@ def test_a_rollback_takes_back_what_the_bound_made_forget(store):
 
 
 @pytest.mark.rule("S6")
-def test_the_outbox_counts_copies_and_delayed_messages_that_will_need_one(opened):
-    store = opened.store
+def test_the_outbox_counts_copies_and_delayed_messages(store, reopen):
     with store.transaction() as tx:
         mailbox = add(tx)
         assert tx.outbox.backlog() == 0
@@ -300,8 +284,7 @@ def test_the_outbox_counts_copies_and_delayed_messages_that_will_need_one(opened
         tx.delays.add(waiting(mailbox, T0 + 1, archive=True))
         tx.delays.add(waiting(mailbox, T0 + 1, archive=False))
         assert tx.outbox.backlog() == 2
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         assert tx.outbox.backlog() == 2
         tx.delays.remove(tx.delays.due(T0 + 1, ALL, ALL))
@@ -313,8 +296,7 @@ def test_the_outbox_counts_copies_and_delayed_messages_that_will_need_one(opened
 
 
 @pytest.mark.rule("S6")
-def test_what_the_archive_has_leaves_the_outbox_by_its_name(opened):
-    store = opened.store
+def test_what_the_archive_has_leaves_the_outbox_by_its_name(store, reopen):
     with store.transaction() as tx:
         mailbox = add(tx)
         copies = []
@@ -331,18 +313,12 @@ def test_what_the_archive_has_leaves_the_outbox_by_its_name(opened):
         assert tx.outbox.remove(copies[:600]) == 600
         assert tx.outbox.backlog() == 101
 
-    def remove_and_fail():
-        with store.transaction() as tx:
-            assert tx.outbox.remove(copies[600:602]) == 2
-            assert tx.outbox.backlog() == 99
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        remove_and_fail()
+    with undone(store) as tx:
+        assert tx.outbox.remove(copies[600:602]) == 2
+        assert tx.outbox.backlog() == 99
     with store.transaction() as tx:
         assert tx.outbox.backlog() == 101
-    if opened.durable:
-        store = opened.reopen()
+    store = reopen()
     with store.transaction() as tx:
         assert tx.outbox.remove([copies[0], copies[600], copies[699], copies[699]._replace(seq=701)]) == 2
         tx.outbox.add(get(tx), put(tx, get(tx), b"new"))

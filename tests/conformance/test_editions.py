@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from mediator.mailboxes.board import PublicList, list_public
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.events import What
+from mediator.mailboxes.collecting import forget_volatile
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.listing import PublicList, public
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.quotas import Quotas
-from mediator.mailboxes.restarting import forget_volatile
 from mediator.mailboxes.sending import Send, release, send
-from tests.conformance.samples import ALL, T0, TENANT, add, cut, everything, get, held, ids, put, waiting
+from tests.harness.samples import ALL, T0, TENANT, add, cut, everything, get, held, ids, put, waiting
 
 SECOND = 1000
 HERE = "here"
@@ -46,14 +46,14 @@ def box(store):
 
 
 @pytest.mark.rule("E5")
-def test_a_start_removes_what_was_to_last_until_then_and_nothing_else(box):
+def test_a_start_removes_volatile_mailboxes_only(box):
     keep(box, b"gone", lane=Lane.LOW)
     keep(box, b"stays", volatile=None, lane=Lane.LOW)
     keep(box, b"another's", volatile="there")
     keep(box, b"large" * 10_000, tags=("t",), key="k")
     counts, events = start(box)
     assert counts == [2, 0]
-    assert [(event.what, event.msg_id) for event in events] == [(What.EXPIRED, 0), (What.EXPIRED, 3)]
+    assert [(event.type, event.msg_id) for event in events] == [(EventType.EXPIRED, 0), (EventType.EXPIRED, 3)]
     with box.transaction() as tx:
         assert [message.payload for message in everything(tx, get(tx))] == [b"stays", b"another's"]
         assert held(get(tx)) == (4, 2, len(b"stays" + b"another's"))
@@ -62,7 +62,7 @@ def test_a_start_removes_what_was_to_last_until_then_and_nothing_else(box):
 
 
 @pytest.mark.rule("E5", "S4")
-def test_what_is_delayed_ends_with_the_start_too_also_after_it_was_released(box):
+def test_delayed_volatile_mail_ends_with_the_start_too(box):
     for due in (1, 1000):
         keep(box, b"gone", delay=due * SECOND, archive=True)
     keep(box, b"stays", volatile=None, delay=SECOND)
@@ -144,7 +144,7 @@ def test_public_mailboxes_are_found_by_tag_and_in_pages(store):
 
     def ask(**given):
         with store.reading() as tx:
-            page = public(tx, PublicList(TENANT, **given), T0)
+            page = list_public(tx, PublicList(TENANT, **given), T0)
         return [mailbox.address for mailbox in page.mailboxes], page.more
 
     assert ask() == (["alone", "b0", "b1", "b2", "b3"], False)

@@ -6,12 +6,13 @@ from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.mailbox import Retention
-from mediator.operators import inspecting
-from mediator.operators.diagnosis import Level, diagnose
-from mediator.operators.inspecting import inspect
-from tests.unit.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
-from tests.unit.mediation import Mediation, key
+from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.ops import mailbox_view as inspecting
+from mediator.ops.diagnosis import Level, diagnose
+from mediator.ops.mailbox_view import inspect_mailbox
+from pickup.broker import MEDIATION_HOOKS
+from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
+from tests.harness.mediation import Mediation, key
 
 UNBOUNDED = Bounds()
 
@@ -23,7 +24,7 @@ def broker(store):
 
 def look(broker, box=BOX, bounds=UNBOUNDED):
     with broker.store.reading() as tx:
-        return inspect(tx, TENANT, box, bounds.tenant, broker.now)
+        return inspect_mailbox(tx, TENANT, box, bounds.tenant, broker.now, {Kind.MEDIATION: MEDIATION_HOOKS})
 
 
 def said(broker, bounds=UNBOUNDED):
@@ -96,7 +97,7 @@ def test_delivered_without_a_lease_and_never_acknowledged(broker):
     broker.take(deliver=Deliver.EARLIEST, num_msgs=2)
     (group,) = look(broker).groups
     assert (group.waiting, group.open, group.leased, group.due, group.dead) == (1, 2, 0, 0, 0)
-    assert "without an ACK since" in problems(broker)[0]
+    assert "has not acknowledged them" in problems(broker)[0]
     broker.ack(1)
     (group,) = look(broker).groups
     assert (group.waiting, group.open) == (1, 0)
@@ -191,7 +192,7 @@ def test_ends_that_come_and_ends_that_came(broker):
     assert (view.ending, view.first_end, view.expired) == (1, broker.now - SECOND + HOUR, 1)
     assert view.lanes[Lane.NORMAL].messages == 2
     assert any(note.startswith("The mailbox expires") for note in notes(broker))
-    assert any(note.startswith("Expired and out of reach: 1 message;") for note in notes(broker))
+    assert any(note.startswith("Expired: 1 message;") for note in notes(broker))
 
 
 def test_a_mailbox_with_much_time_left_is_not_said_to_end(broker):

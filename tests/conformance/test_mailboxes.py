@@ -4,7 +4,7 @@ import pytest
 
 from mediator.mailboxes.mailbox import Kind, NewMailbox, Retention
 from mediator.mailboxes.ports import Usage
-from tests.conformance.samples import ALL, T0, TENANT, add, cut, everything, get, held, plain, put, waiting
+from tests.harness.samples import ALL, T0, TENANT, add, cut, everything, get, held, plain, put, waiting
 
 
 @pytest.mark.rule("M1")
@@ -73,7 +73,7 @@ def test_the_same_address_in_two_tenants_is_two_mailboxes(store):
 
 
 @pytest.mark.rule("M2")
-def test_a_taken_address_is_not_added_and_the_transaction_goes_on(store):
+def test_a_taken_address_does_not_end_the_transaction(store):
     with store.transaction() as tx:
         first = add(tx, "a", desc="first")
         assert tx.mailboxes.add(NewMailbox(TENANT, "a", T0, desc="second")) is None
@@ -88,7 +88,7 @@ def test_a_taken_address_is_not_added_and_the_transaction_goes_on(store):
 
 
 @pytest.mark.rule("M1")
-def test_an_expired_mailbox_keeps_its_address_until_it_is_retired(store):
+def test_an_expired_mailbox_keeps_its_address_until_retired(store):
     with store.transaction() as tx:
         add(tx, "a", expire_at=T0 + 10)
     with store.transaction() as tx:
@@ -97,7 +97,7 @@ def test_an_expired_mailbox_keeps_its_address_until_it_is_retired(store):
 
 
 @pytest.mark.rule("A3", "M4")
-def test_a_retired_mailbox_frees_its_address_for_a_new_generation(store):
+def test_a_retired_mailbox_frees_its_address(store):
     with store.transaction() as tx:
         old = add(tx)
         put(tx, old, b"old")

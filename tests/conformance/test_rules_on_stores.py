@@ -1,10 +1,6 @@
 """The verbs on every store, in short: that each rule that leans on the store holds there, and across a restart."""
 
-import importlib.util
-
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from mediator.errors import (
     ArchiveBacklogFullError,
@@ -17,23 +13,22 @@ from mediator.errors import (
 )
 from mediator.mailboxes import fetching
 from mediator.mailboxes.bounds import Bounds, Quota
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from tests.unit.broker import DAY, HOUR, SECOND, Broker
+from tests.harness.broker import DAY, HOUR, SECOND, Broker
 
 
 class Restarting(Broker):
-    """A broker that can lose its process; in memory nothing would be left, so there it goes on."""
+    """A broker that can lose its process."""
 
     def __init__(self, opened, **options):
         super().__init__(opened.store, **options)
         self._opened = opened
 
     def restart(self):
-        if self._opened.durable:
-            self.store = self._opened.reopen()
+        self.store = self._opened.reopen()
 
 
 @pytest.fixture
@@ -78,7 +73,7 @@ def test_the_life_of_a_mailbox(broker):
 
 
 @pytest.mark.rule("F3", "F1", "A2", "A8")
-def test_lanes_come_in_rank_and_again_until_they_are_acknowledged(broker):
+def test_lanes_come_by_rank_and_again_until_acknowledged(broker):
     broker.create()
     for lane in (Lane.LOW, Lane.NORMAL, Lane.CRITICAL, Lane.URGENT, Lane.NORMAL, Lane.CRITICAL):
         broker.send(lane.name.encode(), lane=lane)
@@ -93,7 +88,7 @@ def test_lanes_come_in_rank_and_again_until_they_are_acknowledged(broker):
 
 
 @pytest.mark.rule("K2")
-def test_the_last_message_of_a_mixed_batch_acknowledges_all_of_it(broker):
+def test_the_last_message_acknowledges_a_mixed_batch(broker):
     broker.create()
     for lane in (Lane.NORMAL, Lane.CRITICAL, Lane.LOW, Lane.URGENT):
         broker.send(lane=lane)
@@ -151,7 +146,7 @@ def test_the_newest_message_of_a_key_stays(broker):
     assert broker.send(b"4", key="k") == 4
     mailbox = broker.mailbox()
     assert (mailbox.next_id, mailbox.messages) == (5, 2)
-    assert broker.told(What.COMPACTED) == [0, 2, 3]
+    assert broker.told(EventType.COMPACTED) == [0, 2, 3]
 
 
 @pytest.mark.rule("S2", "E4")
@@ -184,7 +179,7 @@ def test_a_dedup_id_is_stored_once(broker):
 
 
 @pytest.mark.rule("S4", "A3", "N5")
-def test_delayed_messages_become_visible_in_the_order_in_which_they_were_due(broker):
+def test_delayed_messages_become_visible_in_due_order(broker):
     broker.create()
     broker.create("other")
     for delay in (3, 1, 2, 1):
@@ -208,7 +203,7 @@ def test_delayed_messages_become_visible_in_the_order_in_which_they_were_due(bro
 
 
 @pytest.mark.rule("S5")
-def test_messages_expire_at_their_moment_and_are_collected_later(broker):
+def test_messages_expire_on_time_and_are_collected_later(broker):
     broker.create()
     broker.send(b"12345", ttl=2 * SECOND)
     broker.send(b"1", ttl=SECOND)
@@ -268,7 +263,7 @@ def test_quotas_count_what_is_there(opened):
 @pytest.mark.rule("S5", "S7")
 @pytest.mark.parametrize("bound", [{"messages": 3}, {"bytes": 300}])
 @pytest.mark.parametrize("of", ["mailbox", "tenant"])
-def test_what_has_expired_takes_no_room_before_the_clean_up_comes(opened, bound, of):
+def test_expired_mail_takes_no_room_before_the_clean_up(opened, bound, of):
     broker = Restarting(opened, bounds=Bounds(**{of: Quota(**bound)}))
     broker.create()
     broker.create("ends", ttl=SECOND)
@@ -285,7 +280,7 @@ def test_what_has_expired_takes_no_room_before_the_clean_up_comes(opened, bound,
 
 
 @pytest.mark.rule("M1", "S5", "S7")
-def test_expired_messages_come_back_with_the_clock_where_it_is_not_to_be_trusted(opened):
+def test_expired_messages_return_with_an_untrusted_clock(opened):
     broker = Restarting(opened, bounds=Bounds(mailbox=Quota(messages=1)))
     broker.create()
     broker.send(ttl=DAY)
@@ -326,7 +321,7 @@ def test_a_lease_keeps_a_message_for_one_worker(broker):
 @pytest.mark.rule("F6", "F7", "K4")
 @pytest.mark.parametrize("how", ["deleted", "expired", "replaced", "acknowledged by another", "collected"])
 def test_leases_of_messages_that_are_gone_take_no_room(broker, monkeypatch, how):
-    monkeypatch.setattr("mediator.mailboxes.leasing.MAX_LEASED", 4)
+    monkeypatch.setattr("mediator.mailboxes.fetching.MAX_LEASED", 4)
     broker.create(retention=Retention.UNTIL_ACK if how == "acknowledged by another" else Retention.KEEP)
     for number in range(4):
         broker.send(key=f"k{number}", ttl=5 * SECOND if how in ("expired", "collected") and number < 3 else None)
@@ -357,7 +352,7 @@ def test_leases_of_messages_that_are_gone_take_no_room(broker, monkeypatch, how)
 
 
 @pytest.mark.rule("F7")
-def test_a_message_delivered_too_often_is_dead_until_it_is_driven_again(broker):
+def test_a_message_delivered_too_often_is_dead_until_redriven(broker):
     broker.create()
     broker.send(b"poison")
     broker.send(b"fine")
@@ -481,17 +476,3 @@ def test_the_clean_up_leaves_just_what_lives(broker):
         assert tx.mailboxes.retired(100) == []
         assert tx.mailboxes.usage("default").messages == 1
     assert broker.send(b"again", to="kept", dedup_id="d") == 0
-
-
-MODEL = "tests.unit.test_model"
-
-
-@pytest.mark.rule("A2", "A3", "A8", "F1", "F3", "F6", "K2", "K3")
-def test_random_histories_agree_with_the_model(new_store, kind):
-    if kind == "memory":
-        pytest.skip("the domain's own tests run the model in memory")
-    if importlib.util.find_spec(MODEL) is None:
-        pytest.skip(f"{MODEL} is not written")
-    machine = importlib.import_module(MODEL).machine(lambda: new_store().store)
-    few = settings(max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine, settings=few)

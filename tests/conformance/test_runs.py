@@ -1,17 +1,13 @@
 """The history of runs is the same in every store: bounded, in order, and each run ends once."""
 
-import contextlib
-
 import pytest
 
-from mediator.runs.records import KEPT, Ending, NewRun, Outcome, Run
-from tests.conformance.samples import ALL, T0
+from mediator.ops.runs.records import KEPT, Ending, NewRun, Outcome, Run
+from mediator.ops.runs.tables import Runs
+from tests.harness.samples import ALL, T0
+from tests.harness.stores import undone
 
 ODD = "Zoë's 📱 \" ' % ? \\ {} \u2028 end"
-
-
-class Undone(Exception):
-    """Ends a transaction that is to leave nothing."""
 
 
 def new(command="ingest", **more) -> NewRun:
@@ -22,14 +18,13 @@ def done(outcome=Outcome.SUCCEEDED, error="", **numbers) -> Ending:
     return Ending(outcome, numbers, error)
 
 
-def test_a_run_comes_back_as_it_was_kept(opened):
-    store = opened.store
+def test_a_run_comes_back_as_it_was_kept(store, reopen):
     with store.transaction() as tx:
-        begun = tx.runs.add(new(arguments=("--lake", ODD, ""), instance="i", process=ODD), T0)
+        begun = tx.table(Runs).add(new(arguments=("--lake", ODD, ""), instance="i", process=ODD), T0)
         assert begun == Run(begun.no, "ingest", ("--lake", ODD, ""), "i", ODD, T0, None, Outcome.RUNNING, {}, "")
-        assert tx.runs.newest(1) == [begun]
+        assert tx.table(Runs).newest(1) == [begun]
     with store.transaction() as tx:
-        ended = tx.runs.end(begun.no, done(Outcome.FAILED, ODD, rows=2**62, seconds=0.25), T0 + 9)
+        ended = tx.table(Runs).end(begun.no, done(Outcome.FAILED, ODD, rows=2**62, seconds=0.25), T0 + 9)
     assert ended == Run(
         begun.no,
         "ingest",
@@ -44,56 +39,53 @@ def test_a_run_comes_back_as_it_was_kept(opened):
     )
     for _ in range(2):
         with store.reading() as tx:
-            assert tx.runs.newest(ALL) == [ended]
-        if opened.durable:
-            store = opened.reopen()
+            assert tx.table(Runs).newest(ALL) == [ended]
+        store = reopen()
 
 
 def test_a_run_ends_once_and_only_if_it_began(store):
     with store.transaction() as tx:
-        run = tx.runs.add(new(), T0)
-        first = tx.runs.end(run.no, done(rows=1), T0 + 1)
+        run = tx.table(Runs).add(new(), T0)
+        first = tx.table(Runs).end(run.no, done(rows=1), T0 + 1)
         assert first is not None
-        assert tx.runs.end(run.no, done(Outcome.KILLED), T0 + 2) is None
+        assert tx.table(Runs).end(run.no, done(Outcome.KILLED), T0 + 2) is None
         for nothing in (run.no + 1, 0, -1, 2**60):
-            assert tx.runs.end(nothing, done(), T0 + 2) is None
-        assert tx.runs.newest(ALL) == [first]
+            assert tx.table(Runs).end(nothing, done(), T0 + 2) is None
+        assert tx.table(Runs).newest(ALL) == [first]
 
 
 def test_the_newest_come_first_as_many_as_are_asked_for(store):
     with store.transaction() as tx:
-        assert tx.runs.newest(ALL) == []
+        assert tx.table(Runs).newest(ALL) == []
         # The order is that of the beginnings, whatever the clock said.
-        runs = [tx.runs.add(new(), T0 - number) for number in range(5)][::-1]
+        runs = [tx.table(Runs).add(new(), T0 - number) for number in range(5)][::-1]
         assert [run.no for run in runs] == sorted((run.no for run in runs), reverse=True)
-        assert tx.runs.newest(ALL) == runs
-        assert tx.runs.newest(2) == runs[:2]
-        assert tx.runs.newest(0) == []
+        assert tx.table(Runs).newest(ALL) == runs
+        assert tx.table(Runs).newest(2) == runs[:2]
+        assert tx.table(Runs).newest(0) == []
 
 
 def test_of_many_the_newest_are_kept(store):
     with store.transaction() as tx:
-        oldest = tx.runs.add(new(), T0)
-        kept = [tx.runs.add(new(), T0 + number) for number in range(KEPT - 1)]
-        assert tx.runs.newest(ALL)[-1] == oldest
-        kept.append(tx.runs.add(new(), T0))
+        oldest = tx.table(Runs).add(new(), T0)
+        kept = [tx.table(Runs).add(new(), T0 + number) for number in range(KEPT - 1)]
+        assert tx.table(Runs).newest(ALL)[-1] == oldest
+        kept.append(tx.table(Runs).add(new(), T0))
     with store.reading() as tx:
-        assert tx.runs.newest(ALL) == kept[::-1]
+        assert tx.table(Runs).newest(ALL) == kept[::-1]
     with store.transaction() as tx:
-        assert tx.runs.end(oldest.no, done(), T0) is None
+        assert tx.table(Runs).end(oldest.no, done(), T0) is None
 
 
 @pytest.mark.rule("A9")
-def test_what_is_taken_back_leaves_nothing_and_no_number_comes_again(opened):
-    store = opened.store
+def test_a_rollback_leaves_nothing_and_reuses_no_number(store, reopen):
     with store.transaction() as tx:
-        run = tx.runs.add(new(), T0)
-    with contextlib.suppress(Undone), store.transaction() as tx:
-        tx.runs.add(new(), T0)
-        tx.runs.end(run.no, done(), T0)
-        raise Undone
+        run = tx.table(Runs).add(new(), T0)
+    with undone(store) as tx:
+        tx.table(Runs).add(new(), T0)
+        tx.table(Runs).end(run.no, done(), T0)
     with store.reading() as tx:
-        assert tx.runs.newest(ALL) == [run]
-    store = opened.reopen() if opened.durable else store
+        assert tx.table(Runs).newest(ALL) == [run]
+    store = reopen()
     with store.transaction() as tx:
-        assert tx.runs.add(new(), T0).no > run.no
+        assert tx.table(Runs).add(new(), T0).no > run.no

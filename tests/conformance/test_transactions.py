@@ -5,12 +5,12 @@ from copy import deepcopy
 
 import pytest
 
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.group import Lease
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.ports import Usage
-from tests.conformance.samples import (
+from tests.harness.samples import (
     ALL,
     T0,
     TENANT,
@@ -26,12 +26,9 @@ from tests.conformance.samples import (
     put,
     waiting,
 )
+from tests.harness.stores import undone
 
 DEADLINE = 20
-
-
-class Stop(BaseException):
-    """What ends a transaction in these tests; not even an Exception."""
 
 
 def upset(tx):
@@ -60,36 +57,29 @@ def upset(tx):
     put(tx, add(tx, "b", desc="again"))
     tx.mailboxes.retire(get(tx, "c", "other"))
     tx.mailboxes.retire(add(tx, "d"))
-    tx.events.append(Event(What.STORED, T0, TENANT, mailbox.no))
+    tx.events.append(Event(EventType.STORED, T0, TENANT, mailbox.no))
     tx.woken.add((TENANT, "a"))
     tx.due = T0
 
 
 @pytest.mark.rule("A8", "N3")
-def test_a_rollback_takes_everything_back(opened):
-    store = opened.store
+def test_a_rollback_takes_everything_back(store, reopen):
     with store.transaction() as tx:
         furnish(tx)
     with store.transaction() as tx:
         before = deepcopy(picture(tx))
 
-    def fail():
-        with store.transaction() as tx:
+    for _ in range(2):
+        with undone(store) as tx:
             upset(tx)
             assert picture(tx) != before
-            raise Stop
-
-    for _ in range(2):
-        with pytest.raises(Stop):
-            fail()
         with store.transaction() as tx:
             assert picture(tx) == before
         with store.reading() as tx:
             assert picture(tx) == before
-    if opened.durable:
-        store = opened.reopen()
-        with store.transaction() as tx:
-            assert picture(tx) == before
+    store = reopen()
+    with store.transaction() as tx:
+        assert picture(tx) == before
     with store.transaction() as tx:
         assert put(tx, get(tx, "a")).msg_id == 6
         assert tx.groups.find(get(tx, "a"), "more") is None
@@ -98,8 +88,7 @@ def test_a_rollback_takes_everything_back(opened):
 
 
 @pytest.mark.rule("A8")
-def test_a_transaction_sees_its_own_writes_and_leaves_just_these(opened):
-    store = opened.store
+def test_a_transaction_sees_its_own_writes(store, reopen):
     with store.transaction() as tx:
         furnish(tx)
         furnished = deepcopy(picture(tx))
@@ -110,10 +99,9 @@ def test_a_transaction_sees_its_own_writes_and_leaves_just_these(opened):
         changed = deepcopy(picture(tx))
     with store.reading() as tx:
         assert picture(tx) == changed
-    if opened.durable:
-        with opened.reopen().transaction() as tx:
-            assert picture(tx) == changed
-            assert put(tx, get(tx, "a")).msg_id == 8
+    with reopen().transaction() as tx:
+        assert picture(tx) == changed
+        assert put(tx, get(tx, "a")).msg_id == 8
 
 
 @pytest.mark.rule("A3", "A8")
@@ -123,17 +111,12 @@ def test_a_rollback_takes_back_counters_and_ids(store):
         for number in range(3):
             put(tx, mailbox, created_at=T0 + number, recipient="r")
 
-    def fail():
-        with store.transaction() as tx:
-            mailbox = get(tx)
-            put(tx, mailbox, size=100, created_at=T0 + 9, recipient="r")
-            cut(tx, mailbox, 0, 1)
-            assert held(mailbox) == (4, 2, 101)
-            assert tx.messages.held_for(mailbox, "r") == Usage(2, 101)
-            raise Stop
-
-    with pytest.raises(Stop):
-        fail()
+    with undone(store) as tx:
+        mailbox = get(tx)
+        put(tx, mailbox, size=100, created_at=T0 + 9, recipient="r")
+        cut(tx, mailbox, 0, 1)
+        assert held(mailbox) == (4, 2, 101)
+        assert tx.messages.held_for(mailbox, "r") == Usage(2, 101)
     with store.transaction() as tx:
         mailbox = get(tx)
         assert held(mailbox) == (3, 3, 3)
@@ -145,13 +128,8 @@ def test_a_rollback_takes_back_counters_and_ids(store):
 
 @pytest.mark.rule("A8")
 def test_a_mailbox_that_was_rolled_back_was_never_there(store):
-    def fail():
-        with store.transaction() as tx:
-            put(tx, add(tx))
-            raise Stop
-
-    with pytest.raises(Stop):
-        fail()
+    with undone(store) as tx:
+        put(tx, add(tx))
     with store.transaction() as tx:
         assert tx.mailboxes.find(TENANT, "a") is None
         assert held(add(tx)) == (0, 0, 0)
@@ -163,14 +141,9 @@ def test_a_retirement_that_was_rolled_back_did_not_happen(store):
     with store.transaction() as tx:
         put(tx, add(tx))
 
-    def fail():
-        with store.transaction() as tx:
-            tx.mailboxes.retire(get(tx))
-            put(tx, add(tx))
-            raise Stop
-
-    with pytest.raises(Stop):
-        fail()
+    with undone(store) as tx:
+        tx.mailboxes.retire(get(tx))
+        put(tx, add(tx))
     with store.transaction() as tx:
         assert held(get(tx)) == (1, 1, 1)
         assert tx.mailboxes.retired(ALL) == []
@@ -181,10 +154,10 @@ def test_what_a_transaction_tells_afterwards_starts_empty(store):
     for _ in range(2):
         with store.transaction() as tx:
             assert (tx.events, tx.woken, tx.due) == ([], set(), None)
-            tx.events.append(Event(What.STORED, T0, TENANT, 1))
+            tx.events.append(Event(EventType.STORED, T0, TENANT, 1))
             tx.woken.add((TENANT, "a"))
             tx.due = T0
-        assert tx.events == [Event(What.STORED, T0, TENANT, 1)]
+        assert tx.events == [Event(EventType.STORED, T0, TENANT, 1)]
         assert tx.woken == {(TENANT, "a")}
         assert tx.due == T0
         with store.reading() as tx:
@@ -198,7 +171,7 @@ def test_an_empty_transaction_is_one(store):
         assert tx.mailboxes.list(TENANT, "", ALL, T0) == []
 
 
-def test_places_may_be_named_twice_in_any_order_and_without_a_mailbox(store):
+def test_places_may_repeat_in_any_order_without_a_mailbox(store):
     with store.transaction([(TENANT, "a")]) as tx:
         assert tx.mailboxes.find(TENANT, "a") is None
         add(tx, "a")
@@ -235,8 +208,7 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.rule("A8")
-def test_reading_sees_only_what_is_committed(opened):
-    store = opened.store
+def test_reading_sees_only_what_is_committed(store):
     with store.transaction() as tx:
         put(tx, add(tx), b"committed")
 
@@ -245,22 +217,16 @@ def test_reading_sees_only_what_is_committed(opened):
 
     readers = []
 
-    def fail():
-        with store.transaction() as tx:
-            put(tx, get(tx), b"never")
-            add(tx, "b")
-            readers.append(Reader(store, payloads))
-            readers.append(Reader(store, lambda tx: tx.mailboxes.find(TENANT, "b")))
-            readers.append(Reader(store, lambda tx: held(get(tx))))
-            if opened.durable:
-                # A store with a disk answers beside a writer; memory may make readers wait for it.
-                assert readers[0].answer() == [b"committed"]
-                assert readers[1].answer() is None
-                assert readers[2].answer() == (1, 1, 9)
-            raise Stop
-
-    with pytest.raises(Stop):
-        fail()
+    with undone(store) as tx:
+        put(tx, get(tx), b"never")
+        add(tx, "b")
+        readers.append(Reader(store, payloads))
+        readers.append(Reader(store, lambda tx: tx.mailboxes.find(TENANT, "b")))
+        readers.append(Reader(store, lambda tx: held(get(tx))))
+        # A store with a disk answers beside a writer; memory may make readers wait for it.
+        assert readers[0].answer() == [b"committed"]
+        assert readers[1].answer() is None
+        assert readers[2].answer() == (1, 1, 9)
     assert readers[0].answer() == [b"committed"]
     assert readers[1].answer() is None
     assert readers[2].answer() == (1, 1, 9)
@@ -270,10 +236,7 @@ def test_reading_sees_only_what_is_committed(opened):
 
 
 @pytest.mark.rule("A8")
-def test_a_snapshot_stays_as_it_was(opened):
-    store = opened.store
-    if not opened.durable:
-        pytest.skip("in memory a snapshot keeps writers waiting")
+def test_a_snapshot_stays_as_it_was(store):
     with store.transaction() as tx:
         put(tx, add(tx))
     first, written = threading.Event(), threading.Event()
@@ -335,8 +298,7 @@ def test_threads_read_whole_states_while_one_writes(store):
     assert looks.count(40) >= 3
 
 
-def test_upkeep_changes_nothing_that_is_kept(opened):
-    store = opened.store
+def test_upkeep_changes_nothing_that_is_kept(store, reopen):
     with store.transaction() as tx:
         furnish(tx)
         mailbox = add(tx, "large")
@@ -349,9 +311,8 @@ def test_upkeep_changes_nothing_that_is_kept(opened):
         store.upkeep(busy)
         with store.reading() as tx:
             assert picture(tx) == before
-    if opened.durable:
-        with opened.reopen().reading() as tx:
-            assert picture(tx) == before
+    with reopen().reading() as tx:
+        assert picture(tx) == before
 
 
 @pytest.mark.rule("A8")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from mediator.errors import BadRequestError
-from registry import cards
-from registry.addresses import mailbox_address
-from registry.fetching import with_mailbox
-from registry.lenient import MAX_WARNINGS
+from registry.cards import card as cards
+from registry.cards.a2a import MAX_WARNINGS
+from registry.cards.fetching import with_mailbox
+from registry.cards.mailbox import mailbox_address
 
 FIELDS = ("card", "mailbox", "ttl")
 

@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 
 from mediator.errors import BusyError, MediatorError, UnresolvedDidError
-from mediator.mailboxes import envelope as shape
-from mediator.mediation import names, taking
-from mediator.mediation.records import Generation
-from pickup import fields, problems
 from pickup import message as messages
+from pickup import problem_reports
 from pickup.dids import parsing, resolver, web
 from pickup.envelope import reading
 from pickup.envelope.keys import public
 from pickup.invitations import id_inside
-from pickup.protocols import coordinate_mediation, messagepickup_v1, peers, routing, signing
+from pickup.mediation import envelope_recipients as shape
+from pickup.mediation import message_queue, names
+from pickup.mediation.records import Generation
+from pickup.protocols import coordinate_mediation, message_pickup_1, peers, routing, signatures
 
 
 def check_short(error: MediatorError) -> None:
@@ -68,7 +68,7 @@ def plaintext(raw: dict[str, Any]) -> None:
         assert read.id
         assert len(read.thread) <= messages.MAX_ID
         assert messages.MessageType.parse(str(read.type), "type") == read.type
-        assert orjson.loads(messages.encode(messages.write(problems.report(read, BUSY), generation, "a", "b")))
+        assert orjson.loads(messages.encode(messages.write(problem_reports.report(read, BUSY), generation, "a", "b")))
         for look in LOOKS:
             try:
                 look(read)
@@ -77,25 +77,25 @@ def plaintext(raw: dict[str, Any]) -> None:
 
 
 BUSY = BusyError("é")
-LOOKS: Sequence[Callable[[messages.Message], object]] = (
+LOOKS: Sequence[Callable[[messages.DidcommMessage], object]] = (
     messages.attachments,
-    lambda read: [coordinate_mediation._change(item, coordinate_mediation.FORMS[1]) for item in _items(read)],
-    lambda read: [coordinate_mediation._change(item, coordinate_mediation.FORMS[3]) for item in _items(read)],
-    coordinate_mediation._page,
-    lambda read: [taking.parse_attachment_id(text) for text in fields.texts(read.body, "message_id_list")],
-    lambda read: fields.count(read.body, "limit"),
-    lambda read: fields.flag(read.body, "live_delivery"),
-    lambda read: fields.optional_text(read.body, "recipient_key"),
-    lambda read: routing._recipients(read.body.get("next"), "next"),
-    routing._expiry,
-    lambda read: routing._delay(read, 1000),
-    lambda read: signing.verify_attachment(read.body.get("did_doc~attach"), "did_doc~attach"),
-    lambda read: peers.attached(read.body.get("DIDDoc"), str(read.body.get("DID")), "DIDDoc"),
+    lambda read: [coordinate_mediation.parse_change(item, coordinate_mediation.VERSIONS[1]) for item in _items(read)],
+    lambda read: [coordinate_mediation.parse_change(item, coordinate_mediation.VERSIONS[3]) for item in _items(read)],
+    coordinate_mediation.parse_page,
+    lambda read: [message_queue.parse_attachment_id(text) for text in read.fields.texts("message_id_list")],
+    lambda read: read.fields.count("limit"),
+    lambda read: read.fields.flag("live_delivery"),
+    lambda read: read.fields.optional_text("recipient_key"),
+    lambda read: routing.parse_recipients(read.body.get("next"), "next"),
+    routing.parse_expiry,
+    lambda read: routing.parse_delay(read, 1000),
+    lambda read: signatures.verify_attachment(read.body.get("did_doc~attach"), "did_doc~attach"),
+    lambda read: peers.read_attached(read.body.get("DIDDoc"), str(read.body.get("DID")), "DIDDoc"),
 )
 
 
-def _items(read: messages.Message) -> list[Any]:
-    return fields.items(read.body, "updates")
+def _items(read: messages.DidcommMessage) -> list[Any]:
+    return read.fields.items("updates")
 
 
 def invitation(data: bytes) -> None:
@@ -159,9 +159,9 @@ def queued(data: bytes) -> None:
     """Look at an envelope as the mailbox does: what is let in by a forward can be handed out inside other JSON."""
     found = shape.recipients(data)
     assert found is None or 1 <= len(found) <= shape.MAX_RECIPIENTS
-    text = taking.parse_attachment_id(data.decode("utf-8", "replace"))
-    assert text is None or data.decode() in (taking.attachment_id(*text), f"{text[0]}-{text[1]}")
-    orjson.dumps({"messages~attach": [{"message": messagepickup_v1._inside(data)}]})
+    text = message_queue.parse_attachment_id(data.decode("utf-8", "replace"))
+    assert text is None or data.decode() in (message_queue.attachment_id(*text), f"{text[0]}-{text[1]}")
+    orjson.dumps({"messages~attach": [{"message": message_pickup_1.envelope_json(data)}]})
 
 
 _V1 = {

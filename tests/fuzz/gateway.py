@@ -5,28 +5,28 @@ However the bytes are cut, the same comes out, or the same refusal.
 
 from collections.abc import Callable, Sequence
 
-from mediator.gateway.frames import ProtocolViolationError
-from mediator.gateway.inboxes import Inboxes
-from mediator.gateway.rewriting import Front, Session, Subscription
-from mediator.nats import stored
-from mediator.nats.pushwire import read_open, read_opened, read_signs
+from mediator.nats import subjects
+from mediator.push.gateway.inboxes import InboxClaims
+from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
+from mediator.push.gateway.streams import ProtocolViolationError
+from mediator.push.protocol import read_heartbeat, read_open, read_open_reply
 
 
 class _Owner:
     """Learns of subscriptions, and does nothing about them."""
 
-    def subscribed(self, subscription: Subscription) -> None: ...
-    def confirmed(self, subscription: Subscription) -> None: ...
-    def ended(self, subscription: Subscription, how: str) -> None: ...
+    def subscribed(self, subscription: GatewaySubscription) -> None: ...
+    def confirmed(self, subscription: GatewaySubscription) -> None: ...
+    def ended(self, subscription: GatewaySubscription, how: str) -> None: ...
 
 
-def _session() -> Session:
+def _session() -> GatewaySession:
     tokens = iter(range(1 << 30))
-    front = Front("gateway", "127.0.0.1", 4222, False, 100)
-    return Session(_Owner(), Inboxes(lambda *_: None), front, "127.0.0.1", lambda: f"t{next(tokens):025d}")
+    front = PublicAddress("gateway", "127.0.0.1", 4222, False, 100)
+    return GatewaySession(_Owner(), InboxClaims(lambda *_: None), front, "127.0.0.1", lambda: f"t{next(tokens):025d}")
 
 
-def _through(take: Callable[[Session, bytes], None], chunks: Sequence[bytes]) -> tuple[bytes, bytes, str]:
+def _through(take: Callable[[GatewaySession, bytes], None], chunks: Sequence[bytes]) -> tuple[bytes, bytes, str]:
     """Return what a fresh session hands on to server and client, and how it ended."""
     session = _session()
     to_server, to_client, how = b"", b"", ""
@@ -35,8 +35,9 @@ def _through(take: Callable[[Session, bytes], None], chunks: Sequence[bytes]) ->
             take(session, chunk)
         except ProtocolViolationError as error:
             how = str(error)
-        to_server += session.take_to_server()
-        to_client += session.take_to_client()
+        up, down, _ = session.take()
+        to_server += up
+        to_client += down
         if how:
             break
     session.close()
@@ -50,37 +51,36 @@ def _cut(data: bytes, step: int) -> list[bytes]:
 def client(data: bytes) -> None:
     """Read what a client writes; the first byte says how it is cut."""
     step, data = 1 + data[0] if data else 1, data[1:]
-    whole = _through(Session.from_client, [data])
-    parts = _through(Session.from_client, _cut(data, step))
+    whole = _through(GatewaySession.from_client, [data])
+    parts = _through(GatewaySession.from_client, _cut(data, step))
     assert parts == whole, (parts, whole)
 
 
 def server(data: bytes) -> None:
     """Read what a server writes."""
     step, data = 1 + data[0] if data else 1, data[1:]
-    whole = _through(Session.from_server, [data])
-    parts = _through(Session.from_server, _cut(data, step))
+    whole = _through(GatewaySession.from_server, [data])
+    parts = _through(GatewaySession.from_server, _cut(data, step))
     assert parts == whole, (parts, whole)
 
 
 def subject(data: bytes) -> None:
     """Read a subject of a subscription."""
     text = data.decode("utf-8", "replace")
-    found = stored.classify(text)
-    if isinstance(found, stored.Plain):
+    found = subjects.classify(text)
+    if isinstance(found, subjects.PlainSubject):
         assert not text.startswith("$mq9.")
-    if isinstance(found, stored.Stored):
-        assert found.word in {"", stored.ANY, *stored.WORDS[found.edition]}
+    if isinstance(found, subjects.MailboxSubject):
+        assert found.word in {"", subjects.ANY, *subjects.WORDS[found.edition]}
         assert 1 <= len(found.address) <= 128
-    stored.delivered_on(text)
-    stored.stream_allowed(text)
+    subjects.stream_allowed(text)
 
 
 def told(data: bytes) -> None:
     """Read what gateway and service tell each other."""
     from mediator.errors import BadRequestError
 
-    for read in (read_open, read_opened, read_signs):
+    for read in (read_open, read_open_reply, read_heartbeat):
         try:
             read(data)
         except BadRequestError:

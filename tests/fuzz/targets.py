@@ -15,9 +15,12 @@ from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
-from mediator.nats.editions import broadcasts, publishing, second
-from mediator.nats.stored import Edition
-from mediator.operators.spans import parse_span, show_span
+from mediator.nats.editions import publishing
+from mediator.nats.editions import verbs as edition_verbs
+from mediator.nats.frames import decode_headers, encode_body
+from mediator.nats.subjects import Edition
+from mediator.ops.units import format_duration, parse_duration
+from mediator.push import broadcast_verb
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
 from tests.fuzz.gateway import GATEWAY
@@ -31,7 +34,7 @@ BUILDERS: Sequence[Callable[[Fields], Any]] = (
     lambda fields: requests.nack("default", "task", fields),
     lambda fields: requests.extend("default", "task", fields),
     lambda fields: requests.query("default", "task", fields, BUDGET),
-    lambda fields: second.question("default", fields),
+    lambda fields: edition_verbs.public_list("default", fields),
 )
 
 
@@ -41,7 +44,8 @@ def check_refusal(error: MediatorError) -> None:
     assert isinstance(error, BadRequestError), text
     assert text.startswith(f"{error.field}: "), text
     assert len(text) < 1000, text
-    assert orjson.loads(replies.failure("SEND", error)) == {"error": text, "error_code": error.code, "msg_id": -1}
+    empty = {"msg_id": -1}
+    assert orjson.loads(replies.failure(error, empty)) == {"error": text, "error_code": error.code, **empty}
 
 
 def body(data: bytes) -> None:
@@ -75,7 +79,7 @@ def check_request(request: Any) -> None:
 
 def draft(data: bytes) -> None:
     """Read the headers of a SEND as they are on the wire, and show the message again."""
-    headers = client.read_headers(data)
+    headers = decode_headers(data)
     try:
         made = requests.draft(data, headers)
     except MediatorError as error:
@@ -119,7 +123,7 @@ def publish(data: bytes) -> None:
     subject, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
     for edition in Edition:
         try:
-            found = publishing.read(edition, subject.decode("utf-8", "replace"), payload, client.read_headers(lines))
+            found = publishing.read(edition, subject.decode("utf-8", "replace"), payload, decode_headers(lines))
         except MediatorError as error:
             check_refusal(error)
         else:
@@ -131,14 +135,13 @@ def broadcast(data: bytes) -> None:
     """Read a broadcast: subject, body and headers, parted by zeros; and write it for the other instances."""
     name, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
     try:
-        found = broadcasts.read(name.decode("utf-8", "replace"), payload, client.read_headers(lines))
+        found = broadcast_verb.read(name.decode("utf-8", "replace"), payload, decode_headers(lines))
     except MediatorError as error:
         check_refusal(error)
         return
     check_draft(found.draft)
     line, _, rest = found.body().partition(b"\r\n")
-    before, head, size = line.split(b" ")
-    assert before == b""
+    head, size = line.split(b" ")
     assert rest[:-2][int(head) :] == payload
     assert len(rest) == int(size) + 2
     block = rest[: int(head)]
@@ -174,11 +177,11 @@ def message_id(data: bytes) -> None:
 def span(data: bytes) -> None:
     """Read a span of time as people write it."""
     try:
-        read = parse_span(data.decode("utf-8", "replace"))
+        read = parse_duration(data.decode("utf-8", "replace"))
     except ValueError:
         return
     assert read >= 0
-    assert show_span(read)
+    assert format_duration(read)
 
 
 class _Collector:
@@ -199,19 +202,12 @@ def stream(data: bytes) -> None:
     words = [bytes(byte for byte in word if byte not in b" \t\r\n") or b"x" for word in data.split(b"\0", 5)]
     words += [b"x"] * (6 - len(words))
     subject, reply, headers, payload, other, rest = words
-    wire = b"HMSG %b 1 %b %d %d\r\n%b%b\r\n" % (
-        subject,
-        reply,
-        len(headers),
-        len(headers) + len(payload),
-        headers,
-        payload,
-    )
+    wire = b"HMSG %b 1 %b %b" % (subject, reply, encode_body(headers, payload))
     wire += b"MSG %b 2 %d\r\n%b\r\n" % (other, len(rest), rest)
     wanted = [(1, subject, reply, payload, headers), (2, other, b"", rest, b"")]
     for step in (1 + len(data) % 7, len(wire)):
         collector = _Collector()
-        parser = client._Parser(collector)
+        parser = client.MessageParser(collector)
         asyncio.run(_feed(parser, [wire[at : at + step] for at in range(0, len(wire), step)]))
         assert collector.messages == wanted
 

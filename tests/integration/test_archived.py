@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from mediator.config.settings import Settings
 from mediator.errors import SetupError, UnavailableError
-from mediator.housekeeping import archived
-from mediator.housekeeping.archived import REMOVED_AT_ONCE, Outbox
 from mediator.mailboxes.ports import Copy
-from mediator.operators.archive import ArchiveOperating
-from mediator.settings import Settings
+from mediator.ops.store_access import ask_or_use_store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from tests.conformance.samples import add, put
-from tests.integration.house import house
+from pipeline.service import outbox as outbox_module
+from pipeline.service.outbox import MAX_COPIES, ArchiveCommands, OutboxClient
+from tests.harness.core import house
+from tests.harness.samples import add, put
 
 
 def fill(data_dir: Path, count: int) -> list[Copy]:
@@ -41,38 +41,37 @@ def backlog(data_dir: Path) -> int:
 @pytest.mark.rule("S6")
 def test_in_the_store_where_no_service_runs(tmp_path: Path) -> None:
     copies = fill(tmp_path, 9)
-    outbox = Outbox(Settings(data_dir=tmp_path))
+    outbox = OutboxClient(Settings.of(data_dir=tmp_path))
     assert outbox.remove([]) == 0
     assert outbox.remove([copies[8], *copies[:2], copies[3]]) == 4
     assert outbox.remove(copies[:3]) == 1
     assert backlog(tmp_path) == 4
     with pytest.raises(SetupError, match="no database in"):
-        Outbox(Settings(data_dir=tmp_path / "none")).remove(copies[:1])
+        OutboxClient(Settings.of(data_dir=tmp_path / "none")).remove(copies[:1])
 
 
 @pytest.mark.rule("S6")
 async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = fill(tmp_path, 2 * REMOVED_AT_ONCE + 10)
+    copies = fill(tmp_path, 2 * MAX_COPIES + 10)
     asked: list[int] = []
-    turn = archived.Owner.turn
 
-    def counting(self: Any, command: str, fields: dict[str, Any], here: Any) -> Any:
+    def counting(settings: Settings, command: str, fields: dict[str, Any], work: Any) -> Any:
         asked.append(len(fields["copies"]))
-        return turn(self, command, fields, here)
+        return ask_or_use_store(settings, command, fields, work)
 
-    monkeypatch.setattr(archived.Owner, "turn", counting)
+    monkeypatch.setattr(outbox_module, "ask_or_use_store", counting)
     async with house(tmp_path) as home:
-        ArchiveOperating(home.broker).register(home.control)
-        outbox = Outbox(Settings(data_dir=tmp_path))
+        ArchiveCommands(home.broker).register(home.control)
+        outbox = OutboxClient(Settings.of(data_dir=tmp_path))
         assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
-        assert asked == [REMOVED_AT_ONCE, REMOVED_AT_ONCE, 5]
+        assert asked == [MAX_COPIES, MAX_COPIES, 5]
         assert home.rows("outbox") == 5
-        largest = [[2**63 - 1] * 4] * REMOVED_AT_ONCE
+        largest = [[2**63 - 1] * 4] * MAX_COPIES
         assert await home.ask("archive-remove", copies=largest) == {"error": "", "removed": 0}
 
 
 @pytest.mark.rule("S6")
-async def test_what_was_read_in_another_store_costs_the_service_nothing(tmp_path: Path) -> None:
+async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -> None:
     """A data directory may have the file of a store from before its service went over to another one."""
     former = fill(tmp_path / "former", 3)
     fill(tmp_path / "now", 1)
@@ -83,8 +82,8 @@ async def test_what_was_read_in_another_store_costs_the_service_nothing(tmp_path
             tx.outbox.add(other, put(tx, other, created_at=former[0].created_at + 1))
     store.close()
     async with house(tmp_path / "now") as home:
-        ArchiveOperating(home.broker).register(home.control)
-        await asyncio.to_thread(Outbox(Settings(data_dir=tmp_path / "now")).remove, former[1:])
+        ArchiveCommands(home.broker).register(home.control)
+        await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path / "now")).remove, former[1:])
         assert home.rows("outbox") == 3
 
 
@@ -100,21 +99,21 @@ async def test_what_was_read_in_another_store_costs_the_service_nothing(tmp_path
         [["1", 2, 3, 4]],
         [[True, 2, 3, 4]],
         [[1, 2, 3, 2**63]],
-        [[1, 2, 3, 4]] * (REMOVED_AT_ONCE + 1),
+        [[1, 2, 3, 4]] * (MAX_COPIES + 1),
     ],
 )
 async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> None:
     fill(tmp_path, 3)
     async with house(tmp_path) as home:
-        ArchiveOperating(home.broker).register(home.control)
+        ArchiveCommands(home.broker).register(home.control)
         answer = await home.ask("archive-remove", copies=copies)
         assert answer["error"].startswith("copies: expected ")
         assert home.rows("outbox") == 3
 
 
-async def test_a_service_that_does_not_know_the_command_keeps_its_outbox(tmp_path: Path) -> None:
+async def test_a_service_without_the_command_keeps_its_outbox(tmp_path: Path) -> None:
     copies = fill(tmp_path, 3)
     async with house(tmp_path) as home:
         with pytest.raises(UnavailableError, match="expected one of"):
-            await asyncio.to_thread(Outbox(Settings(data_dir=tmp_path)).remove, copies[:1])
+            await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path)).remove, copies[:1])
         assert home.rows("outbox") == 3

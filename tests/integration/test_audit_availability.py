@@ -18,28 +18,28 @@ from aiohttp import ClientSession, web
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from mediator.app import RunningService, open_service
+from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
-from mediator.http.app import build_app, lift_limit
+from mediator.http.app import build_app, lift_time_limit
 from mediator.http.connections import RESERVE
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
-from mediator.metrics import Metrics
-from mediator.nats.accounts import Tenant, User
 from mediator.nats.client import Request
-from mediator.nats.connection import connect
-from mediator.service import Running, running
-from mediator.settings import Settings
-from tests.acceptance.service import free_port, spawn
-from tests.integration.door import PATIENCE, Service, serving, until
+from mediator.nats.connection import Upstreams, connect
+from mediator.ops.metrics import Metrics
+from tests.harness.door import PATIENCE, Service, serving, serving_two
+from tests.harness.service import free_port, spawn
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 from tests.integration.test_gateway_stock import nats_server
 from tests.integration.test_nats_drain import Gated
-from tests.wire import flushed
 
 # A nats-server that stalls.
 
 
 @pytest.mark.rule("A8")
-async def test_a_pong_that_comes_after_its_flush_gave_up_does_not_end_the_reading(tmp_path: Path) -> None:
+async def test_late_pong_does_not_end_the_reading(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await service.create()
         assert service.server.pid is not None
@@ -53,7 +53,7 @@ async def test_a_pong_that_comes_after_its_flush_gave_up_does_not_end_the_readin
         assert service.lost == 0, "the same connection goes on"
 
 
-async def test_what_ends_the_reading_ends_the_connection_which_is_made_anew() -> None:
+async def test_connection_is_remade_when_its_reading_ends() -> None:
     """Whatever error comes up while a line is read, the client never stays connected and deaf."""
     connections = 0
 
@@ -72,7 +72,7 @@ async def test_what_ends_the_reading_ends_the_connection_which_is_made_anew() ->
 
     listening = await asyncio.start_server(server, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    connection = await connect([f"nats://127.0.0.1:{port}"], "test")
+    connection = await connect(Upstreams([f"nats://127.0.0.1:{port}"]), "test")
     heard: list[Request] = []
     try:
         await connection.subscribe("a", "", heard.append)
@@ -90,7 +90,7 @@ async def test_what_ends_the_reading_ends_the_connection_which_is_made_anew() ->
 class Open:
     """A service with a gateway before an external server without accounts, and a spy who connects past the gateway."""
 
-    service: Running
+    service: RunningService
     spy: Client
     heard: list[Msg]
     """All that went over the server."""
@@ -122,7 +122,7 @@ class Open:
 async def external(tmp_path: Path) -> AsyncIterator[Open]:
     async with contextlib.AsyncExitStack() as stack:
         port, _ = await stack.enter_async_context(nats_server(tmp_path, ""))
-        settings = Settings(
+        settings = Settings.of(
             data_dir=tmp_path,
             nats_url=f"nats://127.0.0.1:{port}",
             http="127.0.0.1:0",
@@ -130,7 +130,7 @@ async def external(tmp_path: Path) -> AsyncIterator[Open]:
             registry={"enabled": False},
             didcomm={"enabled": False},
         )
-        service = await stack.enter_async_context(running(settings))
+        service = await stack.enter_async_context(open_service(settings))
         made = Open(service, None, [], stack)  # type: ignore[arg-type]
         made.spy = await made.client(f"nats://127.0.0.1:{port}")
 
@@ -143,7 +143,7 @@ async def external(tmp_path: Path) -> AsyncIterator[Open]:
 
 
 @pytest.mark.rule("E9", "N10")
-async def test_control_messages_that_are_forged_or_sent_again_are_dropped_and_counted(external: Open) -> None:
+async def test_forged_and_replayed_control_messages_are_dropped(external: Open) -> None:
     victim = await external.client()
     subscription = await victim.subscribe("$mq9.AI.BROADCAST.a.*")
     await flushed(victim)
@@ -166,7 +166,7 @@ async def test_control_messages_that_are_forged_or_sent_again_are_dropped_and_co
 
 @pytest.mark.rule("N10")
 @pytest.mark.parametrize("subject", ["live", "wake", "found", "gateway.x", "push.x", "cast.default.a.b"])
-async def test_the_gateway_lets_no_client_speak_or_hear_as_the_service(external: Open, subject: str) -> None:
+async def test_gateway_lets_no_client_act_as_the_service(external: Open, subject: str) -> None:
     client = await external.client()
     problems: asyncio.Queue[Exception] = client.problems  # type: ignore[attr-defined]
     await client.publish(f"mq9ctl.{subject}", b"forged")
@@ -182,8 +182,8 @@ async def test_the_gateway_lets_no_client_speak_or_hear_as_the_service(external:
 # Subscriptions by the ten thousand.
 
 
-async def test_one_connection_has_as_many_subscriptions_as_it_may_and_the_server_stays_small(tmp_path: Path) -> None:
-    settings = Settings(
+async def test_subscriptions_of_one_connection_are_limited(tmp_path: Path) -> None:
+    settings = Settings.of(
         data_dir=tmp_path,
         nats="127.0.0.1:0",
         http="127.0.0.1:0",
@@ -192,7 +192,7 @@ async def test_one_connection_has_as_many_subscriptions_as_it_may_and_the_server
         registry={"enabled": False},
         didcomm={"enabled": False},
     )
-    async with running(settings) as service:
+    async with open_service(settings) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(service.nats_url).port)
         try:
             writer.write(b'CONNECT {"verbose":false}\r\n')
@@ -212,16 +212,11 @@ async def test_one_connection_has_as_many_subscriptions_as_it_may_and_the_server
 
 # One tenant beside another.
 
-TWO = (Tenant("acme", (User("ann", "a"),)), Tenant("globex", (User("bob", "b"),)))
-
 
 @contextlib.asynccontextmanager
 async def greedy(folder: Path, store: Gated | None = None) -> AsyncIterator[tuple[Service, Client, Client]]:
     """Run a door with room for 20 requests; gives it, a greedy client of one tenant, and a client of another."""
-    names = ["acme", "globex"]
-    mapped = {name.upper(): name for name in names}
-    async with serving(folder, store=store, tenants=TWO, mapped=mapped, names=names, door_pending=20) as service:
-        ann, bob = await service.client("ann", "a"), await service.client("bob", "b")
+    async with serving_two(folder, store=store, door_pending=20) as (service, ann, bob):
         for client in (ann, bob):
             assert (await service.ask("MAILBOX.CREATE", {"name": "task"}, client=client))["error"] == ""
         yield service, ann, bob
@@ -290,7 +285,7 @@ async def web_server(limit: int, hold: asyncio.Event | None = None) -> AsyncIter
         return web.Response()
 
     async def echo(request: web.Request) -> web.WebSocketResponse:
-        lift_limit(request)
+        lift_time_limit(request)
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         async for message in socket:
@@ -361,7 +356,7 @@ async def test_websockets_are_no_part_of_the_bound_and_stay() -> None:
             assert await socket.receive_str(timeout=PATIENCE) == "still here"
 
 
-async def test_while_all_are_being_worked_for_health_is_answered_and_others_are_told() -> None:
+async def test_busy_http_server_answers_health_alone() -> None:
     hold = asyncio.Event()
     async with web_server(20, hold) as server:
         with contextlib.ExitStack() as stack:
@@ -390,7 +385,7 @@ async def test_a_head_must_come_in_time_however_its_bytes_drip(monkeypatch: pyte
             assert server.connections == 0
 
 
-async def test_half_requests_by_the_hundred_shut_out_neither_nats_nor_health(tmp_path: Path) -> None:
+async def test_half_requests_shut_out_neither_nats_nor_health(tmp_path: Path) -> None:
     """With the open files that many systems allow, all doors stay open, and a default start warns of nothing."""
     nats_port, http_port = free_port(), free_port()
     command = ["/bin/sh", "-c", 'ulimit -n 1024; exec "$0" "$@"', sys.executable, "-m", "mediator", "serve"]
@@ -413,7 +408,7 @@ async def test_half_requests_by_the_hundred_shut_out_neither_nats_nor_health(tmp
                 reply = await client.request("$mq9.AI.MAILBOX.CREATE", b"{}", timeout=PATIENCE)
                 assert json.loads(reply.data)["error"] == ""
                 await client.close()
-        assert log.read_text().count("http connections are at their bound") == 1
+        assert log.read_text().count("too many http connections") == 1
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, PATIENCE)

@@ -11,10 +11,11 @@ import pytest_asyncio
 
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.nats.accounts import Tenant, User
-from tests.integration.certificates import issue
-from tests.integration.door import PATIENCE, parsed, until
-from tests.integration.edge import Edge, Peer, edge
+from mediator.nats.accounts import AccountUser, TenantAccount
+from tests.harness.certificates import issue
+from tests.harness.door import PATIENCE, parsed
+from tests.harness.edge import Edge, Peer, edge
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,7 +41,7 @@ async def deafen(edge: Edge, peer: Peer) -> None:
     """Have a client read nothing, so that the gateway does not read what the server has for it either."""
     sender = await edge.peer()
     await peer.settled(b"SUB flood 99\r\n")
-    peer.reader._transport.pause_reading()
+    peer.writer.transport.pause_reading()
     for _ in range(20):
         await sender.settled(b"PUB flood 1000000\r\n%b\r\n" % (b"x" * 1_000_000))
 
@@ -65,7 +66,7 @@ async def test_no_sid_carries_a_broad_subscription_past_the_gateway(tried: Edge)
     await until(lambda: tried.metrics.registry.get_sample_value("mediator_push_waiting") == 5)
     await victim.settled()
     thief.write(b"SUB > 1\r\n")
-    thief.reader._transport.resume_reading()
+    thief.writer.transport.resume_reading()
     told = await thief.settled()
     await victim.settled(b"PUB secret 1\r\nx\r\n")
     assert not [line for line in await thief.settled() if line.startswith(b"MSG secret ")]
@@ -73,7 +74,7 @@ async def test_no_sid_carries_a_broad_subscription_past_the_gateway(tried: Edge)
 
 
 @pytest.mark.rule("E7")
-async def test_an_automatic_unsubscribe_is_exact_and_its_sid_free_again(tried: Edge) -> None:
+async def test_a_maximum_is_exact_and_frees_its_sid(tried: Edge) -> None:
     await tried.create("exact")
     await send(tried, "exact", 9)
     client = await tried.peer()
@@ -134,7 +135,7 @@ async def test_nor_on_the_managed_server_itself(tried: Edge) -> None:
 
 
 @pytest.mark.rule("N10")
-async def test_nobody_listens_to_replies_of_a_connection_that_is_there(tried: Edge) -> None:
+async def test_no_client_listens_to_replies_of_another(tried: Edge) -> None:
     victim, thief = await tried.peer(), await tried.peer()
     await victim.settled(b"SUB _INBOX.kept.* 1\r\n")
     for number, subject in enumerate((b"_INBOX.kept.*", b"_INBOX.kept.>", b"_INBOX.kept.7")):
@@ -147,7 +148,7 @@ async def test_nobody_listens_to_replies_of_a_connection_that_is_there(tried: Ed
 
 @pytest.mark.rule("N10")
 async def test_a_client_that_comes_back_is_not_kept_from_its_inbox(tried: Edge, monkeypatch) -> None:
-    monkeypatch.setattr("mediator.gateway.inboxes.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("mediator.push.gateway.inboxes.ANSWER_SECONDS", 0.1)
     old = await tried.peer()
     await old.settled(b"SUB _INBOX.again.* 1\r\n")
     client = await tried.peer()
@@ -158,7 +159,7 @@ async def test_a_client_that_comes_back_is_not_kept_from_its_inbox(tried: Edge, 
 
 @pytest.mark.rule("N10", "A6")
 async def test_the_same_inbox_in_two_tenants_is_two(tmp_path) -> None:
-    tenants = tuple(Tenant(name, (User(name, "pw"),)) for name in ("one", "two"))
+    tenants = tuple(TenantAccount(name, (AccountUser(name, "pw"),)) for name in ("one", "two"))
     async with edge(tmp_path, managed=True, tenants=tenants) as made:
         for tenant in tenants:
             client = await made.peer(user=tenant.name, **{"pass": "pw"})
@@ -181,7 +182,7 @@ async def encrypted(tmp_path_factory, certificate):
         yield made
 
 
-async def test_a_client_that_knows_the_authority_does_all_it_does_in_the_clear(encrypted: Edge, certificate) -> None:
+async def test_tls_clients_do_all_that_plain_ones_do(encrypted: Edge, certificate) -> None:
     context = ssl.create_default_context(cafile=certificate.authority)
     for scheme in ("tls", "nats"):
         client = await nats.connect(f"{scheme}://localhost:{encrypted.gateway.port}", tls=context)
@@ -202,9 +203,7 @@ async def test_a_client_that_knows_the_authority_does_all_it_does_in_the_clear(e
         ({"tls_handshake_first": True}, "wrong version number|record layer failure|unexpected eof|closed"),
     ],
 )
-async def test_a_client_that_cannot_know_whom_it_speaks_to_is_told_why(
-    encrypted: Edge, certificate, options, problem
-) -> None:
+async def test_a_client_without_the_authority_is_told_why(encrypted: Edge, certificate, options, problem) -> None:
     authority = certificate.authority if options else None
     context = ssl.create_default_context(cafile=authority)
     problems: list[Exception] = []

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from mediator.agents import registering
-from mediator.agents.records import Liveness, Registration
+from mediator.app import open_service
 from mediator.broker import Broker, wall_clock
 from mediator.cli import main
+from mediator.config.settings import Settings
 from mediator.errors import (
     MediatorError,
     NoSuchMailboxError,
@@ -25,8 +25,6 @@ from mediator.errors import (
     StoreDamagedError,
     UnavailableError,
 )
-from mediator.housekeeping.collector import Collector
-from mediator.journal import Journal, events
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -35,18 +33,21 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
-from mediator.mediation import connecting
-from mediator.mediation.records import Generation, NewConnection, Rules
-from mediator.metrics import Metrics
-from mediator.operators.control import ask
-from mediator.service import running
-from mediator.settings import Settings
+from mediator.ops.collector import Collector
+from mediator.ops.control import send_command
+from mediator.ops.journal import events
+from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.metrics import Metrics
 from mediator.store.sqlite import SqliteStore
-from pickup.client import Holder, ProblemError, RefusedError, Sender, Wallet
-from tests.integration.house import until
-from tests.postgres import Server, postgres
-
-__all__ = ["postgres"]
+from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
+from pickup.mediation import connecting
+from pickup.mediation.records import Generation, MediationRules, NewConnection
+from pickup.tables import MediationTables
+from registry.agents import registering
+from registry.agents.records import Liveness, Registration
+from registry.tables import RegistryTables
+from tests.harness.postgres import Server
+from tests.harness.waiting import until
 
 TENANT, BOX = "default", "task"
 PAGE = 4096
@@ -59,7 +60,7 @@ async def opened(path: Path, *, journal: bool = False) -> AsyncIterator[Broker]:
     store = SqliteStore(path)
     try:
         metrics = Metrics()
-        kept = Journal(Settings().journal, path.parent, "test", metrics)
+        kept = JournalWriter(Settings.of().journal, path.parent, "test", metrics)
         broker = Broker(store, Bounds(), observers=[kept.observe] if journal else [])
         try:
             if journal:
@@ -112,9 +113,9 @@ def open_umask() -> Iterator[None]:
 @pytest.mark.rule("A7")
 async def test_nobody_else_may_read_what_the_service_writes(tmp_path: Path, open_umask: None) -> None:
     folder = tmp_path / "data"
-    settings = Settings(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    settings = Settings.of(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
     for _ in range(2):
-        async with running(settings) as service:
+        async with open_service(settings) as service:
             await service.broker.create(Create(TENANT, None))
             found = modes(folder)
             assert {"mediator.db", "mediator.db-wal", "mediator.db-shm", "mediator.db.lock", "control.sock"} <= set(
@@ -197,7 +198,7 @@ def spoil_log(path: Path) -> None:
 
 
 @pytest.mark.rule("A8", "A9")
-async def test_messages_that_a_damaged_log_lost_are_missed_at_the_next_start(tmp_path: Path) -> None:
+async def test_messages_lost_by_a_damaged_log_are_reported_at_start(tmp_path: Path) -> None:
     crashed = tmp_path / "crashed"
     async with opened(tmp_path / "data" / "mediator.db", journal=True) as broker:
         await create(broker)
@@ -206,12 +207,12 @@ async def test_messages_that_a_damaged_log_lost_are_missed_at_the_next_start(tmp
         await until(lambda: any(event["msg_id"] == 19 for event in events(tmp_path / "data" / "journal")))
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", crashed, ignore=shutil.ignore_patterns("*.lock"))
     await asyncio.to_thread(spoil_log, crashed / "mediator.db-wal")
-    settings = Settings(data_dir=crashed, instance="test", nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
-    async with running(settings) as service:
+    settings = Settings.of(data_dir=crashed, instance="test", nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    async with open_service(settings) as service:
         with pytest.raises(NoSuchMailboxError):
             await stored(service.broker)
-        found = (await ask(crashed, "installation"))["findings"]
-        assert any("lost 20 messages" in finding["text"] for finding in found)
+        found = (await send_command(crashed, "installation"))["findings"]
+        assert any("lost at least 20 messages" in finding["text"] for finding in found)
         async with ClientSession() as http, http.get(f"http://127.0.0.1:{service.http_port}/metrics") as reply:
             assert "\nmediator_missing_messages 20.0\n" in await reply.text()
 
@@ -222,8 +223,8 @@ async def test_a_mailbox_that_another_instance_ended_is_not_missed(tmp_path: Pat
     from mediator.store.postgres import PostgresStore
 
     @asynccontextmanager
-    async def instance(name: str) -> AsyncIterator[tuple[Broker, Journal]]:
-        store, journal = PostgresStore(database), Journal(Settings().journal, tmp_path / name, name, Metrics())
+    async def instance(name: str) -> AsyncIterator[tuple[Broker, JournalWriter]]:
+        store, journal = PostgresStore(database), JournalWriter(Settings.of().journal, tmp_path / name, name, Metrics())
         broker = Broker(store, Bounds(), observers=[journal.observe])
         try:
             await journal.start(broker)
@@ -239,7 +240,7 @@ async def test_a_mailbox_that_another_instance_ended_is_not_missed(tmp_path: Pat
             await send(one, b"x")
         async with instance("two") as (two, _):
             await two.delete_mailbox(TENANT, BOX)
-            await Collector(wall_clock(), 0, Liveness()).run(two)
+            await Collector(wall_clock()).run(two)
         async with instance("one") as (_, journal):
             assert journal.missing == 0
 
@@ -324,12 +325,12 @@ async def create_another(broker: Broker) -> None:
 
 async def register_another(broker: Broker) -> None:
     new = Registration(TENANT, "another", "Another", b"{}", b"", None)
-    await broker.write(lambda tx, now: registering.register(tx, Liveness(), 0, new, now))
+    await broker.write(lambda tx, now: registering.register(tx.table(RegistryTables), Liveness(), 0, new, now))
 
 
 async def connect_another(broker: Broker) -> None:
     new = NewConnection(TENANT, Generation.V2, "did:key:z1", "did:key:z2", ("did:key:z1",), 0)
-    await broker.write(lambda tx, now: connecting.meet(tx, Rules(), new, now))
+    await broker.write(lambda tx, now: connecting.meet(tx.table(MediationTables), MediationRules(), new, now))
 
 
 @pytest.mark.rule("A9")
@@ -350,10 +351,10 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
 
 
 @pytest.mark.rule("A9", "D9")
-async def test_on_a_full_disk_only_what_makes_room_or_acknowledges_is_taken(disk: Path) -> None:
-    settings = Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
-    async with running(settings) as service, ClientSession(f"http://127.0.0.1:{service.http_port}") as http:
-        url, card = (await ask(disk, "invite"))["v2_url"], {"name": "weather", "mailbox": "weather"}
+async def test_a_full_disk_takes_only_what_makes_room(disk: Path) -> None:
+    settings = Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
+    async with open_service(settings) as service, ClientSession(f"http://127.0.0.1:{service.http_port}") as http:
+        url, card = (await send_command(disk, "invite"))["v2_url"], {"name": "weather", "mailbox": "weather"}
         async with await Holder.connect(url, wallet=Wallet()) as holder, Sender() as sender:
             grant, did = await holder.mediate(), await holder.add_key()
             message = {"id": "1", "type": "note", "body": {}}
@@ -368,9 +369,9 @@ async def test_on_a_full_disk_only_what_makes_room_or_acknowledges_is_taken(disk
                 assert (answer.status, (await answer.json())["code"]) == (507, "storage_full")
             with pytest.raises(ProblemError, match=r"e\.p\.me\.res\.storage"):
                 await holder.add_key()
-            assert "storage_full" in (await ask(disk, "invite"))["error"]
+            assert "storage_full" in (await send_command(disk, "invite"))["error"]
             for recipient in (did, Wallet().new_did()):
-                with pytest.raises(RefusedError, match=r"507.*storage_full"):
+                with pytest.raises(HttpStatusError, match=r"507.*storage_full"):
                     await sender.send_v2(recipient, grant.routing[0], grant.endpoint, message)
 
             mails = await holder.fetch()
@@ -397,28 +398,28 @@ async def test_a_start_on_a_read_only_file_system_says_so(disk: Path) -> None:
     # tmpfs makes it with mode 1777, which cannot be changed any more.
     mount("-o", "remount,ro", disk)
     with pytest.raises(SetupError, match="Read-only file system"):
-        async with running(Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)):
+        async with open_service(Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)):
             pass
 
 
 @pytest.mark.rule("A8", "A9")
-async def test_a_folder_that_becomes_read_only_is_told_and_written_again(disk: Path) -> None:
-    settings = Settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
-    async with running(settings) as service:
+async def test_a_read_only_folder_is_reported_and_written_again(disk: Path) -> None:
+    settings = Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    async with open_service(settings) as service:
         await create(service.broker)
         acknowledged = [await send(service.broker, b"before")]
         mount("--bind", disk, disk)
         try:
             mount("-o", "remount,bind,ro", disk)
             # Files that are open may be written on, new ones may not be made.
-            assert "Read-only file system" in (await ask(disk, "journal-rotate"))["error"]
+            assert "Read-only file system" in (await send_command(disk, "journal-rotate"))["error"]
             report = await service.health.report()
             assert not report.ready
             assert "Read-only file system" in report.checks["journal"]
             acknowledged.append(await send(service.broker, b"meanwhile"))
         finally:
             await asyncio.to_thread(subprocess.run, ["umount", disk], check=True)
-        assert (await ask(disk, "journal-rotate"))["error"] == ""
+        assert (await send_command(disk, "journal-rotate"))["error"] == ""
         assert (await service.health.report()).ready
         acknowledged.append(await send(service.broker, b"after"))
         assert acknowledged == [0, 1, 2]
@@ -426,7 +427,7 @@ async def test_a_folder_that_becomes_read_only_is_told_and_written_again(disk: P
 
 
 @pytest.mark.rule("A8", "A9")
-async def test_a_file_system_that_gives_up_writing_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_a_failing_file_system_loses_nothing_acknowledged(tmp_path: Path) -> None:
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("mkfs.ext4 is not installed")
     image, folder = tmp_path / "image", tmp_path / "disk"

@@ -10,37 +10,40 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mediator.agents import registering
-from mediator.agents.records import Liveness
 from mediator.broker import Broker
+from mediator.config.sections import CleanupSettings
+from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
-from mediator.housekeeping import cleanup
-from mediator.journal import FOLDER, events
-from mediator.journal_lines import expand
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.mediation import connecting, granting
-from mediator.mediation.records import Generation, NewConnection, Rules
-from mediator.settings import Cleanup, Settings
-from mediator.settings_didcomm import Didcomm
-from mediator.settings_registry import Registry
+from mediator.ops import cleanup, store_access
+from mediator.ops.journal import FOLDER, events
+from mediator.ops.journal.lines import expand
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
-from tests.integration.house import BOX, HOUR, MINUTE, TENANT, Clock, house, rows, until
-from tests.postgres import Server, postgres
-from tests.unit.agents import registration
-
-__all__ = ["postgres"]
+from pickup.mediation import connecting, granting
+from pickup.mediation.records import Generation, MediationRules, NewConnection
+from pickup.settings import DidcommSettings
+from pickup.tables import MediationTables
+from registry.agents import registering
+from registry.agents.records import Liveness
+from registry.settings import RegistrySettings
+from registry.tables import RegistryTables
+from tests.harness.agents import registration
+from tests.harness.clock import ShiftedClock
+from tests.harness.core import BOX, HOUR, MINUTE, TENANT, house, rows
+from tests.harness.postgres import Server
+from tests.harness.waiting import until
 
 LONG_AGO = -30 * MINUTE
 
 
 def settings(data_dir: Path, **options: str) -> Settings:
-    return Settings(data_dir=data_dir, cleanup=Cleanup(interval_seconds=1), **options)
+    return Settings.of(data_dir=data_dir, cleanup=CleanupSettings(interval_seconds=1), **options)
 
 
 class Said:
@@ -65,7 +68,7 @@ async def once(options: Settings, *, dry_run: bool = False, confirm_clock: bool 
 async def fill(open_one: Callable[[], Store], count: int = 20) -> None:
     """Leave expired and living messages behind, in a mailbox that nobody serves any more."""
     store = open_one()
-    broker = Broker(store, Bounds(), clock=Clock(LONG_AGO))
+    broker = Broker(store, Bounds(), clock=ShiftedClock(LONG_AGO))
     await broker.create(Create(TENANT, BOX))
     for number in range(count):
         await broker.send(Send(TENANT, BOX, Draft(b"x", ttl=MINUTE + number)))
@@ -83,7 +86,9 @@ async def test_without_a_service_it_owns_the_file_for_a_pass(tmp_path: Path) -> 
     await fill(sqlite(tmp_path))
     assert await once(settings(tmp_path)) == ["removed 20 messages"]
     assert rows(tmp_path, "message") == 1
-    assert [event["msg_id"] for event in events(tmp_path / FOLDER) if event["what"] == What.EXPIRED] == list(range(20))
+    assert [event["msg_id"] for event in events(tmp_path / FOLDER) if event["what"] == EventType.EXPIRED] == list(
+        range(20)
+    )
     assert await once(settings(tmp_path)) == ["nothing to remove"]
     SqliteStore(database_path(tmp_path)).close()
 
@@ -110,7 +115,7 @@ async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bo
         lines = await once(settings(tmp_path), dry_run=True)
     assert lines[0] == "20 messages: time to live is over"
     assert len(lines) == 6
-    assert all(TENANT in line and BOX + " " not in line and "time over" in line for line in lines[1:])
+    assert all(TENANT in line and BOX + " " not in line and "expired" in line for line in lines[1:])
     assert rows(tmp_path, "message") == 21
 
 
@@ -118,22 +123,24 @@ async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bo
 @pytest.mark.parametrize("served", [False, True])
 async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
     store = SqliteStore(database_path(tmp_path))
-    broker = Broker(store, Bounds(), clock=Clock(-Rules().idle - MINUTE))
+    broker = Broker(store, Bounds(), clock=ShiftedClock(-MediationRules().idle - MINUTE))
     new = NewConnection(TENANT, Generation.V2, "did:x:1", "did:x:me", ("did:x:1",), broker.clock())
-    gone = await broker.write(lambda tx, now: connecting.connect(tx, Rules(), new, now))
-    await broker.write(lambda tx, now: granting.grant(tx, Bounds(), os.urandom, Rules(), gone, now))
+    gone = await broker.write(lambda tx, now: connecting.connect(tx.table(MediationTables), MediationRules(), new, now))
+    await broker.write(
+        lambda tx, now: granting.grant(tx.table(MediationTables), Bounds(), os.urandom, MediationRules(), gone, now)
+    )
     await broker.close()
     store.close()
     async with AsyncExitStack() as stack:
         if served:
             await stack.enter_async_context(house(tmp_path, enabled=False))
-        closed = Settings(data_dir=tmp_path, didcomm=Didcomm(enabled=False))
+        closed = Settings.of(data_dir=tmp_path, didcomm=DidcommSettings(enabled=False))
         if not served:
             # Who cannot come is not forgotten.
             assert await once(closed) == ["nothing to remove"]
         first, example = await once(settings(tmp_path), dry_run=True)
-        assert first == "1 connections: nobody has used it for long, and no mail waits"
-        assert f"number {gone.no}, time over" in example
+        assert first == "1 connections: not used for long, and no mail waits"
+        assert f"number {gone.no}, expired" in example
         assert rows(tmp_path, "connection") == 1
         assert await once(settings(tmp_path)) == ["removed 1 connections, 1 mailboxes"]
     assert rows(tmp_path, "connection") == rows(tmp_path, "caller") == rows(tmp_path, "mailbox") == 0
@@ -143,10 +150,12 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
 @pytest.mark.parametrize("served", [False, True])
 async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
     store = SqliteStore(database_path(tmp_path))
-    broker = Broker(store, Bounds(), clock=Clock(-Liveness().keep - HOUR))
+    broker = Broker(store, Bounds(), clock=ShiftedClock(-Liveness().keep - HOUR))
     for number in range(3):
         new = registration(f"a{number}", ttl=MINUTE)
-        await broker.write(lambda tx, now, new=new: registering.register(tx, Liveness(), 0, new, now))
+        await broker.write(
+            lambda tx, now, new=new: registering.register(tx.table(RegistryTables), Liveness(), 0, new, now)
+        )
     await broker.close()
     store.close()
     async with AsyncExitStack() as stack:
@@ -154,11 +163,13 @@ async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Pat
             await stack.enter_async_context(house(tmp_path, enabled=False))
         else:
             # Who cannot report is not collected.
-            assert await once(Settings(data_dir=tmp_path, registry=Registry(enabled=False))) == ["nothing to remove"]
+            assert await once(Settings.of(data_dir=tmp_path, registry=RegistrySettings(enabled=False))) == [
+                "nothing to remove"
+            ]
         first, *examples = await once(settings(tmp_path), dry_run=True)
         assert first == "3 agents: gave no sign of life for long"
         assert len(examples) == 3
-        assert all("time over" in line for line in examples)
+        assert all("expired" in line for line in examples)
         assert rows(tmp_path, "agent") == 3
         assert await once(settings(tmp_path)) == ["removed 3 agents"]
     assert rows(tmp_path, "agent", "agent_card") == 0
@@ -177,7 +188,7 @@ async def test_no_database_is_none_made(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_one_holds_who_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "START_SECONDS", 0.2)
+    monkeypatch.setattr(store_access, "START_SECONDS", 0.2)
     store = SqliteStore(database_path(tmp_path))
     with pytest.raises(StoreHeldError, match="held by process"):
         await once(settings(tmp_path))
@@ -214,7 +225,7 @@ async def test_options_that_exclude_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("S5", "M1")
-async def test_a_daemon_gives_way_to_a_service_drives_it_and_takes_over_again(tmp_path: Path) -> None:
+async def test_a_daemon_yields_to_a_service_and_takes_over_again(tmp_path: Path) -> None:
     said = Said()
     await fill(sqlite(tmp_path))
     daemon = asyncio.create_task(
@@ -248,13 +259,13 @@ async def fill_again(data_dir: Path, count: int) -> None:
             return None
 
     store = await until(free)
-    broker = Broker(store, Bounds(), clock=Clock(LONG_AGO))
+    broker = Broker(store, Bounds(), clock=ShiftedClock(LONG_AGO))
     await asyncio.gather(*[broker.send(Send(TENANT, BOX, Draft(b"x", ttl=MINUTE))) for _ in range(count)])
     await broker.close()
     store.close()
 
 
-async def test_a_daemon_without_a_database_says_so_once_and_waits_for_it(tmp_path: Path) -> None:
+async def test_a_daemon_without_a_database_waits_and_says_so_once(tmp_path: Path) -> None:
     said = Said()
     data_dir = tmp_path / "data"
     daemon = asyncio.create_task(
@@ -265,7 +276,7 @@ async def test_a_daemon_without_a_database_says_so_once_and_waits_for_it(tmp_pat
         await fill(sqlite(data_dir))
         await until(lambda: said.holds("removed 20 messages"))
         assert [line for line in said.lines if "no database" in line] == said.lines[:1]
-        assert "the clean-up works again" in said.lines
+        assert "clean-up works again" in said.lines
     finally:
         daemon.cancel()
         with suppress(asyncio.CancelledError):
@@ -277,15 +288,15 @@ async def test_a_daemon_without_a_database_says_so_once_and_waits_for_it(tmp_pat
 async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgres: Server) -> None:
     with postgres.database(migrated=True) as url:
         options = settings(tmp_path, database_url=url)
-        await fill(lambda: open_store(options), count=300)
+        await fill(lambda: open_store(options.data_dir, options.store_url), count=300)
         assert (await once(options, dry_run=True))[0] == "300 messages: time to live is over"
         lines = await asyncio.gather(*[once(options) for _ in range(3)])
         assert any("messages" in line for (line,) in lines)
         assert await once(options, dry_run=True) == ["nothing to remove"]
-        store = open_store(options)
+        store = open_store(options.data_dir, options.store_url)
         with store.reading() as tx:
             left = [orjson.loads(line) for row in tx.tail.read(0, 1000) for line in row.lines.splitlines()]
-            expired = {event["msg_id"] for line in left for event in expand(line) if event["what"] == What.EXPIRED}
+            expired = {event["msg_id"] for line in left for event in expand(line) if event["what"] == EventType.EXPIRED}
             assert expired == set(range(300))
             mailbox = tx.mailboxes.find(TENANT, BOX)
             assert mailbox is not None

@@ -71,7 +71,7 @@ def test_requests_that_cannot_be_judged_are_refused(alone, tmp_path, requests, s
     assert said in result.err
 
 
-def test_a_run_that_is_none_is_refused_before_anything_is_measured(alone, tmp_path):
+def test_invalid_run_is_refused_before_measuring(alone, tmp_path):
     (tmp_path / "run.jsonl").write_text('{"qid": "1"}\n')
     command = ("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", "--against", tmp_path / "run.jsonl")
     result = alone(*command)

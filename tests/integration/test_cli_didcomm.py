@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mediator.mediation.names import base58, canonical, from_verkey
 from pickup.client import Holder, Wallet
 from pickup.invitations import id_inside
+from pickup.mediation.names import base58, canonical, from_verkey
 from tests.integration.test_cli import Mediator, alone, mediator, service
 
 __all__ = ["alone", "mediator", "service"]
@@ -44,7 +44,7 @@ def link_of(text: str) -> str:
 # Invitations.
 
 
-def test_invite_prints_a_link_by_which_wallets_connect_a_page_and_a_code(mediator, service):
+def test_invite_prints_link_page_and_qr_code(mediator, service):
     for version, parameter in (("--v1", "oob"), ("--v2", "_oob")):
         shown = mediator("invite", "--label", "Ours", "--ttl", "7d", version)
         assert shown.code == 0
@@ -70,11 +70,11 @@ def test_invite_writes_an_image_instead_of_drawing(mediator, tmp_path):
     assert "No such file" in refused.err
 
 
-def test_an_invitation_is_used_as_often_as_it_says_and_can_be_removed(mediator):
+def test_an_invitation_is_limited_to_its_uses_and_removable(mediator):
     made = mediator("invite", "--uses", "1", "--json").json
     assert (made["error"], made["max_uses"], made["uses"], made["expire_at"]) == ("", 1, 0, None)
     connect(made["v1_url"], mediate=False)
-    with pytest.raises(Exception, match="not open any more"):
+    with pytest.raises(Exception, match="used up or expired"):
         connect(made["v1_url"], mediate=False)
     shown = mediator("invitations", "list")
     [row] = [line for line in shown.out.splitlines() if made["id"] in line]

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from mediator.cli import app
+from mediator.cli import build_app
 from mediator.cli.options import AsJson
 from tests.integration.test_cli import Service, alone, external, mediator, run, service
 from tests.unit.test_cli import commands
@@ -99,7 +99,7 @@ def test_a_command_speaks_to_no_other_service(alone, external, tmp_path, monkeyp
     assert alone("send", "a", "x").err == f"mediator: no mediator answers on {url}\n"
 
 
-def test_commands_trust_the_certificate_of_their_own_service_and_print_no_warning(guarded):
+def test_commands_trust_the_certificate_of_their_service(guarded):
     result = run("mailbox", "create", "--data-dir", guarded.data_dir, "--user", "ann", "--password", "right")
     assert (result.code, result.err) == (0, "")
 
@@ -175,7 +175,7 @@ def with_data_dir() -> list[str]:
     """The commands that have a data directory."""
     paths = [
         path.removeprefix("mediator ")
-        for path, command in commands(app)
+        for path, command in commands(build_app())
         if "data_dir" in inspect.signature(command.callback).parameters
     ]
     return [path for path in paths if not path.startswith(APART)]
@@ -231,7 +231,7 @@ def test_a_misspelt_word_is_told_the_nearest_one(alone, monkeypatch, arguments, 
 
 
 @pytest.mark.rule("S1", "N3")
-def test_a_misspelt_priority_is_told_the_nearest_one_by_the_service(mediator):
+def test_service_suggests_the_nearest_priority(mediator):
     mediator("mailbox", "create", "spelling")
     result = mediator("send", "spelling", "x", "--header", "mq9-priority:hgih")
     assert result.err.endswith('low, got "hgih"; did you mean high?\n')
@@ -293,8 +293,8 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
 WITHOUT_JSON = {"serve": "runs on", "gateway": "runs on", "init": "writes a file"}
 
 
-def test_each_command_that_prints_data_has_the_same_json_option_last():
-    for path, command in commands(app):
+def test_each_command_has_the_same_json_option_last():
+    for path, command in commands(build_app()):
         name = path.removeprefix("mediator ")
         *_, (last, parameter) = inspect.signature(command.callback).parameters.items()
         if name in WITHOUT_JSON:
@@ -355,6 +355,6 @@ def test_json_pages_are_joined(mediator, monkeypatch):
     for number in range(3):
         card = {"name": f"N{number}", "mailbox": f"json.n{number}"}
         mediator("agent", "register", "-", stdin=json.dumps(card).encode())
-    monkeypatch.setattr("mediator.cli.agent_search.PAGE", 2)
+    monkeypatch.setattr("registry.cli.search.PAGE", 2)
     found = mediator("agent", "list", "--json").json
     assert len(found["agents"]) == len(found["states"]) == found["total"] >= 3

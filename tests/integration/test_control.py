@@ -12,8 +12,15 @@ import orjson
 import pytest
 
 from mediator.errors import NoSuchMailboxError, SetupError, UnavailableError
-from mediator.operators import control
-from mediator.operators.control import MAX_CONNECTIONS, MAX_LONG, MAX_REQUEST, SOCKET_FILE, ControlServer, ask
+from mediator.ops import control
+from mediator.ops.control import (
+    MAX_CONNECTIONS,
+    MAX_LONG_REQUEST,
+    MAX_REQUEST,
+    SOCKET_FILE,
+    ControlServer,
+    send_command,
+)
 
 
 @asynccontextmanager
@@ -34,9 +41,9 @@ async def serving(data_dir: Path) -> AsyncIterator[ControlServer]:
         return {}
 
     for name, command in {"echo": echo, "refuse": refuse, "fail": fail}.items():
-        server.register(name, command)
-    server.register("hang", hang, within=0.05)
-    server.register("wait", hang)
+        server.add_command(name, command)
+    server.add_command("hang", hang, within=0.05)
+    server.add_command("wait", hang)
     await server.start()
     try:
         yield server
@@ -59,11 +66,11 @@ async def raw(data_dir: Path, *lines: bytes) -> list[dict[str, Any]]:
 
 async def test_a_command_is_answered_with_its_fields(tmp_path: Path) -> None:
     async with serving(tmp_path):
-        answer = await ask(tmp_path, "echo", number=1, text="a\nb")
+        answer = await send_command(tmp_path, "echo", number=1, text="a\nb")
     assert answer == {"error": "", "got": {"command": "echo", "number": 1, "text": "a\nb"}}
 
 
-async def test_the_socket_is_for_its_owner_alone_and_goes_with_the_service(tmp_path: Path) -> None:
+async def test_socket_is_private_and_removed_at_stop(tmp_path: Path) -> None:
     async with serving(tmp_path):
         assert stat.S_IMODE((tmp_path / SOCKET_FILE).stat().st_mode) == 0o600
     assert not (tmp_path / SOCKET_FILE).exists()
@@ -80,7 +87,7 @@ async def test_the_socket_is_for_its_owner_alone_and_goes_with_the_service(tmp_p
 )
 async def test_what_goes_wrong_is_said(tmp_path: Path, command: str, error: str) -> None:
     async with serving(tmp_path):
-        assert await ask(tmp_path, command) == {"error": error}
+        assert await send_command(tmp_path, command) == {"error": error}
 
 
 async def test_one_connection_may_ask_several_times(tmp_path: Path) -> None:
@@ -107,14 +114,14 @@ async def test_what_is_no_request_is_refused_and_the_next_is_heard(tmp_path: Pat
     assert second["error"] == ""
 
 
-@pytest.mark.parametrize("size", [MAX_LONG + 1, 3 * MAX_LONG])
+@pytest.mark.parametrize("size", [MAX_LONG_REQUEST + 1, 3 * MAX_LONG_REQUEST])
 async def test_an_oversize_request_is_refused_and_ends_the_connection(tmp_path: Path, size: int) -> None:
     line = b'{"command": "echo", "x": "' + b"x" * size + b'"}\n'
     async with serving(tmp_path):
         assert await raw(tmp_path, line, b'{"command": "echo"}\n') == [
-            {"error": f"request: longer than {MAX_LONG} bytes"}
+            {"error": f"request: longer than {MAX_LONG_REQUEST} bytes"}
         ]
-        assert (await ask(tmp_path, "echo"))["error"] == ""
+        assert (await send_command(tmp_path, "echo"))["error"] == ""
 
 
 async def test_only_a_command_that_says_so_is_asked_at_length(tmp_path: Path) -> None:
@@ -123,7 +130,7 @@ async def test_only_a_command_that_says_so_is_asked_at_length(tmp_path: Path) ->
         async def swallow(_request: dict[str, Any]) -> dict[str, Any]:
             return {}
 
-        server.register("swallow", swallow, longest=2 * MAX_REQUEST)
+        server.add_command("swallow", swallow, longest=2 * MAX_REQUEST)
         long = b'"x": "%b"}\n' % (b"x" * MAX_REQUEST)
         answers = await raw(
             tmp_path,
@@ -162,7 +169,7 @@ async def test_more_connections_than_the_bound_are_refused(tmp_path: Path) -> No
             writer.write(b'{"command": "echo"}\n')
             assert await reader.readline()
             held.append(writer)
-        assert (await ask(tmp_path, "echo"))["error"] == f"busy: {MAX_CONNECTIONS} connections are open"
+        assert (await send_command(tmp_path, "echo"))["error"] == f"busy: {MAX_CONNECTIONS} connections are open"
         for writer in held:
             writer.close()
             await writer.wait_closed()
@@ -171,13 +178,13 @@ async def test_more_connections_than_the_bound_are_refused(tmp_path: Path) -> No
 async def test_no_service_is_said_plainly(tmp_path: Path) -> None:
     for data_dir in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SetupError, match="no service runs on"):
-            await ask(data_dir, "status")
+            await send_command(data_dir, "status")
 
 
 async def test_a_service_that_does_not_answer_in_time(tmp_path: Path) -> None:
     async with serving(tmp_path):
         with pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s"):
-            await ask(tmp_path, "wait", within=0.05)
+            await send_command(tmp_path, "wait", within=0.05)
 
 
 async def test_a_service_that_stops_meanwhile(tmp_path: Path) -> None:
@@ -189,8 +196,8 @@ async def test_a_service_that_stops_meanwhile(tmp_path: Path) -> None:
             await asyncio.Event().wait()
             return {}
 
-        server.register("begin", begin)
-        asking = asyncio.create_task(ask(tmp_path, "begin"))
+        server.add_command("begin", begin)
+        asking = asyncio.create_task(send_command(tmp_path, "begin"))
         await asyncio.wait_for(begun.wait(), 10)
         await server.stop()
         with pytest.raises(UnavailableError, match="stopped before it answered"):
@@ -201,16 +208,16 @@ async def test_the_socket_of_a_dead_service_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / SOCKET_FILE))
     with pytest.raises(SetupError, match="no service runs on"):
-        await ask(tmp_path, "echo")
+        await send_command(tmp_path, "echo")
     async with serving(tmp_path):
-        assert (await ask(tmp_path, "echo"))["error"] == ""
+        assert (await send_command(tmp_path, "echo"))["error"] == ""
 
 
 async def test_a_living_service_keeps_its_socket(tmp_path: Path) -> None:
     async with serving(tmp_path):
         with pytest.raises(SetupError, match="another service answers"):
             await ControlServer(tmp_path).start()
-        assert (await ask(tmp_path, "echo"))["error"] == ""
+        assert (await send_command(tmp_path, "echo"))["error"] == ""
 
 
 async def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -224,7 +231,7 @@ async def test_a_path_may_be_longer_than_a_socket_address(tmp_path: Path) -> Non
     deep = tmp_path / ("d" * 120) / ("e" * 120)
     deep.mkdir(parents=True)
     async with serving(deep):
-        assert (await ask(deep, "echo"))["error"] == ""
+        assert (await send_command(deep, "echo"))["error"] == ""
         with pytest.raises(SetupError, match="another service answers"):
             await ControlServer(deep).start()
     assert not (deep / SOCKET_FILE).exists()

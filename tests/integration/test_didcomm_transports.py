@@ -1,4 +1,4 @@
-"""POST and WebSocket at the DIDComm door, over real sockets; what the reception does is told by each test."""
+"""POST and WebSocket at the DIDComm door, over real sockets; what the receiver does is told by each test."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ from mediator.errors import BusyError, EnvelopeError, NotEnrolledError
 from mediator.http.app import MAX_BODY, build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
-from mediator.mediation.records import Generation
-from mediator.metrics import Metrics
-from pickup import sockets, transports
-from pickup.dispatch import Channel
-from pickup.meters import Meters
+from mediator.ops.metrics import Metrics
+from pickup import transports, websocket
+from pickup.dispatcher import TransportChannel
+from pickup.mediation.records import Generation
+from pickup.metrics import DidcommMetrics
 from pickup.transports import Transports
 
 PATIENCE = 10.0
@@ -29,20 +29,20 @@ V1 = "application/didcomm-envelope-enc"
 V2 = "application/didcomm-encrypted+json"
 ANSWER = b'{"protected":"an answer"}'
 
-Deed = Callable[[bytes, Channel], Awaitable[None]]
+Deed = Callable[[bytes, TransportChannel], Awaitable[None]]
 
 
-class Reception:
+class FakeReceiver:
     """Notes what came, and does with it what the test says."""
 
     def __init__(self, deed: Deed | None = None) -> None:
         self.came: list[bytes] = []
         self.done: list[bytes] = []
-        self.gone: list[Channel] = []
+        self.gone: list[TransportChannel] = []
         self.changed = asyncio.Condition()
         self.deed = deed
 
-    async def receive(self, data: bytes, channel: Channel) -> None:
+    async def receive(self, data: bytes, channel: TransportChannel) -> None:
         assert isinstance(data, bytes)
         self.came.append(data)
         await self._tell()
@@ -51,7 +51,7 @@ class Reception:
         self.done.append(data)
         await self._tell()
 
-    async def left(self, channel: Channel) -> None:
+    async def left(self, channel: TransportChannel) -> None:
         self.gone.append(channel)
         await self._tell()
 
@@ -68,12 +68,12 @@ class Door:
     """The door, and a client in front of it."""
 
     def __init__(
-        self, server: HttpServer, client: aiohttp.ClientSession, metrics: Metrics, reception: Reception
+        self, server: HttpServer, client: aiohttp.ClientSession, metrics: Metrics, receiver: FakeReceiver
     ) -> None:
         self.server = server
         self.client = client
         self.metrics = metrics
-        self.reception = reception
+        self.receiver = receiver
 
     async def post(self, body: Any = b"{}", media_type: str = V2, **headers: str) -> tuple[int, Any, str]:
         async with self.client.post("/didcomm", data=body, headers={"Content-Type": media_type, **headers}) as answer:
@@ -104,12 +104,12 @@ async def page(_request: web.Request) -> web.Response:
 async def serving(
     deed: Deed | None = None, *, max_sockets: int = 100, rate: int = 10_000, **options: Any
 ) -> AsyncIterator[Door]:
-    reception, metrics, health = Reception(deed), Metrics(), Health()
+    receiver, metrics, health = FakeReceiver(deed), Metrics(), Health()
     app = build_app(health, metrics.registry, **options)
     Transports(
-        reception,
-        reception,
-        Meters(metrics.registry),
+        receiver,
+        receiver,
+        DidcommMetrics(metrics.registry),
         max_message=LIMIT,
         max_sockets=max_sockets,
         rate=rate,
@@ -120,7 +120,7 @@ async def serving(
     try:
         await server.start(app)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client:
-            yield Door(server, client, metrics, reception)
+            yield Door(server, client, metrics, receiver)
     finally:
         await server.stop()
         await health.close()
@@ -140,7 +140,7 @@ async def heard(ws: ClientWebSocketResponse) -> bytes:
     return str(message.data).encode()
 
 
-async def answer(_data: bytes, channel: Channel) -> None:
+async def answer(_data: bytes, channel: TransportChannel) -> None:
     assert await channel.send(ANSWER, Generation.V2)
 
 
@@ -161,13 +161,13 @@ async def answer(_data: bytes, channel: Channel) -> None:
         "ssi-agent-wire",
     ],
 )
-async def test_an_envelope_is_taken_in_every_media_type_of_the_field_and_answered_202_without_a_body(
+async def test_every_media_type_is_accepted_with_202(
     media_type: str,
 ) -> None:
     async with serving() as door:
         status, body, _ = await door.post(b'{"a":1}', media_type)
         assert (status, body) == (202, b"")
-        assert door.reception.done == [b'{"a":1}']
+        assert door.receiver.done == [b'{"a":1}']
         assert door.counted("http", "ok") == 1
 
 
@@ -178,7 +178,7 @@ async def test_an_envelope_is_taken_in_every_media_type_of_the_field_and_answere
 async def test_other_media_types_are_refused(media_type: str) -> None:
     async with serving() as door:
         assert await door.refused(b"{}", media_type) == (415, "unsupported_media_type")
-        assert door.reception.came == []
+        assert door.receiver.came == []
 
 
 @pytest.mark.rule("D12")
@@ -186,7 +186,7 @@ async def test_a_compressed_body_is_refused() -> None:
     async with serving() as door:
         body = gzip.compress(b"{" * LIMIT)
         assert await door.refused(body, V2, **{"Content-Encoding": "gzip"}) == (415, "unsupported_media_type")
-        assert door.reception.came == []
+        assert door.receiver.came == []
 
 
 @pytest.mark.rule("D5")
@@ -201,10 +201,10 @@ async def test_a_compressed_body_is_refused() -> None:
         (V1, Generation.V2, V2),
     ],
 )
-async def test_the_answer_to_a_post_comes_in_the_media_type_of_its_generation(
+async def test_a_post_is_answered_in_its_generations_media_type(
     asked: str, generation: Generation, answered: str
 ) -> None:
-    async def deed(_data: bytes, channel: Channel) -> None:
+    async def deed(_data: bytes, channel: TransportChannel) -> None:
         assert await channel.send(ANSWER, generation)
 
     async with serving(deed) as door:
@@ -215,7 +215,7 @@ async def test_the_answer_to_a_post_comes_in_the_media_type_of_its_generation(
 async def test_a_post_carries_one_answer_and_can_promise_nothing_more() -> None:
     said = []
 
-    async def deed(_data: bytes, channel: Channel) -> None:
+    async def deed(_data: bytes, channel: TransportChannel) -> None:
         said.append(channel.persistent)
         said.append(await channel.send(ANSWER, Generation.V2))
         said.append(await channel.send(b"{}", Generation.V2))
@@ -227,7 +227,7 @@ async def test_a_post_carries_one_answer_and_can_promise_nothing_more() -> None:
 
 
 @pytest.mark.rule("D12")
-async def test_the_limit_of_a_body_is_that_of_a_message_not_that_of_other_routes() -> None:
+async def test_a_body_has_the_limit_of_an_envelope() -> None:
     async def in_pieces() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield bytes(LIMIT // 2)
@@ -237,13 +237,13 @@ async def test_the_limit_of_a_body_is_that_of_a_message_not_that_of_other_routes
         assert (await door.post(bytes(LIMIT)))[0] == 202
         assert await door.refused(bytes(LIMIT + 1)) == (413, "message_too_large")
         assert await door.refused(in_pieces()) == (413, "message_too_large")
-        assert [len(data) for data in door.reception.came] == [LIMIT]
+        assert [len(data) for data in door.receiver.came] == [LIMIT]
         assert door.counted("http", "message_too_large") == 2
 
 
 @pytest.mark.rule("D12")
-async def test_what_the_reception_refuses_is_answered_with_its_status_and_a_reason() -> None:
-    async def deed(data: bytes, _channel: Channel) -> None:
+async def test_a_refused_envelope_gets_status_and_reason() -> None:
+    async def deed(data: bytes, _channel: TransportChannel) -> None:
         raise {b"1": EnvelopeError("is none"), b"2": NotEnrolledError(), b"3": ZeroDivisionError("secret")}[data]
 
     async with serving(deed) as door:
@@ -255,22 +255,22 @@ async def test_what_the_reception_refuses_is_answered_with_its_status_and_a_reas
 
 
 async def test_bodies_that_are_held_at_once_are_bounded_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "MAX_HELD", 1000)
+    monkeypatch.setattr(transports, "MAX_POSTED", 1000)
     release = asyncio.Event()
 
-    async def deed(_data: bytes, _channel: Channel) -> None:
+    async def deed(_data: bytes, _channel: TransportChannel) -> None:
         await release.wait()
 
     async with serving(deed) as door:
         first = asyncio.create_task(door.post(bytes(600)))
-        await door.reception.until(lambda: len(door.reception.came) == 1)
+        await door.receiver.until(lambda: len(door.receiver.came) == 1)
         assert await door.refused(bytes(600)) == (503, "busy")
         release.set()
         assert (await first)[0] == 202
         assert (await door.post(bytes(1000)))[0] == 202
 
 
-async def test_a_peer_that_goes_away_in_the_midst_of_a_body_is_no_error_of_ours() -> None:
+async def test_a_peer_that_leaves_in_mid_body_is_no_error_of_ours() -> None:
     async with serving() as door:
         _, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
         writer.write(
@@ -281,10 +281,10 @@ async def test_a_peer_that_goes_away_in_the_midst_of_a_body_is_no_error_of_ours(
         async with asyncio.timeout(PATIENCE):
             while not door.counted("http", "bad_request"):  # noqa: ASYNC110 -- a counter tells nobody
                 await asyncio.sleep(0.01)
-        assert door.reception.came == []
+        assert door.receiver.came == []
 
 
-async def test_a_get_that_is_no_websocket_is_a_browser_with_an_invitation_or_told_what_to_do() -> None:
+async def test_a_plain_get_shows_an_invitation_or_asks_to_upgrade() -> None:
     async with serving() as door:
         async with door.client.get("/didcomm?oob=eyJ9") as shown:
             assert (shown.status, await shown.text()) == (200, "an invitation")
@@ -299,10 +299,10 @@ async def test_a_get_that_is_no_websocket_is_a_browser_with_an_invitation_or_tol
 
 
 @pytest.mark.rule("D5")
-async def test_frames_of_both_kinds_are_handled_in_order_and_answered_on_the_socket() -> None:
+async def test_text_and_binary_frames_are_answered_in_order() -> None:
     busy = False
 
-    async def deed(data: bytes, channel: Channel) -> None:
+    async def deed(data: bytes, channel: TransportChannel) -> None:
         nonlocal busy
         assert not busy
         busy = True
@@ -329,23 +329,23 @@ async def test_a_socket_lasts_longer_than_a_request_may() -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_a_peer_that_answers_no_ping_is_dropped_and_the_sessions_are_told(
+async def test_a_peer_without_pong_is_dropped_with_its_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sockets, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(sockets, "PONG_SECONDS", 0.2)
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.2)
     async with serving() as door:
         ws = await door.connect(autoping=False)
         assert (await ws.receive(PATIENCE)).type is WSMsgType.PING
         assert await closing(ws) == WSCloseCode.ABNORMAL_CLOSURE
-        await door.reception.until(lambda: len(door.reception.gone) == 1)
+        await door.receiver.until(lambda: len(door.receiver.gone) == 1)
         assert door.open_sockets() == 0
 
 
 @pytest.mark.rule("D6")
 async def test_a_peer_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(sockets, "PONG_SECONDS", 0.2)
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.2)
     async with serving(answer) as door:
         ws = await door.connect(autoping=False)
         for _ in range(8):
@@ -359,18 +359,18 @@ async def test_a_peer_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) 
         await ws.close()
 
 
-async def test_a_slow_handler_and_a_full_inbox_do_not_make_a_peer_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(sockets, "PONG_SECONDS", 0.1)
+async def test_a_slow_handler_does_not_make_a_peer_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.1)
     release = asyncio.Event()
 
-    async def deed(data: bytes, channel: Channel) -> None:
+    async def deed(data: bytes, channel: TransportChannel) -> None:
         await release.wait()
         if data == b"last":
             await channel.send(ANSWER, Generation.V2)
 
     async with serving(deed) as door, await door.connect() as ws:
-        for _ in range(5 * sockets.MAX_PENDING):
+        for _ in range(5 * websocket.MAX_PENDING):
             await ws.send_bytes(b"{}")
         await ws.send_bytes(b"last")
         await asyncio.sleep(1)
@@ -383,11 +383,11 @@ async def test_a_pong_confirms_what_was_sent_before_it() -> None:
     said: asyncio.Queue[bool] = asyncio.Queue()
     asking = set()
 
-    async def ask(channel: Channel) -> None:
+    async def ask(channel: TransportChannel) -> None:
         assert await channel.send(ANSWER, Generation.V2)
         said.put_nowait(await channel.confirmed())
 
-    async def deed(_data: bytes, channel: Channel) -> None:
+    async def deed(_data: bytes, channel: TransportChannel) -> None:
         asking.add(asyncio.create_task(ask(channel)))
 
     async with serving(deed) as door:
@@ -417,10 +417,10 @@ async def test_a_ping_of_the_peer_is_answered() -> None:
 
 @pytest.mark.rule("D6")
 async def test_a_peer_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(websocket, "SEND_SECONDS", 0.3)
     sent = []
 
-    async def deed(_data: bytes, channel: Channel) -> None:
+    async def deed(_data: bytes, channel: TransportChannel) -> None:
         while await channel.send(b" " * LIMIT, Generation.V2):
             sent.append(LIMIT)
 
@@ -434,7 +434,7 @@ async def test_a_peer_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatc
         # Nobody reads from here on; the frame is an empty text, masked.
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"\x81\x80\x00\x00\x00\x00")
-        await door.reception.until(lambda: len(door.reception.gone) == 1)
+        await door.receiver.until(lambda: len(door.receiver.gone) == 1)
         # What the system's buffers take, not more.
         assert sum(sent) < 64 * LIMIT
         writer.close()
@@ -444,13 +444,13 @@ async def test_a_peer_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.rule("D12")
 async def test_ten_frames_of_garbage_in_a_row_close_a_socket() -> None:
-    async def deed(data: bytes, channel: Channel) -> None:
+    async def deed(data: bytes, channel: TransportChannel) -> None:
         if data != b"good":
             raise EnvelopeError("is none")
         await channel.send(ANSWER, Generation.V2)
 
     async with serving(deed) as door, await door.connect() as ws:
-        garbage = sockets.MAX_GARBAGE
+        garbage = websocket.MAX_GARBAGE
         for frame in [b"\x00\xff"] * (garbage - 1) + [b"good"] + [b"{" * 1000] * (garbage - 1) + [b"good"]:
             await ws.send_bytes(frame)
         assert [await heard(ws), await heard(ws)] == [ANSWER, ANSWER]
@@ -461,8 +461,8 @@ async def test_ten_frames_of_garbage_in_a_row_close_a_socket() -> None:
 
 
 @pytest.mark.rule("A9")
-async def test_a_socket_whose_message_could_not_be_kept_is_closed_so_that_the_sender_knows() -> None:
-    async def deed(data: bytes, _channel: Channel) -> None:
+async def test_a_socket_closes_when_its_message_was_not_stored() -> None:
+    async def deed(data: bytes, _channel: TransportChannel) -> None:
         raise {b"1": BusyError("too many"), b"2": ZeroDivisionError("secret")}[data]
 
     async with serving(deed) as door:
@@ -473,13 +473,13 @@ async def test_a_socket_whose_message_could_not_be_kept_is_closed_so_that_the_se
 
 
 @pytest.mark.rule("D12")
-async def test_a_frame_above_the_limit_closes_the_socket_and_one_at_the_limit_is_taken() -> None:
+async def test_only_a_frame_above_the_limit_closes_the_socket() -> None:
     async with serving(answer) as door, await door.connect() as ws:
         await ws.send_bytes(bytes(LIMIT))
         assert await heard(ws) == ANSWER
         await ws.send_bytes(bytes(LIMIT + 1))
         assert await closing(ws) == WSCloseCode.MESSAGE_TOO_BIG
-        assert [len(data) for data in door.reception.came] == [LIMIT]
+        assert [len(data) for data in door.receiver.came] == [LIMIT]
 
 
 async def test_sockets_are_bounded_in_number() -> None:
@@ -489,7 +489,7 @@ async def test_sockets_are_bounded_in_number() -> None:
             await door.connect()
         assert refused.value.status == 503
         await first.close()
-        await door.reception.until(lambda: len(door.reception.gone) == 1)
+        await door.receiver.until(lambda: len(door.receiver.gone) == 1)
         async with await door.connect() as third:
             await third.send_bytes(b"{}")
             assert await heard(third) == ANSWER
@@ -502,7 +502,7 @@ async def test_a_socket_that_floods_is_slowed_down_and_loses_nothing() -> None:
         started = asyncio.get_running_loop().time()
         for _ in range(number):
             await ws.send_bytes(b"{}")
-        await door.reception.until(lambda: len(door.reception.done) == number)
+        await door.receiver.until(lambda: len(door.receiver.done) == number)
         # A second's worth is taken at once.
         assert asyncio.get_running_loop().time() - started >= (number - rate) / rate * 0.9
 
@@ -512,15 +512,15 @@ async def test_what_a_peer_sent_before_it_left_is_handled() -> None:
         async with await door.connect() as ws:
             for number in range(30):
                 await ws.send_bytes(b"%d" % number)
-        await door.reception.until(lambda: len(door.reception.gone) == 1)
-        assert door.reception.done == [b"%d" % number for number in range(30)]
+        await door.receiver.until(lambda: len(door.receiver.gone) == 1)
+        assert door.receiver.done == [b"%d" % number for number in range(30)]
 
 
 @pytest.mark.rule("D6")
-async def test_a_stop_closes_sockets_with_1001_and_handles_what_they_sent() -> None:
+async def test_a_stop_closes_with_1001_after_handling_what_came() -> None:
     release = asyncio.Event()
 
-    async def deed(_data: bytes, _channel: Channel) -> None:
+    async def deed(_data: bytes, _channel: TransportChannel) -> None:
         await release.wait()
 
     async with serving(deed) as door:
@@ -534,5 +534,5 @@ async def test_a_stop_closes_sockets_with_1001_and_handles_what_they_sent() -> N
         assert [await closing(ws), await closing(idle)] == [WSCloseCode.GOING_AWAY] * 2
         release.set()
         await asyncio.wait_for(stopping, PATIENCE)
-        assert door.reception.done == [b"%d" % number for number in range(5)]
+        assert door.receiver.done == [b"%d" % number for number in range(5)]
         assert door.open_sockets() == 0

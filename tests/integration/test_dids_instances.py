@@ -9,13 +9,15 @@ import pytest
 from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
-from pickup.dids.identities import Identities
-from pickup.dids.index import Identity
+from pickup.broker import MediationBroker
+from pickup.dids.identities import OwnIdentities
+from pickup.dids.identity_index import Identity
 from pickup.dids.vault import Vault
+from pickup.mediation.records import MediationRules
+from pickup.tables import MediationTables
 from tests.integration.test_postgres_store import url
-from tests.postgres import postgres
 
-__all__ = ["postgres", "url"]
+__all__ = ["url"]
 
 pytestmark = pytest.mark.postgres
 
@@ -38,8 +40,8 @@ async def brokers(url: str) -> AsyncIterator[list[Broker]]:
         yield made
 
 
-async def opened(broker: Broker, url: str = URL) -> Identities:
-    return await Identities.open(broker, Vault(bytes(32)), TENANTS, url)
+async def opened(broker: Broker, url: str = URL) -> OwnIdentities:
+    return await OwnIdentities.open(MediationBroker(broker, MediationRules()), Vault(bytes(32)), TENANTS, url)
 
 
 async def test_instances_that_start_at_once_agree_on_one_identity(url: str) -> None:
@@ -47,7 +49,7 @@ async def test_instances_that_start_at_once_agree_on_one_identity(url: str) -> N
         instances = await asyncio.gather(*map(opened, made))
         for tenant in TENANTS:
             assert len({one.current(tenant) for one in instances}) == 1
-        kept = await made[0].read(lambda tx, _now: tx.identities.all())
+        kept = await made[0].read(lambda tx, _now: tx.table(MediationTables).identities.all())
         assert sorted(one.tenant for one in kept) == sorted(TENANTS)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import nats.errors
 import pytest
 
-from mediator.nats.accounts import Tenant, User
-from mediator.nats.pushwire import Signs
-from tests.integration.door import until
-from tests.integration.gateway import House, Instance, Opening, gateway
-from tests.wire import flushed
+from mediator.nats.accounts import AccountUser, TenantAccount
+from mediator.push.protocol import Heartbeat
+from tests.harness.gateway import House, Instance, Opening, gateway
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 
 BOX = "$mq9.AI.MAILBOX.MSG.orders"
 PATIENCE = 10
@@ -65,7 +65,7 @@ async def test_what_the_client_has_read_is_told_to_the_owner(house):
 
 
 @pytest.mark.rule("E7")
-async def test_what_a_client_does_not_read_is_not_confirmed_and_others_are_not_slowed(house):
+async def test_unread_pushes_are_not_confirmed_nor_slow_others(house):
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false,"headers":true}\r\nSUB %b.* 1\r\n' % BOX.encode())
     (lazy,) = await opened(house.service)
@@ -99,7 +99,7 @@ async def test_a_drain_is_told_as_an_end_with_a_word(house):
 
 
 @pytest.mark.rule("E7")
-async def test_an_automatic_end_comes_when_the_last_message_is_confirmed(house):
+async def test_a_maximum_ends_when_the_last_push_is_confirmed(house):
     _, subscription, opening = await subscribed(house)
     await subscription.unsubscribe(limit=3)
     for msg_id in range(5):
@@ -110,7 +110,7 @@ async def test_an_automatic_end_comes_when_the_last_message_is_confirmed(house):
 
 
 @pytest.mark.rule("N10")
-async def test_a_mailbox_that_does_not_exist_is_told_and_the_connection_stays(house):
+async def test_a_missing_mailbox_is_an_error_on_a_live_connection(house):
     house.service.missing.add(f"{BOX}.*")
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\n' % BOX.encode())
@@ -121,7 +121,7 @@ async def test_a_mailbox_that_does_not_exist_is_told_and_the_connection_stays(ho
 
 @pytest.mark.rule("N10", "E9")
 async def test_a_pong_waits_for_the_service_but_not_for_ever(house, monkeypatch):
-    monkeypatch.setattr("mediator.gateway.owners.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("mediator.push.gateway.instances.ANSWER_SECONDS", 0.5)
     await house.service.crash()
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\nSUB a 2\r\nPUB a 1\r\nx\r\n' % BOX.encode())
@@ -137,7 +137,7 @@ async def test_a_pong_waits_for_the_service_but_not_for_ever(house, monkeypatch)
 @pytest.mark.parametrize(
     "subject", [">", "_INBOX.>", "$mq9.AI.MAILBOX.MSG.*", "$mq9.AI.MSG.SEND.x", "$mq9.PUSH.>", "mq9ctl.push.*", "*.>"]
 )
-async def test_a_subscription_that_takes_in_others_is_refused_and_the_connection_stays(house, subject):
+async def test_a_wildcard_over_others_is_refused_and_nothing_else(house, subject):
     client = await house.client()
     await client.subscribe(subject)
     problem = await asyncio.wait_for(client.problems.get(), PATIENCE)
@@ -169,7 +169,7 @@ async def test_nobody_can_speak_as_the_service_or_as_a_gateway(house, subject):
 
 @pytest.mark.rule("A6")
 async def test_the_tenant_is_that_of_the_clients_login(tmp_path):
-    tenants = (Tenant("acme", (User("a", "pw"),)), Tenant("other", (User("b", "pw"),)))
+    tenants = (TenantAccount("acme", (AccountUser("a", "pw"),)), TenantAccount("other", (AccountUser("b", "pw"),)))
     async with gateway(tmp_path, tenants=tenants) as house:
         for user, account in (("a", "ACME"), ("b", "OTHER")):
             client = await house.client(user=user, password="pw")
@@ -182,8 +182,8 @@ async def test_the_tenant_is_that_of_the_clients_login(tmp_path):
 
 @pytest.mark.rule("E6")
 async def test_permissions_for_a_mailbox_hold_for_what_is_pushed(tmp_path):
-    mine = User("a", "pw", publish=("x",), subscribe=(f"{BOX}.*", "_INBOX.>"))
-    async with gateway(tmp_path, tenants=(Tenant("acme", (mine,)),)) as house:
+    mine = AccountUser("a", "pw", publish=("x",), subscribe=(f"{BOX}.*", "_INBOX.>"))
+    async with gateway(tmp_path, tenants=(TenantAccount("acme", (mine,)),)) as house:
         client = await house.client(user="a", password="pw")
         _, subscription, opening = await subscribed(house, client=client)
         await house.service.push(opening, f"{BOX}.normal", 1)
@@ -197,9 +197,9 @@ async def test_permissions_for_a_mailbox_hold_for_what_is_pushed(tmp_path):
 
 
 @pytest.mark.rule("E6")
-async def test_who_may_subscribe_to_nothing_is_told_in_the_words_of_nats_server(tmp_path):
-    limited = User("a", "pw", publish=("x",), subscribe=("_INBOX.>",))
-    async with gateway(tmp_path, tenants=(Tenant("acme", (limited,)),)) as house:
+async def test_a_login_without_subscribe_is_refused_as_usual(tmp_path):
+    limited = AccountUser("a", "pw", publish=("x",), subscribe=("_INBOX.>",))
+    async with gateway(tmp_path, tenants=(TenantAccount("acme", (limited,)),)) as house:
         for verbose in (False, True):
             client = await house.client(user="a", password="pw", verbose=verbose)
             await client.subscribe(f"{BOX}.*")
@@ -213,7 +213,7 @@ async def test_who_may_subscribe_to_nothing_is_told_in_the_words_of_nats_server(
 
 @pytest.mark.rule("E6")
 async def test_an_instance_that_dies_is_replaced_where_it_stopped(house, monkeypatch):
-    monkeypatch.setattr("mediator.nats.pushwire.DEAD_SECONDS", 1.5)
+    monkeypatch.setattr("mediator.push.protocol.DEAD_SECONDS", 1.5)
     _, subscription, opening = await subscribed(house)
     for msg_id, lane in enumerate(("urgent", "normal", "urgent")):
         await house.service.push(opening, f"{BOX}.{lane}", msg_id, lane=lane)
@@ -234,16 +234,16 @@ async def test_an_instance_that_leaves_is_replaced_at_once(house):
     second = await house.instance("two")
     await house.service.subscriptions[0].drop()
     await house.service.connection.settle(5)
-    await house.service.say(opening.asked.gateway, Signs("one", leaving=True))
+    await house.service.say(opening.asked.gateway, Heartbeat("one", leaving=True))
     (again,) = await opened(second)
     await second.push(again, f"{BOX}.normal", 0)
     await taken(subscription, 1)
 
 
 @pytest.mark.rule("E6")
-async def test_a_subscription_that_its_instance_does_not_know_is_opened_again(house):
+async def test_a_subscription_lost_by_its_instance_is_reopened(house):
     _, _, opening = await subscribed(house)
-    await house.service.say(opening.asked.gateway, Signs("one", closed={opening.token: "broken"}))
+    await house.service.say(opening.asked.gateway, Heartbeat("one", closed={opening.token: "broken"}))
     await opened(house.service, 2)
     assert house.service.opened[1].token == opening.token
 
@@ -272,7 +272,7 @@ async def test_a_gateway_that_ends_says_so(house):
 
 @pytest.mark.rule("E6")
 @pytest.mark.parametrize("pedantic", [False, True])
-async def test_a_verbose_client_gets_one_answer_for_each_of_its_commands(house, pedantic):
+async def test_a_verbose_client_gets_one_ok_for_each_command(house, pedantic):
     house.service.missing.add("$mq9.AI.MAILBOX.MSG.none.*")
     options = json.dumps({"verbose": True, "pedantic": pedantic, "headers": True}).encode()
     raw = await house.raw()
@@ -305,7 +305,7 @@ async def test_a_subscription_of_the_same_number_is_the_first_one(house):
     assert len(house.service.opened) == 1
 
 
-async def test_subscriptions_beyond_the_bound_are_refused_and_others_unharmed(tmp_path):
+async def test_subscriptions_beyond_the_bound_are_refused(tmp_path):
     async with gateway(tmp_path, max_subscriptions=10) as house:
         raw = await house.raw()
         raw.write(b'CONNECT {"verbose":false}\r\n')

@@ -6,27 +6,29 @@ import json
 import os
 import signal
 import ssl
-import time
 
 import nats
 import pytest
 from nats.errors import NoRespondersError
 
+from mediator.config.sections import GatewaySettings
+from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.gateway import connections
-from mediator.gateway.connections import Upstream
-from mediator.gateway.gateway import Gateway, Options
-from mediator.gateway.opening import Behind, gateway_before, upstream
-from mediator.nats.accounts import Tenant, User
-from tests.integration.certificates import issue
-from tests.integration.door import until
-from tests.integration.external import nats_server
-from tests.integration.gateway import Raw, gateway
-from tests.integration.nkeys import Key
-from tests.wire import flushed
+from mediator.nats.accounts import AccountUser, TenantAccount
+from mediator.nats.connection import Upstreams
+from mediator.push.gateway import connections
+from mediator.push.gateway.connections import Upstream
+from mediator.push.gateway.gateway import Gateway
+from mediator.push.gateway.opening import run_gateway, upstream
+from tests.harness.certificates import issue
+from tests.harness.external import nats_server
+from tests.harness.gateway import Raw, gateway
+from tests.harness.nkeys import Key
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 
 PATIENCE = 10
-OPTIONS = Options("127.0.0.1", 0, max_connections=100, max_subscriptions=100)
+ANY_PORT = Endpoint("127.0.0.1", 0)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ async def before(folder, config, url="nats://svc:svc@127.0.0.1:{port}"):
     """A gateway before such a server, which lets the service in at this URL; gives gateway and process."""
     async with (
         nats_server(folder, config) as (port, process),
-        gateway_before(Behind([url.format(port=port)]), OPTIONS, "gateway") as made,
+        run_gateway(Upstreams([url.format(port=port)]), ANY_PORT, GatewaySettings(), "gateway") as made,
     ):
         yield made, process
 
@@ -247,7 +249,7 @@ async def test_a_jwt_names_its_account(tmp_path):
     token = account.vouch(user, "a", pub={}, sub={}, subs=-1, data=-1, payload=-1)
     async with gateway(tmp_path) as house, nats_server(tmp_path, config) as (port, _):
         # The gateway's own connection is to the first server: it has no part in this.
-        made = Gateway(OPTIONS, [Upstream("127.0.0.1", port)], house.service.connection)
+        made = Gateway(ANY_PORT, GatewaySettings(), [Upstream("127.0.0.1", port)], house.service.connection)
         await made.start()
         house.stack.push_async_callback(made.stop)
         async with raw(made.port) as client:
@@ -277,7 +279,7 @@ async def test_clients_encrypt_where_the_gateway_has_a_certificate(tmp_path, cer
         await until(lambda: house.service.credits)
 
 
-async def test_the_way_to_nats_server_is_encrypted_where_it_wants_that(tmp_path, certificate, monkeypatch):
+async def test_the_gateway_uses_tls_where_the_server_wants_it(tmp_path, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.authority))
     config = f'tls {{ cert_file: "{certificate.cert}", key_file: "{certificate.key}" }}'
     async with before(tmp_path, config, "tls://127.0.0.1:{port}") as (made, _), connected(made.port) as client:
@@ -288,13 +290,13 @@ async def test_the_way_to_nats_server_is_encrypted_where_it_wants_that(tmp_path,
 
 def test_files_that_are_no_certificate_are_told(tmp_path, certificate):
     with pytest.raises(SetupError, match=r"gateway\.tls_cert"):
-        asyncio.run(_start(Options("127.0.0.1", 0, 1, 1, certificate.cert, tmp_path / "none")))
+        asyncio.run(_start(GatewaySettings(tls_cert=certificate.cert, tls_key=tmp_path / "none")))
     with pytest.raises(SetupError, match="nats://"):
         upstream("ws://127.0.0.1")
 
 
-async def _start(options):
-    Gateway(options, [], None)
+async def _start(settings):
+    Gateway(ANY_PORT, settings, [], None)
 
 
 # Bad input.
@@ -348,11 +350,11 @@ async def test_there_are_no_more_clients_than_may_be(tmp_path):
         assert await (await house.client()).flush() is None
 
 
-async def test_a_client_that_never_reads_takes_little_memory_and_slows_nobody(house):
+async def test_a_client_that_never_reads_costs_little_memory(house):
     lazy = await house.raw()
     lazy.write(b'CONNECT {"verbose":false}\r\nSUB flood 1\r\nPING\r\n')
     await lazy.until(b"PONG")
-    lazy.reader._transport.pause_reading()
+    lazy.writer.transport.pause_reading()
     sender, other = await house.client(), await house.client()
     subscription = await other.subscribe("calm")
     await flushed(other)
@@ -361,15 +363,15 @@ async def test_a_client_that_never_reads_takes_little_memory_and_slows_nobody(ho
     await sender.publish("calm", b"y")
     await flushed(sender)
     assert (await subscription.next_msg(timeout=PATIENCE)).data == b"y"
-    waiting = max(client.transport.get_write_buffer_size() for client in house.gateway._clients)
+    waiting = max(client.transport.get_write_buffer_size() for client in house.gateway.clients)
     assert waiting <= 4 * connections.BUFFER_BYTES
 
 
-async def test_who_is_refused_again_and_again_and_reads_nothing_is_let_go(house):
+async def test_a_client_that_never_reads_refusals_is_cut_off(house):
     lazy = await house.raw()
     lazy.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
     await lazy.until(b"PONG")
-    lazy.reader._transport.pause_reading()
+    lazy.writer.transport.pause_reading()
 
     async def ask_for_all():
         # Each is answered with five times as many bytes.
@@ -382,27 +384,24 @@ async def test_who_is_refused_again_and_again_and_reads_nothing_is_let_go(house)
     await until(lambda: house.gateway.connections == 0)
 
 
-async def test_a_server_that_is_away_costs_the_client_its_connection_only(tmp_path):
+async def test_an_absent_server_costs_the_client_its_connection(tmp_path):
     async with gateway(tmp_path) as house:
         await house.server.stop()
         client = await house.raw()
-        started = time.monotonic()
         assert await client.rest() == b""
-        assert time.monotonic() - started < PATIENCE
 
 
 async def test_a_taken_port_is_told(house):
-    options = Options("127.0.0.1", house.gateway.port, 1, 1)
-    behind = Behind([house.server.url], house.server.service_user, house.server.service_password)
+    taken = Endpoint("127.0.0.1", house.gateway.port)
     with pytest.raises(SetupError, match="is taken by another program"):
-        async with gateway_before(behind, options, "second"):
+        async with run_gateway(house.server.upstreams(), taken, GatewaySettings(), "second"):
             pass
 
 
 @pytest.mark.rule("A6")
 async def test_the_users_of_tenants_log_in_through_the_gateway(tmp_path):
     key = Key("user")
-    tenants = (Tenant("acme", (User("a", "pw"), User("k", nkey=key.public))),)
+    tenants = (TenantAccount("acme", (AccountUser("a", "pw"), AccountUser("k", nkey=key.public))),)
     async with gateway(tmp_path, tenants=tenants) as house:
         client = await house.client(user="a", password="pw")
         await flushed(client)

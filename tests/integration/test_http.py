@@ -16,7 +16,7 @@ from mediator.errors import NoSuchMailboxError, QuotaExceededError, SetupError, 
 from mediator.http.app import MAX_BODY, build_app
 from mediator.http.health import Health
 from mediator.http.server import MAX_HEADER, MAX_HEADERS, MAX_LINE, HttpServer
-from mediator.metrics import Metrics
+from mediator.ops.metrics import Metrics
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 
@@ -91,7 +91,7 @@ async def test_livez_answers_while_nothing_is_ready() -> None:
         assert await door.get("/readyz") == (503, {"ready": False, "checks": {"store": "gone"}})
 
 
-async def test_readyz_is_true_when_every_check_is_content_and_follows_them() -> None:
+async def test_readyz_follows_the_checks() -> None:
     problem: str | None = None
 
     async def changing() -> str | None:
@@ -108,7 +108,7 @@ async def test_readyz_is_true_when_every_check_is_content_and_follows_them() -> 
         assert (await door.get("/readyz"))[0] == 200
 
 
-async def test_a_check_that_fails_is_not_ready_and_tells_only_safe_text() -> None:
+async def test_failing_check_shows_only_safe_text() -> None:
     async def refused() -> None:
         raise UnavailableError("the disk is full")
 
@@ -124,7 +124,7 @@ async def test_a_check_that_fails_is_not_ready_and_tells_only_safe_text() -> Non
     assert body["checks"] == {"store": "unavailable: the disk is full", "nats": "failed: OSError"}
 
 
-async def test_a_check_that_hangs_costs_its_time_once_and_is_never_run_twice_at_once() -> None:
+async def test_hanging_check_costs_its_time_once() -> None:
     asked = 0
     release = asyncio.Event()
 
@@ -137,9 +137,7 @@ async def test_a_check_that_hangs_costs_its_time_once_and_is_never_run_twice_at_
     health.add("store", hanging)
     health.add("nats", fine)
     async with serving(health) as door:
-        started = asyncio.get_running_loop().time()
         answers = await asyncio.gather(*(door.get("/readyz") for _ in range(20)))
-        assert asyncio.get_running_loop().time() - started < 2
         late = {"ready": False, "checks": {"store": "no answer within 0.2 s", "nats": "ok"}}
         assert answers == [(503, late)] * 20
         assert asked == 1
@@ -160,7 +158,7 @@ async def test_checks_run_side_by_side() -> None:
         assert (await door.get("/readyz"))[0] == 200
 
 
-async def test_a_check_that_gives_up_by_itself_is_a_problem_like_any_other() -> None:
+async def test_cancelled_check_is_a_problem_like_any_other() -> None:
     async def impatient() -> None:
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
@@ -171,7 +169,7 @@ async def test_a_check_that_gives_up_by_itself_is_a_problem_like_any_other() -> 
         assert await door.get("/readyz") == (503, {"ready": False, "checks": {"store": "failed: TimeoutError"}})
 
 
-async def test_metrics_are_in_the_exposition_format_with_readiness_of_that_moment() -> None:
+async def test_metrics_show_the_readiness_of_the_moment() -> None:
     async def broken() -> str:
         return "gone"
 
@@ -240,7 +238,7 @@ async def reading(request: web.Request) -> web.Response:
     return web.Response(text=str(len(await request.read())))
 
 
-async def test_a_body_up_to_the_limit_is_read_and_a_larger_one_refused() -> None:
+async def test_body_above_the_limit_is_refused() -> None:
     async with serving(add=route(reading)) as door:
         async with door.client.post("/x", data=b"x" * MAX_BODY) as answer:
             assert (answer.status, await answer.text()) == (200, str(MAX_BODY))
@@ -265,9 +263,7 @@ async def test_a_body_that_never_ends_is_given_up() -> None:
     ],
     ids=["line", "header", "headers", "no http"],
 )
-async def test_a_head_that_is_too_large_or_none_is_refused_and_the_server_goes_on(
-    head: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_malformed_head_is_refused_and_the_server_goes_on(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving() as door:
         answer = await door.raw(head)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,30 +16,30 @@ from typing import Any
 
 import pytest
 
-from mediator import journal as journal_module
 from mediator.broker import Broker, wall_clock
+from mediator.config.sections import JournalSettings
 from mediator.errors import SetupError, UnavailableError
-from mediator.journal import FOLDER, Journal, events
 from mediator.mailboxes import collecting, sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
-from mediator.mailboxes.group import LOOSE
+from mediator.mailboxes.group import NO_LEASE
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
-from mediator.metrics import Metrics
-from mediator.segments import ACTIVE, Segments, closed_segments, read_gaps, read_segment
-from mediator.settings import Journal as Options
+from mediator.ops.journal import FOLDER, events
+from mediator.ops.journal import writer as journal_module
+from mediator.ops.journal.segments import ACTIVE, Segments, closed_segments, read_gaps, read_segment
+from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.metrics import Metrics
 from mediator.store.base import Place, Store
-from mediator.store.memory import MemoryStore
 from mediator.store.sqlite import SqliteStore
-from tests.postgres import Server, postgres
-
-__all__ = ["postgres"]
+from tests.harness.postgres import Server
+from tests.harness.stores import ram_store
+from tests.harness.waiting import until
 
 TENANT = "default"
 SECRET = "zanzibar"
@@ -71,11 +71,11 @@ class Run:
     ahead: int = 0
     store: Store = field(init=False)
     broker: Broker = field(init=False)
-    journal: Journal = field(init=False)
+    journal: JournalWriter = field(init=False)
 
     async def start(self, store: Store | None = None, **options: Any) -> "Run":
         self.store = store or Shaky(self.data_dir / "mail.db")
-        self.journal = Journal(Options(**options), self.data_dir, self.instance, Metrics())
+        self.journal = JournalWriter(JournalSettings(**options), self.data_dir, self.instance, Metrics())
         self.broker = Broker(
             self.store, Bounds(), observers=[self.journal.observe], clock=lambda: wall_clock() + self.ahead
         )
@@ -110,7 +110,7 @@ class Run:
 
     def stored(self) -> list[tuple[int, int]]:
         """Mailbox and msg_id of what the journal says came into being, told twice or not."""
-        storing = (What.STORED, What.RELEASED)
+        storing = (EventType.STORED, EventType.RELEASED)
         return [(event["mailbox"], event["msg_id"]) for event in self.told() if event["what"] in storing]
 
     async def until_told(self, count: int) -> None:
@@ -119,12 +119,6 @@ class Run:
     def tail(self) -> int:
         with self.store.reading() as tx:
             return len(tx.tail.read(0, 10_000))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110 -- what is waited for is on the disk
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -150,26 +144,28 @@ async def test_every_kind_of_event_is_told(tmp_path: Path) -> None:
     assert await run.fetch(ack_wait=1 * SECOND, max_deliver=1) == [1, 2, 3]
     await run.broker.delete(TENANT, "box", 3)
     run.ahead = 15 * SECOND
-    await run.broker.chore(lambda tx, now: sending.release(tx, now, 10))
-    await run.broker.chore(lambda tx, now: collecting.ended_leases(tx, LeasePlace(LOOSE, -1, -1), now, 10))
+    await run.broker.write_background(lambda tx, now: sending.release(tx, now, 10))
+    await run.broker.write_background(
+        lambda tx, now: collecting.ended_leases(tx, LeasePlace(NO_LEASE, -1, -1), now, 10)
+    )
     run.ahead = 90 * SECOND
-    await run.broker.chore(lambda tx, now: collecting.expired_messages(tx, now, 10))
-    await run.broker.chore(lambda tx, now: collecting.expired_mailboxes(tx, now, 10))
+    await run.broker.write_background(lambda tx, now: collecting.expired_messages(tx, now, 10))
+    await run.broker.write_background(lambda tx, now: collecting.expired_mailboxes(tx, now, 10))
     await run.broker.delete_mailbox(TENANT, "deleted")
     await run.stop()
 
     told = run.told()
-    assert {event["what"] for event in told} == set(What)
+    assert {event["what"] for event in told} == set(EventType)
     assert len(set(run.identities())) == len(told)
-    first = next(event for event in told if event["what"] == What.STORED)
+    first = next(event for event in told if event["what"] == EventType.STORED)
     assert first["tenant"] == TENANT
     assert (first["mailbox"], first["lane"], first["msg_id"], first["group"]) == (box, 2, 0, 0)
     assert first["bytes"] > len(b"payload")
     assert abs(first["created_at"] - wall_clock()) < 60 * SECOND
     assert first["at"] == first["created_at"]
-    expired = next(event for event in told if event["what"] == What.EXPIRED)
+    expired = next(event for event in told if event["what"] == EventType.EXPIRED)
     assert expired["at"] - expired["created_at"] >= 20 * SECOND
-    assert all(event["group"] > 0 for event in told if event["what"] in (What.DELIVERED, What.DEAD))
+    assert all(event["group"] > 0 for event in told if event["what"] in (EventType.DELIVERED, EventType.DEAD))
     on_disk = b"".join(path.read_bytes() for path in (tmp_path / FOLDER).iterdir())
     for secret in (SECRET, "payload", "settling"):
         assert secret.encode() not in on_disk
@@ -223,7 +219,7 @@ async def test_a_stop_leaves_closed_files_and_the_next_run_goes_on(tmp_path: Pat
     lines = [line for path in closed_segments(tmp_path / FOLDER) for line in read_segment(path)]
     assert not list((tmp_path / FOLDER).glob(f"*{ACTIVE}"))
     assert [line["after"] for line in lines[1:]] == [line["seq"] for line in lines[:-1]]
-    assert Counter(event["what"] for event in run.told()) == {What.MAILBOX_CREATED: 3, What.STORED: 3}
+    assert Counter(event["what"] for event in run.told()) == {EventType.MAILBOX_CREATED: 3, EventType.STORED: 3}
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -245,7 +241,7 @@ async def test_what_only_messages_tell_is_rebuilt_after_a_crash(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("never_by_itself")
-async def test_what_is_removed_before_the_relay_ran_was_told_as_stored(tmp_path: Path) -> None:
+async def test_mail_removed_before_the_relay_ran_was_told_as_stored(tmp_path: Path) -> None:
     run = await Run(tmp_path / "a").start()
     await run.create()
     for _ in range(5):
@@ -256,7 +252,7 @@ async def test_what_is_removed_before_the_relay_ran_was_told_as_stored(tmp_path:
     await after.start()
     await after.stop()
     assert sorted(after.stored()) == [(1, number) for number in range(5)]
-    assert Counter(event["what"] for event in after.told())[What.COMPACTED] == 4
+    assert Counter(event["what"] for event in after.told())[EventType.COMPACTED] == 4
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -267,7 +263,7 @@ async def test_places_that_are_taken_anew_hide_nothing(tmp_path: Path) -> None:
     other = await run.create("other")
     await asyncio.gather(*[run.send() for _ in range(50)])
     await run.broker.delete_mailbox(TENANT, "box")
-    while (await run.broker.chore(lambda tx, now: collecting.retired_mailboxes(tx, now, 10))).total:
+    while (await run.broker.write_background(lambda tx, now: collecting.retired_mailboxes(tx, now, 10))).total:
         pass
     await asyncio.gather(*[run.send("other") for _ in range(20)])
     after = run.crash(tmp_path / "b")
@@ -277,7 +273,7 @@ async def test_places_that_are_taken_anew_hide_nothing(tmp_path: Path) -> None:
     assert sorted(after.stored()) == [(1, n) for n in range(50)] + [(other, n) for n in range(20)]
 
 
-async def test_lines_that_were_written_but_not_taken_from_the_tail_come_again_under_the_same_names(
+async def test_lines_not_yet_marked_come_again_under_the_same_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "FLUSH_SECONDS", 3600.0)
@@ -285,7 +281,7 @@ async def test_lines_that_were_written_but_not_taken_from_the_tail_come_again_un
     await run.create()
     for _ in range(10):
         await run.send(key="k")
-    written = await asyncio.to_thread(run.journal._flush)
+    written = await asyncio.to_thread(run.journal.flush)
     assert written
     assert run.tail() > 0
     before = run.told()
@@ -300,7 +296,7 @@ async def test_lines_that_were_written_but_not_taken_from_the_tail_come_again_un
     assert sorted(by_name) == sorted((e["instance"], e["seq"], e["position"]) for e in before)
 
 
-async def test_what_is_committed_after_the_stop_is_told_by_the_next_run(tmp_path: Path) -> None:
+async def test_commits_after_the_stop_are_told_by_the_next_run(tmp_path: Path) -> None:
     run = await Run(tmp_path).start()
     await run.create()
     await run.journal.stop()
@@ -327,11 +323,11 @@ async def test_what_was_taken_back_is_not_told(tmp_path: Path, monkeypatch: pyte
     await run.stop()
     assert sorted(set(run.stored())) == [(1, 0), (1, 1), (1, 2)]
     told = Counter(run.told()[index]["what"] for index in {name: i for i, name in enumerate(run.identities())}.values())
-    assert told == {What.MAILBOX_CREATED: 1, What.STORED: 3, What.COMPACTED: 1}
+    assert told == {EventType.MAILBOX_CREATED: 1, EventType.STORED: 3, EventType.COMPACTED: 1}
 
 
 async def test_a_store_without_order_tells_all_by_the_tail(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = ram_store()
     run = await Run(tmp_path).start(store)
     await run.create()
     await asyncio.gather(*[run.send() for _ in range(50)])
@@ -340,8 +336,8 @@ async def test_a_store_without_order_tells_all_by_the_tail(tmp_path: Path) -> No
     assert run.tail() == 0
 
 
-async def test_rows_of_an_instance_that_is_gone_are_adopted_after_a_minute(tmp_path: Path) -> None:
-    store = MemoryStore()
+async def test_rows_of_a_gone_instance_are_adopted_after_a_minute(tmp_path: Path) -> None:
+    store = ram_store()
     with store.transaction() as tx:
         for number, instance in enumerate(("host-0", "host-1", "host-2")):
             line = {
@@ -380,8 +376,7 @@ async def test_a_disk_that_takes_nothing_stops_no_mail(tmp_path: Path, monkeypat
     monkeypatch.setattr(journal_module, "WAITING_BYTES", 20_000)
     await run.send(key="k")
     await asyncio.wait_for(refused.wait(), PATIENCE)
-    await until(lambda: run.journal._problem is not None)
-    assert "No space left" in str(await run.journal.check())
+    assert "No space left" in await until(run.journal.check)
     for _ in range(300):
         await run.send(key="k")
     waiting = run.tail()
@@ -389,8 +384,11 @@ async def test_a_disk_that_takes_nothing_stops_no_mail(tmp_path: Path, monkeypat
         await run.send(key="k")
     assert run.tail() <= waiting, "the tail is bounded"
     monkeypatch.setattr(Segments, "append", takes)
-    await until(lambda: run.journal._problem is None)
-    assert await run.journal.check() is None
+
+    async def well() -> bool:
+        return await run.journal.check() is None
+
+    await until(well)
     await run.send(key="k")
     await run.stop()
     (gap,) = read_gaps(tmp_path / FOLDER)
@@ -424,8 +422,8 @@ async def test_a_disk_that_takes_nothing_until_the_stop_loses_nothing(
 
 
 async def test_a_journal_that_is_off_does_nothing(tmp_path: Path) -> None:
-    journal = Journal(Options(enabled=False), tmp_path, "host-1", Metrics())
-    store = MemoryStore()
+    journal = JournalWriter(JournalSettings(enabled=False), tmp_path, "host-1", Metrics())
+    store = ram_store()
     broker = Broker(store, Bounds())
     await journal.start(broker)
     assert await journal.check() is None
@@ -467,7 +465,7 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
     names, told = run.identities(), run.told()
     by_name = dict(zip(names, told, strict=True))
     assert all(by_name[name] == event for name, event in zip(names, told, strict=True))
-    distinct = Counter((e["mailbox"], e["msg_id"]) for e in by_name.values() if e["what"] == What.STORED)
+    distinct = Counter((e["mailbox"], e["msg_id"]) for e in by_name.values() if e["what"] == EventType.STORED)
     assert set(distinct.values()) == {1}
     with closing(SqliteStore(tmp_path / "mail.db")) as store, store.reading() as tx:
         for address, ids in answered.items():
@@ -479,7 +477,7 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
                 place for place in stored if place[0] == mailbox.no
             }
             kept = {handle.msg_id for handle in tx.messages.first(mailbox, 1_000_000)}
-            replaced = {e["msg_id"] for e in told if e["what"] == What.COMPACTED and e["mailbox"] == mailbox.no}
+            replaced = {e["msg_id"] for e in told if e["what"] == EventType.COMPACTED and e["mailbox"] == mailbox.no}
             assert kept | replaced == set(range(mailbox.next_id))
             assert not kept & replaced
 
@@ -519,8 +517,8 @@ async def test_instances_that_share_a_database_keep_a_journal_each(tmp_path: Pat
         # The second dies: its rows stay, and are the third's a minute later.
         await second.until_told(50)
         await until(lambda: second.tail() == 0)
-        assert second.journal._relay is not None
-        second.journal._relay.cancel()
+        (relay,) = [task for task in asyncio.all_tasks() if task.get_name() == "journal"]
+        relay.cancel()
         await second.send()
         assert second.tail() == 1
         await second.broker.close()

@@ -11,19 +11,18 @@ import pytest
 from peewee import Database, PostgresqlDatabase, SqliteDatabase
 from playhouse.migrations import Runner
 
-from mediator.agents.ports import Reread, SeenPlace
-from mediator.agents.records import Embedded
 from mediator.errors import SchemaError
 from mediator.mailboxes.ports import Filter
-from mediator.mediation.records import Generation, Invitation, NewConnection, Route
 from mediator.store import migrate
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
-from tests.conformance.samples import ALL, T0, TENANT, furnish, get, ids, picture
-from tests.postgres import postgres
-from tests.unit.agents import FIRST, SPACE, registration
-
-__all__ = ["postgres"]
+from pickup.mediation.records import Generation, Invitation, NewConnection, Route
+from pickup.tables import MediationTables
+from registry.agents.ports import LastSeenCursor, UpdatedTerms
+from registry.agents.records import CardVectors
+from registry.tables import RegistryTables
+from tests.harness.agents import FIRST, SPACE, registration
+from tests.harness.samples import ALL, T0, TENANT, furnish, get, ids, picture
 
 NAMES = [path.stem for path in sorted(migrate.directory().glob("[0-9]*.py"))]
 Open = Callable[[], Store]
@@ -82,7 +81,7 @@ def test_migrations_are_numbered_without_a_gap():
 
 
 @pytest.mark.rule("A8", "D3", "G1")
-def test_a_database_of_the_first_version_gets_all_that_came_since_and_loses_nothing(open_store, take_back):
+def test_a_database_of_the_first_version_is_migrated_whole(open_store, take_back):
     with contextlib.closing(open_store()) as store:
         with store.transaction() as tx:
             furnish(tx)
@@ -94,18 +93,20 @@ def test_a_database_of_the_first_version_gets_all_that_came_since_and_loses_noth
         assert picture(tx) == before
         # What was there before the index is found by it.
         assert ids(tx.messages.addressed(get(tx), "r", -1, ALL, ALL, T0)) == [0, 1, 2]
-        connection = tx.connections.add(NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0))
-        tx.routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
+        connection = tx.table(MediationTables).connections.add(
+            NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
+        )
+        tx.table(MediationTables).routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
         [retired] = tx.mailboxes.retired(ALL)
         tx.mailboxes.drop(retired)
-        agent = tx.agents.add(registration("a"), 0, T0)
+        agent = tx.table(RegistryTables).agents.add(registration("a"), 0, T0)
     with contextlib.closing(open_store()) as store, store.reading() as tx:
-        assert tx.agents.find(TENANT, "a") == agent
-        assert tx.connections.called(TENANT, "did:x:1") == connection
-        assert tx.routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
+        assert tx.table(RegistryTables).agents.find(TENANT, "a") == agent
+        assert tx.table(MediationTables).connections.called(TENANT, "did:x:1") == connection
+        assert tx.table(MediationTables).routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
 
 
-def test_a_program_of_the_first_version_refuses_what_a_later_one_wrote(open_store, version):
+def test_an_older_program_refuses_a_newer_schema(open_store, version):
     open_store().close()
     version(1)
     with pytest.raises(SchemaError, match="newer than this program, which does not know 0002_mediation"):
@@ -120,37 +121,37 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
         with store.transaction() as tx:
             furnish(tx)
             [retired] = tx.mailboxes.retired(ALL)
-            store._writer.connection.set_trace_callback(said.append)
+            tx.session.dialect.connection.set_trace_callback(said.append)
             mailbox = get(tx)
-            connection = tx.connections.add(
+            connection = tx.table(MediationTables).connections.add(
                 NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
             )
-            tx.connections.save(connection)
-            tx.connections.get(connection.no)
-            tx.connections.called(TENANT, "did:x:1")
-            tx.connections.of_mailbox(mailbox.no)
-            tx.connections.list(TENANT, 0, ALL)
-            tx.connections.count(TENANT)
+            tx.table(MediationTables).connections.save(connection)
+            tx.table(MediationTables).connections.get(connection.no)
+            tx.table(MediationTables).connections.called(TENANT, "did:x:1")
+            tx.table(MediationTables).connections.of_mailbox(mailbox.no)
+            tx.table(MediationTables).connections.list(TENANT, 0, ALL)
+            tx.table(MediationTables).connections.count(TENANT)
             route = Route(TENANT, "did:x:2", "a", mailbox.no, connection.no, T0, T0)
-            tx.routes.put(route)
-            tx.routes.put(route)
-            tx.routes.used(route, T0)
-            tx.routes.find(TENANT, "did:x:2")
-            tx.routes.of(connection, 0, ALL)
-            tx.routes.count(connection)
-            tx.routes.attached(TENANT, ALL)
-            tx.routes.remove(route)
-            tx.connections.remove(connection)
-            tx.invitations.put(Invitation("i", TENANT, "k", b"", "", T0))
-            tx.invitations.get("i")
-            tx.invitations.keyed("k")
-            tx.invitations.list(TENANT, ALL)
-            tx.invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.table(MediationTables).routes.put(route)
+            tx.table(MediationTables).routes.put(route)
+            tx.table(MediationTables).routes.used(route, T0)
+            tx.table(MediationTables).routes.find(TENANT, "did:x:2")
+            tx.table(MediationTables).routes.of(connection, 0, ALL)
+            tx.table(MediationTables).routes.count(connection)
+            tx.table(MediationTables).routes.attached(TENANT, ALL)
+            tx.table(MediationTables).routes.remove(route)
+            tx.table(MediationTables).connections.remove(connection)
+            tx.table(MediationTables).invitations.put(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.table(MediationTables).invitations.get("i")
+            tx.table(MediationTables).invitations.keyed("k")
+            tx.table(MediationTables).invitations.list(TENANT, ALL)
+            tx.table(MediationTables).invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
             tx.messages.addressed(mailbox, "r", -1, ALL, ALL, T0)
             tx.messages.newest(mailbox, Filter(recipient="r"), 1, 1, T0)
             tx.messages.held_for(mailbox, "r")
             tx.mailboxes.drop(retired)
-            store._writer.connection.set_trace_callback(None)
+            tx.session.dialect.connection.set_trace_callback(None)
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
         assert len(searches) > 25
         for sql in searches:
@@ -163,29 +164,29 @@ def test_the_registry_never_reads_a_whole_table(tmp_path):
     said: list[str] = []
     with contextlib.closing(store):
         with store.transaction() as tx:
-            store._writer.connection.set_trace_callback(said.append)
-            agent = tx.agents.add(registration("a", "n"), 1, T0)
-            tx.agents.find(TENANT, "a")
-            tx.agents.named(TENANT, "n", ALL)
-            tx.agents.replace(agent, registration("a", "n"), 1, T0)
-            tx.agents.replace(agent, registration("a", "n", "new"), 1, T0)
-            tx.agents.seen(agent, b"", T0)
-            tx.agents.count(TENANT)
-            tx.agents.pick([agent.no])
-            tx.agents.terms([agent.no])
-            tx.agents.set_terms([Reread(agent.no, 1, b"")])
-            tx.agents.revision()
-            tx.agents.changes(FIRST, SPACE, ALL)
-            tx.agents.unseen(T0, SeenPlace(-1, 0), ALL)
-            tx.vectors.put(SPACE, [Embedded(agent.no, 1, b"")])
-            tx.vectors.read(SPACE, [agent.no])
-            tx.vectors.missing(SPACE, 0, ALL, T0)
-            tx.vectors.count(SPACE)
-            tx.vectors.spaces()
-            tx.vectors.drop(SPACE, ALL)
-            tx.agents.remove(agent.no, T0)
-            tx.agents.forget_removed(T0, ALL)
-            store._writer.connection.set_trace_callback(None)
+            tx.session.dialect.connection.set_trace_callback(said.append)
+            agent = tx.table(RegistryTables).agents.add(registration("a", "n"), 1, T0)
+            tx.table(RegistryTables).agents.find(TENANT, "a")
+            tx.table(RegistryTables).agents.named(TENANT, "n", ALL)
+            tx.table(RegistryTables).agents.replace(agent, registration("a", "n"), 1, T0)
+            tx.table(RegistryTables).agents.replace(agent, registration("a", "n", "new"), 1, T0)
+            tx.table(RegistryTables).agents.seen(agent, b"", T0)
+            tx.table(RegistryTables).agents.count(TENANT)
+            tx.table(RegistryTables).agents.pick([agent.no])
+            tx.table(RegistryTables).agents.terms([agent.no])
+            tx.table(RegistryTables).agents.set_terms([UpdatedTerms(agent.no, 1, b"")])
+            tx.table(RegistryTables).agents.revision()
+            tx.table(RegistryTables).agents.changes(FIRST, SPACE, ALL)
+            tx.table(RegistryTables).agents.unseen(T0, LastSeenCursor(-1, 0), ALL)
+            tx.table(RegistryTables).vectors.put(SPACE, [CardVectors(agent.no, 1, b"")])
+            tx.table(RegistryTables).vectors.read(SPACE, [agent.no])
+            tx.table(RegistryTables).vectors.missing(SPACE, 0, ALL, T0)
+            tx.table(RegistryTables).vectors.count(SPACE)
+            tx.table(RegistryTables).vectors.spaces()
+            tx.table(RegistryTables).vectors.drop(SPACE, ALL)
+            tx.table(RegistryTables).agents.remove(agent.no, T0)
+            tx.table(RegistryTables).agents.forget_removed(T0, ALL)
+            tx.session.dialect.connection.set_trace_callback(None)
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
         assert len(searches) > 25
         for sql in searches:
@@ -201,7 +202,7 @@ def test_older_editions_never_read_a_whole_table(tmp_path):
     with contextlib.closing(store):
         with store.transaction() as tx:
             furnish(tx)
-            store._writer.connection.set_trace_callback(said.append)
+            tx.session.dialect.connection.set_trace_callback(said.append)
             mailbox = get(tx)
             tx.mailboxes.public(TENANT, "", ("t",), 1, ALL, T0)
             tx.messages.volatile("here", ALL)
@@ -209,7 +210,7 @@ def test_older_editions_never_read_a_whole_table(tmp_path):
             tx.messages.heads(mailbox, Filter(tags=("t",)), ALL, T0)
             tx.pushed.marks(mailbox)
             tx.pushed.unread(mailbox, T0)
-            store._writer.connection.set_trace_callback(None)
+            tx.session.dialect.connection.set_trace_callback(None)
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]
         assert len(searches) >= 9
         for sql in searches:
@@ -218,17 +219,18 @@ def test_older_editions_never_read_a_whole_table(tmp_path):
 
 def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
     """Fail when a whole table is read or sorted; ``limited`` are steps that cannot."""
-    plan = [row[3] for row in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    with store.reading() as tx:
+        plan = [row[3] for row in tx.session.dialect.execute(f"EXPLAIN QUERY PLAN {sql}")]
     steps = [step for step in plan if step not in limited]
     assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), (sql, plan)
 
 
 @pytest.mark.rule("D7")
-def test_a_batch_that_an_earlier_version_handed_out_is_not_taken_for_confirmed(open_store, database):
+def test_a_batch_of_an_earlier_version_is_not_confirmed(open_store, database):
     """Wallets rejected the ids that were in it, and nothing was kept of that."""
     peer = NewConnection(TENANT, Generation.V1, "did:sov:peer", "did:web:me", ("caller",), T0)
     with contextlib.closing(open_store()) as store, store.transaction() as tx:
-        connection = tx.connections.add(peer)
+        connection = tx.table(MediationTables).connections.add(peer)
     with database[1]:
         (state,) = database[1].execute_sql("SELECT state FROM connection").fetchone()
         kept = orjson.loads(bytes(state))
@@ -237,4 +239,4 @@ def test_a_batch_that_an_earlier_version_handed_out_is_not_taken_for_confirmed(o
             f"UPDATE connection SET state = {database[1].param}", (orjson.dumps(kept | {"handed": [0, 1]}),)
         )
     with contextlib.closing(open_store()) as store, store.reading() as tx:
-        assert tx.connections.get(connection.no) == connection
+        assert tx.table(MediationTables).connections.get(connection.no) == connection

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mediator.mailboxes.bounds import MAX_HEADER_BYTES, MAX_HEADERS, Bounds
-from tests.integration.door import EMPTY, Service, ids, raw, serving
+from tests.harness.door import EMPTY, Service, ids, raw, serving
 
 LONG = "x" * 5000
 WRONG_STRING: list[Any] = [1, 1.5, True, [], ["a"], {}, {"a": 1}, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800"]
@@ -323,7 +323,7 @@ WIRE: list[tuple[bytes, bytes | None]] = [
 
 
 @pytest.mark.rule("N2", "N3")
-async def test_bytes_that_are_no_text_are_answered_and_disconnect_nobody(tmp_path: Path) -> None:
+async def test_bytes_that_are_not_text_disconnect_nobody(tmp_path: Path) -> None:
     async with untouched(tmp_path) as service:
         lost = service.lost
         async with raw(service) as wire:

@@ -1,7 +1,7 @@
 """MSG.BATCH from outside: many messages in one request, each as SEND would have it (S8)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,20 @@ import pytest
 
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds, Quota
-from tests.framing import Sent, frame, framed
-from tests.integration.door import PREFIX, Service, ids, payloads, refused, serving, until
+from mediator.nats.frames import encode_body, encode_headers
+from tests.harness.door import PREFIX, Service, ids, payloads, refused, serving
+from tests.harness.waiting import until
 from tests.integration.test_nats_drain import Gated
 
 ALL_BYTES = bytes(range(256))
-EMPTY_FRAME = frame(b"", b"")
+Sent = tuple[Mapping[str, str], bytes]
+"""Headers and payload of a message."""
+
+EMPTY_FRAME = encode_body(b"", b"")
+
+
+def framed(messages: Iterable[Sent]) -> bytes:
+    return b"".join(encode_body(encode_headers(headers), payload) for headers, payload in messages)
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ async def test_every_header_and_every_byte_arrives_as_by_send(service: Service) 
 
 
 @pytest.mark.rule("S8", "S3", "S4", "S2")
-async def test_a_repeat_is_stored_once_and_what_is_delayed_has_no_number(service: Service) -> None:
+async def test_repeats_are_stored_once_and_delayed_have_no_id(service: Service) -> None:
     sent: list[Sent] = [
         ({"mq9-dedup-id": "a"}, b"a"),
         ({"mq9-dedup-id": "later", "mq9-delay": "100"}, b"later"),
@@ -120,7 +128,7 @@ async def test_mailboxes_that_are_not_there(service: Service) -> None:
 
 @pytest.mark.rule("S8", "N3")
 async def test_a_body_that_is_not_framed_changes_nothing(service: Service) -> None:
-    good = frame(b"", b"good")
+    good = encode_body(b"", b"good")
     for body, number in (
         (b"", 0),
         (b"{}", 0),
@@ -171,7 +179,7 @@ async def test_without_a_reply_subject_it_is_carried_out(service: Service) -> No
 
 
 @pytest.mark.rule("S8", "A9", "S3")
-async def test_a_full_queue_takes_the_beginning_and_the_rest_can_be_sent_again(tmp_path: Path) -> None:
+async def test_a_full_queue_takes_the_beginning_of_a_batch(tmp_path: Path) -> None:
     store = Gated(tmp_path / "mail.db")
     async with serving(tmp_path, store=store, max_pending=3) as service:
         await service.create()
@@ -207,10 +215,8 @@ async def test_a_store_that_fails_is_said_of_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("S8", "N7", "A9")
-async def test_what_waits_counts_toward_the_bytes_that_may_be_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mediator.nats.answers.MAX_HELD_BYTES", 100_000)
+async def test_a_waiting_batch_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.nats.reply_queue.MAX_HELD_BYTES", 100_000)
     store = Gated(tmp_path / "mail.db")
     async with serving(tmp_path, store=store) as service:
         await service.create()
@@ -224,4 +230,4 @@ async def test_what_waits_counts_toward_the_bytes_that_may_be_under_way(
         store.gate.set()
         assert (await held)["msg_ids"] == [0, 1]
         assert (await batch(service, ({}, b"x" * 60_000), ({"mq9-ttl": "bad"}, b"")))["msg_ids"] == [2, -1]
-        assert service.door._answers.held == 0
+        assert service.door.held_bytes == 0

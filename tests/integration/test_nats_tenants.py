@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from mediator.nats.accounts import Tenant, User
-from tests.integration.door import EMPTY, Service, ids, payloads, raw, serving
+from mediator.nats.accounts import AccountUser, TenantAccount
+from tests.harness.door import EMPTY, Service, ids, payloads, raw, serving
 
 ACCOUNTS = (
-    Tenant("default"),
-    Tenant("acme", (User("ann", "secret-a"),)),
-    Tenant("globex", (User("bob", "secret-b"),)),
+    TenantAccount("default"),
+    TenantAccount("acme", (AccountUser("ann", "secret-a"),)),
+    TenantAccount("globex", (AccountUser("bob", "secret-b"),)),
 )
 REFUSED = "no tenant: this account is not mapped to one"
 
@@ -107,7 +107,7 @@ async def test_alone_everybody_is_the_default_tenant(tmp_path: Path, names: list
 
 
 @pytest.mark.rule("A6")
-async def test_a_mapped_account_reaches_the_tenant_that_the_table_says(tmp_path: Path) -> None:
+async def test_a_mapped_account_reaches_its_tenant(tmp_path: Path) -> None:
     mapped = {"DEFAULT": "acme", "ACME": "acme", "GLOBEX": "default"}
     async with serving(tmp_path, tenants=ACCOUNTS, mapped=mapped, names=["acme", "default"]) as service:
         await service.create("task")

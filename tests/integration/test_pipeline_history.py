@@ -9,21 +9,21 @@ from pathlib import Path
 import orjson
 import pytest
 
+from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
-from mediator.housekeeping import owner
-from mediator.housekeeping.history import History
-from mediator.housekeeping.runs import RunBook
-from mediator.operators.runs import RunsOperating
-from mediator.runs.records import RUN_VARIABLE, Outcome
-from mediator.settings import Settings
+from mediator.ops import store_access
+from mediator.ops.runs.client import RunHistoryClient
+from mediator.ops.runs.commands import RunCommands
+from mediator.ops.runs.history import RunHistory
+from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from pipeline.runs import recorded
-from tests.integration.house import House, house
+from pipeline.runs import record_run
+from tests.harness.core import House, house
 
 
 def settings(data_dir: Path) -> Settings:
-    return Settings(data_dir=data_dir, instance="here")
+    return Settings.of(data_dir=data_dir, instance="here")
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def _no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(home: House) -> None:
-    RunsOperating(RunBook(home.broker, "here", home.metrics), 0).register(home.control)
+    RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
 
 
 # Where they are kept.
 
 
 def test_without_a_service_a_run_is_kept_in_the_store(database: Path) -> None:
-    book = History(settings(database))
+    book = RunHistoryClient(settings(database))
     no = book.begin("ingest", ["--lake", "/x", "--password", "HUSH"])
     [run] = book.newest(5)
     assert (run["run"], run["outcome"], run["ended_at"]) == (no, "running", None)
@@ -62,7 +62,7 @@ def test_without_a_service_a_run_is_kept_in_the_store(database: Path) -> None:
 async def test_with_a_service_it_is_asked(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
         serve(home)
-        book = History(settings(tmp_path))
+        book = RunHistoryClient(settings(tmp_path))
         no = await asyncio.to_thread(book.begin, "replay", ["a.b"])
         await asyncio.to_thread(book.end, no, Outcome.FAILED, {"rows": 1}, "no room")
         [run] = await asyncio.to_thread(book.newest, 5)
@@ -71,7 +71,7 @@ async def test_with_a_service_it_is_asked(tmp_path: Path) -> None:
 
 
 async def test_a_run_may_begin_with_a_service_and_end_without(tmp_path: Path) -> None:
-    book = History(settings(tmp_path))
+    book = RunHistoryClient(settings(tmp_path))
     async with house(tmp_path) as home:
         serve(home)
         no = await asyncio.to_thread(book.begin, "ingest", [])
@@ -83,16 +83,16 @@ async def test_a_run_may_begin_with_a_service_and_end_without(tmp_path: Path) ->
 def test_no_database_is_made_for_the_sake_of_a_run(tmp_path: Path) -> None:
     for call in (lambda book: book.begin("ingest", []), lambda book: book.newest(1)):
         with pytest.raises(SetupError, match="no database in"):
-            call(History(settings(tmp_path)))
+            call(RunHistoryClient(settings(tmp_path)))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_another_holds_is_not_waited_for_long(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "START_SECONDS", 0.2)
+    monkeypatch.setattr(store_access, "START_SECONDS", 0.2)
     store = SqliteStore(database_path(database))
     try:
         with pytest.raises(StoreHeldError):
-            History(settings(database)).begin("ingest", [])
+            RunHistoryClient(settings(database)).begin("ingest", [])
     finally:
         store.close()
 
@@ -100,7 +100,7 @@ def test_a_store_that_another_holds_is_not_waited_for_long(database: Path, monke
 async def test_a_service_that_keeps_no_runs_is_an_error(tmp_path: Path) -> None:
     async with house(tmp_path):
         with pytest.raises(UnavailableError, match="command: expected one of"):
-            await asyncio.to_thread(History(settings(tmp_path)).begin, "ingest", [])
+            await asyncio.to_thread(RunHistoryClient(settings(tmp_path)).begin, "ingest", [])
 
 
 # What a command does.
@@ -108,8 +108,8 @@ async def test_a_service_that_keeps_no_runs_is_an_error(tmp_path: Path) -> None:
 
 def test_what_a_command_did_is_its_run(database: Path) -> None:
     said: list[str] = []
-    book = History(settings(database))
-    with recorded(book, "ingest", ["--lake", "x"], said.append) as numbers:
+    book = RunHistoryClient(settings(database))
+    with record_run(book, "ingest", ["--lake", "x"], said.append) as numbers:
         assert book.newest(1)[0]["outcome"] == "running"
         numbers["events"] = 3
     [run] = book.newest(5)
@@ -129,10 +129,10 @@ def test_what_a_command_did_is_its_run(database: Path) -> None:
 def test_what_a_command_raises_is_kept_and_goes_on(
     database: Path, error: BaseException, outcome: str, text: str
 ) -> None:
-    book = History(settings(database))
+    book = RunHistoryClient(settings(database))
 
     def command() -> None:
-        with recorded(book, "ingest", [], print) as numbers:
+        with record_run(book, "ingest", [], print) as numbers:
             numbers["events"] = 2
             raise error
 
@@ -145,36 +145,34 @@ def test_what_a_command_raises_is_kept_and_goes_on(
 
 def test_a_run_that_cannot_be_recorded_runs_all_the_same(tmp_path: Path) -> None:
     said: list[str] = []
-    with recorded(History(settings(tmp_path)), "ingest", [], said.append) as numbers:
+    with record_run(RunHistoryClient(settings(tmp_path)), "ingest", [], said.append) as numbers:
         numbers["events"] = 1
     [line] = said
-    assert line.startswith("this run is not recorded: no database in")
+    assert line.startswith("this run is not recorded: data_dir: no database in")
 
 
 def test_an_end_that_cannot_be_recorded_fails_nothing(database: Path) -> None:
     said: list[str] = []
-    with recorded(History(settings(database)), "ingest", [], said.append):
+    with record_run(RunHistoryClient(settings(database)), "ingest", [], said.append):
         database_path(database).rename(database / "away")
     [line] = said
-    assert line.startswith("the end of this run is not recorded: no database in")
+    assert line.startswith("the end of this run is not recorded: data_dir: no database in")
 
 
 def test_numbers_that_are_none_are_lost_alone(database: Path) -> None:
     said: list[str] = []
-    with recorded(History(settings(database)), "ingest", [], said.append) as numbers:
+    with record_run(RunHistoryClient(settings(database)), "ingest", [], said.append) as numbers:
         numbers["share"] = float("nan")
     assert said == ["the numbers of this run are not recorded: numbers.share: expected a finite number below 2**63"]
-    [run] = History(settings(database)).newest(5)
+    [run] = RunHistoryClient(settings(database)).newest(5)
     assert (run["outcome"], run["numbers"]) == ("succeeded", {})
 
 
-def test_a_child_of_the_service_is_the_run_that_was_begun_for_it(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    book = History(settings(database))
+def test_a_child_continues_the_run_begun_for_it(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = RunHistoryClient(settings(database))
     no = book.begin("ingest", [])
     monkeypatch.setenv(RUN_VARIABLE, str(no))
-    with recorded(book, "ingest", [], print) as numbers:
+    with record_run(book, "ingest", [], print) as numbers:
         numbers["events"] = 4
     [run] = book.newest(5)
     assert (run["run"], run["outcome"], run["numbers"]) == (no, "succeeded", {"events": 4})
@@ -196,7 +194,7 @@ async def mediator(*arguments: str) -> tuple[int, str, str]:
 
 
 def record(data_dir: Path, runs: Sequence[tuple[str, Outcome, Mapping[str, int | float], str]]) -> None:
-    book = History(settings(data_dir))
+    book = RunHistoryClient(settings(data_dir))
     for command, outcome, numbers, error in runs:
         book.end(book.begin(command, ["--lake", "/l"]), outcome, numbers, error)
 
@@ -228,4 +226,4 @@ async def test_the_command_asks_the_service_that_runs(tmp_path: Path) -> None:
 async def test_where_there_is_nothing_the_command_says_so(tmp_path: Path) -> None:
     code, out, said = await mediator("--data-dir", str(tmp_path / "none"))
     assert (code, out) == (2, "")
-    assert said.startswith("mediator: no database in")
+    assert said.startswith("mediator: data_dir: no database in")

@@ -6,16 +6,17 @@ import threading
 
 import pytest
 
-from mediator.agents import collecting, registering
-from mediator.agents.ports import ChangePlace
-from mediator.agents.records import Embedded, Liveness
 from mediator.errors import NoSuchAgentError
+from registry.agents import collecting, registering
+from registry.agents.ports import ChangeCursor
+from registry.agents.records import CardVectors, Liveness
+from registry.tables import RegistryTables
+from tests.harness.agents import ALL, FIRST, SPACE, registration
+from tests.harness.stores import within
 from tests.integration.test_postgres_mediation import wait_for_a_lock
 from tests.integration.test_postgres_store import DEADLINE, NOW, TENANT, instances, open_store, store, together, url
-from tests.postgres import postgres
-from tests.unit.agents import ALL, FIRST, SPACE, registration
 
-__all__ = ["instances", "open_store", "postgres", "store", "url"]
+__all__ = ["instances", "open_store", "store", "url"]
 
 pytestmark = pytest.mark.postgres
 
@@ -29,7 +30,7 @@ def register(tx, address, text="", now=NOW, **more):
 
 
 def revision(store) -> int:
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         return tx.agents.revision()
 
 
@@ -46,7 +47,7 @@ def change(tx, chance) -> int | None:
     except NoSuchAgentError:
         return None
     agent = tx.agents.find(TENANT, address)
-    embedded = [] if agent is None else [Embedded(agent.no, agent.card_revision, b"v")]
+    embedded = [] if agent is None else [CardVectors(agent.no, agent.card_revision, b"v")]
     return tx.agents.revision() if tx.vectors.put(SPACE, embedded) else None
 
 
@@ -63,7 +64,7 @@ def test_who_follows_skips_nothing_of_what_all_instances_do(store, instances):
         own, chance = instances[number], random.Random(number)
         for turn in range(TURNS):
             before = revision(own)
-            with contextlib.suppress(Undone), own.transaction() as tx:
+            with contextlib.suppress(Undone), within(own.transaction(), RegistryTables) as tx:
                 made = {change(tx, chance) for _ in range(chance.randint(1, 3))} - {None}
                 if turn % 5 == 0:
                     raise Undone
@@ -83,11 +84,11 @@ def test_who_follows_skips_nothing_of_what_all_instances_do(store, instances):
         while not over:
             # Asked before the look: so the last one sees all.
             over = done.is_set()
-            with store.reading() as tx:
+            with within(store.reading(), RegistryTables) as tx:
                 while page := tx.agents.changes(place, SPACE, 3):
                     for one in page:
                         assert place < (one.revision, one.no)
-                        place = ChangePlace(one.revision, one.no)
+                        place = ChangeCursor(one.revision, one.no)
                         known[one.no] = one
                 assert sorted(known.values(), key=lambda one: (one.revision, one.no)) == tx.agents.changes(
                     FIRST, SPACE, ALL
@@ -104,53 +105,53 @@ def test_one_mailbox_registered_everywhere_at_once_is_one_agent(store, instances
         agents = []
 
         def one(number, turn=turn, agents=agents):
-            with instances[number].transaction() as tx:
+            with within(instances[number].transaction(), RegistryTables) as tx:
                 agents.append(register(tx, f"b{turn}", str(number)))
 
         together(*(lambda number=number: one(number) for number in range(len(instances))))
         assert len({agent.no for agent in agents}) == 1
         assert sorted(agent.edition for agent in agents) == list(range(1, len(instances) + 1))
-        with store.reading() as tx:
+        with within(store.reading(), RegistryTables) as tx:
             assert tx.agents.find(TENANT, f"b{turn}") == max(agents, key=lambda agent: agent.edition)
 
 
 @pytest.mark.rule("G2", "G3")
-def test_a_report_in_the_last_moment_keeps_the_agent_from_being_collected(url, store, instances):
-    with store.transaction() as tx:
+def test_a_late_report_keeps_the_agent(url, store, instances):
+    with within(store.transaction(), RegistryTables) as tx:
         agent = register(tx, "a", ttl=1)
     late = NOW + 10**12
     removed = []
 
     def collect() -> None:
-        with instances[0].transaction() as tx:
+        with within(instances[0].transaction(), RegistryTables) as tx:
             removed.append(collecting.collect(tx, LIVENESS, collecting.FIRST, late, ALL)[0].agents)
 
-    with store.transaction() as tx:
+    with within(store.transaction(), RegistryTables) as tx:
         registering.report(tx, TENANT, "a", None, b"", late)
         collector = threading.Thread(target=collect, daemon=True)
         collector.start()
         wait_for_a_lock(url)
     collector.join(DEADLINE)
     assert removed == [0]
-    with store.reading() as tx:
+    with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.find(TENANT, "a").no == agent.no
 
 
 @pytest.mark.rule("G1", "A8")
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_later_revision_waits_for_the_earlier_to_be_committed_or_taken_back(url, store, instances, kept):
+def test_a_later_revision_waits_for_the_earlier_transaction(url, store, instances, kept):
     later = []
 
     def second() -> None:
-        with instances[0].transaction() as tx:
+        with within(instances[0].transaction(), RegistryTables) as tx:
             later.append(register(tx, "b").revision)
 
-    with contextlib.suppress(Undone), store.transaction() as tx:
+    with contextlib.suppress(Undone), within(store.transaction(), RegistryTables) as tx:
         assert register(tx, "a").revision == 1
         other = threading.Thread(target=second, daemon=True)
         other.start()
         wait_for_a_lock(url)
-        with instances[1].reading() as seen:
+        with within(instances[1].reading(), RegistryTables) as seen:
             assert seen.agents.revision() == 0
             assert seen.agents.changes(FIRST, SPACE, ALL) == []
         if not kept:

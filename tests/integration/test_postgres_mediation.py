@@ -12,12 +12,14 @@ import pytest
 
 from mediator.errors import NoSuchInvitationError, UnavailableError
 from mediator.mailboxes import collecting, creating
-from mediator.mediation import connecting, forwarding, granting, keylist, names, taking
-from mediator.mediation.forwarding import Forward
-from mediator.mediation.keylist import Change, Result
-from mediator.mediation.ports import Transaction
-from mediator.mediation.records import Connection, Generation, Invitation, NewConnection, Rules
 from mediator.store.base import Place, Store
+from pickup.mediation import connecting, forwarding, granting, keylist, message_queue, names
+from pickup.mediation.forwarding import Forward
+from pickup.mediation.keylist import KeylistResult, KeylistUpdate
+from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.records import Connection, Generation, Invitation, MediationRules, NewConnection
+from pickup.tables import MediationTables
+from tests.harness.stores import within
 from tests.integration.test_postgres_store import (
     ALL,
     BOUNDS,
@@ -32,26 +34,25 @@ from tests.integration.test_postgres_store import (
     together,
     url,
 )
-from tests.postgres import postgres
 
-__all__ = ["instances", "open_store", "postgres", "store", "url"]
+__all__ = ["instances", "open_store", "store", "url"]
 
 pytestmark = pytest.mark.postgres
 
-RULES = Rules()
+RULES = MediationRules()
 
 
 def key(number: int) -> str:
     return names.from_verkey(number.to_bytes(32, "big"))
 
 
-def again(store: Store, work: Callable[[Transaction], object], *places: Place) -> object:
+def again(store: Store, work: Callable[[MediationTransaction], object], *places: Place) -> object:
     """Run a verb as the writer does: once more when it lost a race."""
     try:
-        with store.transaction(places) as tx:
+        with within(store.transaction(places), MediationTables) as tx:
             return work(tx)
     except UnavailableError:
-        with store.transaction(places) as tx:
+        with within(store.transaction(places), MediationTables) as tx:
             return work(tx)
 
 
@@ -60,13 +61,13 @@ def peer(*callers: str, invitation: str | None = None) -> NewConnection:
 
 
 def enroll(store: Store, caller: str) -> Connection:
-    with store.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
         connection = connecting.connect(tx, RULES, peer(caller), NOW)
         return granting.grant(tx, BOUNDS, os.urandom, RULES, connection, NOW)
 
 
 @pytest.mark.rule("D8")
-def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instances):
+def test_a_peer_connecting_at_all_instances_is_one(store, instances):
     for turn in range(20):
         new = peer(f"a{turn}", f"b{turn}")
         found: list[Connection] = []
@@ -79,7 +80,7 @@ def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instan
             )
         )
         assert len({connection.no for connection in found}) == 1
-        with store.reading() as tx:
+        with within(store.reading(), MediationTables) as tx:
             assert tx.connections.count(TENANT) == turn + 1
             kept = tx.connections.called(TENANT, f"a{turn}")
             assert kept == tx.connections.called(TENANT, f"b{turn}")
@@ -87,18 +88,18 @@ def test_a_peer_that_connects_everywhere_at_once_is_one_connection(store, instan
 
 
 @pytest.mark.rule("D7", "D8")
-def test_what_several_instances_change_of_a_connection_is_all_kept(store, instances):
-    with store.transaction() as tx:
+def test_changes_of_several_instances_are_all_kept(store, instances):
+    with within(store.transaction(), MediationTables) as tx:
         connection = connecting.connect(tx, RULES, peer("c"), NOW)
 
     def change(number: int) -> None:
         for turn in range(30):
-            with instances[number].transaction() as tx:
+            with within(instances[number].transaction(), MediationTables) as tx:
                 found = tx.connections.get(connection.no) if turn % 2 else tx.connections.called(TENANT, "c")
                 tx.connections.save(replace(found, handed=(*found.handed, 100 * number + turn)))
 
     together(*(lambda number=number: change(number) for number in range(INSTANCES)))
-    with store.reading() as tx:
+    with within(store.reading(), MediationTables) as tx:
         handed = tx.connections.get(connection.no).handed
     assert sorted(handed) == [100 * number + turn for number in range(INSTANCES) for turn in range(30)]
 
@@ -117,16 +118,16 @@ def wait_for_a_lock(url: str) -> None:
 
 @pytest.mark.rule("D8")
 def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instances):
-    with store.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
         old, new = (connecting.connect(tx, RULES, peer(*callers), NOW) for callers in (("a", "c"), ("b",)))
     found: list[Connection] = []
 
     def look() -> None:
-        with instances[0].transaction() as tx:
+        with within(instances[0].transaction(), MediationTables) as tx:
             found.append(tx.connections.called(TENANT, "c"))
 
     looker = threading.Thread(target=look, daemon=True)
-    with store.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
         tx.connections.save(replace(old, callers=("a",)))
         tx.connections.save(replace(new, callers=("b", "c")))
         looker.start()
@@ -136,31 +137,31 @@ def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instance
 
 
 @pytest.mark.rule("D7", "D8")
-def test_a_connection_ends_while_another_instance_has_its_mailbox(url, store, instances):
+def test_a_connection_ends_while_its_mailbox_is_locked(url, store, instances):
     holder = enroll(store, "c")
     ended: list[None] = []
 
     def end() -> None:
-        with instances[0].transaction() as tx:
+        with within(instances[0].transaction(), MediationTables) as tx:
             ended.append(connecting.disconnect(tx, holder, NOW))
 
     ender = threading.Thread(target=end, daemon=True)
-    with store.transaction([holder.place]) as tx:
+    with within(store.transaction([holder.place]), MediationTables) as tx:
         ender.start()
         wait_for_a_lock(url)
         # Who waits for the mailbox has not locked the connection, or neither would ever go on.
         tx.connections.save(replace(tx.connections.get(holder.no), handed=(1,)))
     ender.join(DEADLINE)
     assert ended == [None]
-    with store.reading() as tx:
+    with within(store.reading(), MediationTables) as tx:
         assert tx.connections.called(TENANT, "c") is None
 
 
 @pytest.mark.rule("D8")
 def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances):
     peers = [enroll(store, f"c{number}") for number in range(INSTANCES)]
-    wanted = [Change(key(number), "add") for number in range(10)]
-    results: dict[int, list[Result]] = {}
+    wanted = [KeylistUpdate(key(number), "add") for number in range(10)]
+    results: dict[int, list[KeylistResult]] = {}
 
     def want(number: int) -> None:
         for change in wanted:
@@ -169,43 +170,43 @@ def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances)
 
     together(*(lambda number=number: want(number) for number in range(INSTANCES)))
     for outcome in zip(*results.values(), strict=True):
-        assert Counter(outcome) == {Result.SUCCESS: 1, Result.CLIENT_ERROR: INSTANCES - 1}
-    with store.reading() as tx:
+        assert Counter(outcome) == {KeylistResult.SUCCESS: 1, KeylistResult.CLIENT_ERROR: INSTANCES - 1}
+    with within(store.reading(), MediationTables) as tx:
         for number, connection in enumerate(peers):
             mine = [route.key for route in tx.routes.of(connection, 0, ALL)]
-            assert len(mine) == tx.routes.count(connection) == results[number].count(Result.SUCCESS)
+            assert len(mine) == tx.routes.count(connection) == results[number].count(KeylistResult.SUCCESS)
 
 
 @pytest.mark.rule("D8")
-def test_a_removed_key_does_not_come_back_by_a_forward_under_way(store, instances):
+def test_a_pending_forward_does_not_restore_a_removed_key(store, instances):
     holder = enroll(store, "c")
     first, second = instances[:2]
-    with store.transaction() as tx:
-        keylist.update(tx, RULES, holder, [Change(key(1), "add")], frozenset(), NOW)
-    with first.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
+        keylist.update(tx, RULES, holder, [KeylistUpdate(key(1), "add")], frozenset(), NOW)
+    with within(first.transaction(), MediationTables) as tx:
         route = tx.routes.find(TENANT, key(1))
-        with second.transaction() as other:
-            keylist.update(other, RULES, holder, [Change(key(1), "remove")], frozenset(), NOW)
+        with within(second.transaction(), MediationTables) as other:
+            keylist.update(other, RULES, holder, [KeylistUpdate(key(1), "remove")], frozenset(), NOW)
         tx.routes.used(route, NOW + 1)
-    with store.reading() as tx:
+    with within(store.reading(), MediationTables) as tx:
         assert tx.routes.find(TENANT, key(1)) is None
         assert tx.routes.count(holder) == 0
 
 
 @pytest.mark.rule("D3", "D4", "D8")
-def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instances):
+def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
     peers = [enroll(store, f"c{number}") for number in range(3)]
     places = [(TENANT, connection.address) for connection in peers]
-    with store.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
         for number, connection in enumerate(peers):
-            keylist.update(tx, RULES, connection, [Change(key(number), "add")], frozenset(), NOW)
+            keylist.update(tx, RULES, connection, [KeylistUpdate(key(number), "add")], frozenset(), NOW)
 
     def sender(number: int) -> None:
         chance = random.Random(number)
         for _ in range(60):
             chosen = chance.sample(range(3), 3)
             # A day later each time, so that the use of the routes is noted as well.
-            with instances[number].transaction([places[one] for one in chosen]) as tx:
+            with within(instances[number].transaction([places[one] for one in chosen]), MediationTables) as tx:
                 for one in chosen:
                     request = Forward(TENANT, (key(one),), (b"x" * 10,))
                     outcome = forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW + number)
@@ -217,14 +218,14 @@ def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instanc
         chance = random.Random(number)
         for turn in range(60):
             chosen = chance.sample(range(3), 3)
-            with instances[number].transaction([places[one] for one in chosen]) as tx:
+            with within(instances[number].transaction([places[one] for one in chosen]), MediationTables) as tx:
                 for one in chosen:
-                    connection = connecting.seen(tx, peers[one], NOW + turn * 3_600_000)
-                    settled = taking.settle_handed(tx, connection, NOW)
-                    got = taking.deliver(tx, settled, 2, None, ALL, NOW)
-                    taking.hand_over(tx, settled, got, [f"{number} {turn}"])
-                    taken[one] += taking.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
-                    extra = Change(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
+                    connection = connecting.note_use(tx, peers[one], NOW + turn * 3_600_000)
+                    settled = message_queue.confirm_batch(tx, connection, NOW)
+                    got = message_queue.deliver(tx, settled, 2, None, ALL, NOW)
+                    message_queue.note_batch(tx, settled, got, [f"{number} {turn}"])
+                    taken[one] += message_queue.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
+                    extra = KeylistUpdate(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
                     keylist.update(tx, RULES, settled, [extra], frozenset(), NOW)
 
     # A deadlock would end one of them: nothing is done again here.
@@ -232,7 +233,7 @@ def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instanc
         *(lambda number=number: sender(number) for number in (0, 1)),
         *(lambda number=number: holder(number) for number in (2, 3)),
     )
-    with store.transaction() as tx:
+    with within(store.transaction(), MediationTables) as tx:
         for number, connection in enumerate(peers):
             mailbox = tx.mailboxes.find(*places[number])
             left = tx.messages.addressed(mailbox, key(number), -1, ALL, ALL, NOW)
@@ -246,37 +247,37 @@ def test_forwards_pickups_and_keylists_do_not_lock_each_other_out(store, instanc
 def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
     for turn in range(20):
         holder = enroll(store, f"c{turn}")
-        with store.transaction() as tx:
-            keylist.update(tx, RULES, holder, [Change(key(turn), "add")], frozenset(), NOW)
+        with within(store.transaction(), MediationTables) as tx:
+            keylist.update(tx, RULES, holder, [KeylistUpdate(key(turn), "add")], frozenset(), NOW)
         queued: list[int] = []
 
         def send(number: int, turn: int = turn, queued: list[int] = queued) -> None:
             request = Forward(TENANT, (key(turn),), (b"x",))
-            with instances[number].transaction() as tx:
+            with within(instances[number].transaction(), MediationTables) as tx:
                 queued.append(forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued)
 
         def end(holder: Connection = holder) -> None:
-            with instances[3].transaction() as tx:
+            with within(instances[3].transaction(), MediationTables) as tx:
                 creating.delete(tx, TENANT, holder.address, NOW)
-            with instances[3].transaction() as tx:
+            with within(instances[3].transaction(), MediationTables) as tx:
                 while collecting.retired_mailboxes(tx, NOW, 100).total:
                     pass
 
         together(*(lambda number=number: send(number) for number in range(3)), end)
-        with store.transaction() as tx:
+        with within(store.transaction(), MediationTables) as tx:
             granted = granting.grant(tx, BOUNDS, os.urandom, RULES, holder, NOW)
             assert granted.mailbox_no != holder.mailbox_no
             assert tx.routes.find(TENANT, key(turn)).mailbox_no == granted.mailbox_no
-        with store.transaction() as tx:
+        with within(store.transaction(), MediationTables) as tx:
             request = Forward(TENANT, (key(turn),), (b"x",))
             assert forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued == 1
-            assert taking.status(tx, granted, key(turn), NOW).count == 1
+            assert message_queue.status(tx, granted, key(turn), NOW).count == 1
 
 
 def test_instances_that_start_at_once_agree_on_one_identity(store, instances):
     for tenant in (f"t{number}" for number in range(10)):
 
-        def current(tx: Transaction, tenant: str = tenant) -> object:
+        def current(tx: MediationTransaction, tenant: str = tenant) -> object:
             kept = [one for one in tx.identities.all() if one.tenant == tenant and one.retired_at is None]
             return kept[0] if kept else tx.identities.add(tenant, os.urandom(8), ("did:x:1",), NOW)
 
@@ -284,7 +285,7 @@ def test_instances_that_start_at_once_agree_on_one_identity(store, instances):
         together(
             *(lambda own=own, found=found, current=current: found.append(again(own, current)) for own in instances)
         )
-        with store.reading() as tx:
+        with within(store.reading(), MediationTables) as tx:
             kept = [one for one in tx.identities.all() if one.tenant == tenant]
         assert len(kept) == 1
         assert found == kept * INSTANCES
@@ -293,13 +294,13 @@ def test_instances_that_start_at_once_agree_on_one_identity(store, instances):
 @pytest.mark.rule("D8")
 def test_an_invitation_for_one_lets_one_in(store, instances):
     for turn in range(10):
-        with store.transaction() as tx:
+        with within(store.transaction(), MediationTables) as tx:
             tx.invitations.put(Invitation(f"i{turn}", TENANT, "k", b"", "", NOW, max_uses=1))
         came: list[int] = []
 
         def come(number: int, turn: int = turn, came: list[int] = came) -> None:
             try:
-                with instances[number].transaction() as tx:
+                with within(instances[number].transaction(), MediationTables) as tx:
                     connecting.connect(tx, RULES, peer(f"c{turn}.{number}", invitation=f"i{turn}"), NOW)
             except NoSuchInvitationError:
                 return
@@ -307,5 +308,5 @@ def test_an_invitation_for_one_lets_one_in(store, instances):
 
         together(*(lambda number=number: come(number) for number in range(INSTANCES)))
         assert len(came) == 1
-        with store.reading() as tx:
+        with within(store.reading(), MediationTables) as tx:
             assert tx.invitations.get(f"i{turn}").uses == 1

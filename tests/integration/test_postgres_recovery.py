@@ -22,9 +22,7 @@ from mediator.mailboxes.ports import Filter
 from mediator.store import postgres as store_module
 from mediator.store.base import Store
 from mediator.store.postgres import PostgresStore
-from tests.postgres import PrivateServer, Server, _programs, postgres
-
-__all__ = ["postgres"]
+from tests.harness.postgres import PrivateServer, Server, programs_found
 
 pytestmark = pytest.mark.postgres
 
@@ -44,7 +42,7 @@ class RestartableServer(PrivateServer):
     def resume(self) -> None:
         """Start again on the same data and port."""
         port = urlsplit(self._url).port
-        programs = _programs()
+        programs = programs_found()
         assert port is not None
         assert programs is not None
         self._start(programs, port)
@@ -71,7 +69,7 @@ def open_store() -> Iterator[Callable[[str], PostgresStore]]:
 
 @pytest.fixture
 def restartable() -> Iterator[RestartableServer]:
-    programs = _programs()
+    programs = programs_found()
     if programs is None:
         pytest.skip("no PostgreSQL programs to run a cluster of our own")
     server = RestartableServer(programs)
@@ -128,7 +126,7 @@ def others(admin: "psycopg.Connection[tuple[int]]") -> int:
 
 
 @pytest.mark.rule("A8", "A9")
-def test_a_connection_that_dies_in_the_midst_fails_its_transaction_alone(url, open_store):
+def test_a_lost_connection_fails_only_its_transaction(url, open_store):
     store = open_store(url)
     create(store)
     assert send(store, b"before") == 0
@@ -139,7 +137,7 @@ def test_a_connection_that_dies_in_the_midst_fails_its_transaction_alone(url, op
 
 
 @pytest.mark.rule("A9")
-def test_a_statement_on_a_dead_connection_fails_and_the_next_transaction_works(url, open_store):
+def test_a_statement_on_a_dead_connection_fails_once(url, open_store):
     store = open_store(url)
     create(store)
 
@@ -153,7 +151,7 @@ def test_a_statement_on_a_dead_connection_fails_and_the_next_transaction_works(u
     assert send(store, b"after") == 0
 
 
-def test_connections_that_died_while_idle_are_not_noticed_by_callers(url, open_store):
+def test_dead_idle_connections_are_hidden_from_callers(url, open_store):
     store = open_store(url)
     create(store)
     send(store, b"1")
@@ -165,7 +163,7 @@ def test_connections_that_died_while_idle_are_not_noticed_by_callers(url, open_s
 
 
 @pytest.mark.rule("A9")
-def test_a_snapshot_on_a_dead_connection_fails_and_the_next_one_works(url, open_store):
+def test_a_snapshot_on_a_dead_connection_fails_once(url, open_store):
     store = open_store(url)
     create(store)
 
@@ -300,7 +298,7 @@ def test_a_statement_that_failed_unnoticed_does_not_commit(url, open_store):
 def test_a_question_that_takes_too_long_is_ended(url, open_store, monkeypatch):
     monkeypatch.setattr(store_module, "READ_SECONDS", 1)
     store = open_store(url)
-    with pytest.raises(UnavailableError, match="narrow it by since or before_id"), store.reading() as tx:
+    with pytest.raises(UnavailableError, match="narrow it with since or before_id"), store.reading() as tx:
         tx.session.dialect.execute("SELECT pg_sleep(60)")
     create(store)
     assert kept(store) == {}
@@ -325,7 +323,7 @@ def test_nothing_can_be_changed_in_a_snapshot(url, open_store):
 
 
 @pytest.mark.rule("A9")
-def test_a_mailbox_held_too_long_by_another_instance_is_an_error(url, open_store, monkeypatch):
+def test_a_mailbox_locked_too_long_is_an_error(url, open_store, monkeypatch):
     monkeypatch.setattr(store_module, "LOCK_SECONDS", 1)
     store, other = open_store(url), open_store(url)
     create(store)
@@ -338,7 +336,7 @@ def test_a_mailbox_held_too_long_by_another_instance_is_an_error(url, open_store
 
 
 @pytest.mark.rule("A3", "A8")
-def test_instances_that_send_to_the_same_mailboxes_share_the_ids(url, open_store):
+def test_instances_share_the_ids_of_a_mailbox(url, open_store):
     stores = [open_store(url) for _ in range(4)]
     addresses = [f"b{number}" for number in range(5)]
     create(stores[0], *addresses)

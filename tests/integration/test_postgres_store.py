@@ -20,9 +20,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
 from mediator.store.base import Store
-from tests.postgres import Server, postgres
-
-__all__ = ["postgres"]
+from tests.harness.postgres import Server
 
 pytestmark = pytest.mark.postgres
 
@@ -104,7 +102,7 @@ def send(tx: Transaction, address: str, payload: bytes = b"x", now: int = NOW, *
 def messages(store: Store, address: str) -> list[Message]:
     """Return all messages of a mailbox after holding its counters to them."""
     with store.reading() as tx:
-        mailbox = creating.living(tx, TENANT, address, NOW)
+        mailbox = creating.get_live_mailbox(tx, TENANT, address, NOW)
         found = tx.messages.first(mailbox, ALL)
         assert mailbox.messages == len(found)
         assert mailbox.bytes == sum(handle.size for handle in found)
@@ -112,7 +110,7 @@ def messages(store: Store, address: str) -> list[Message]:
 
 
 @pytest.mark.rule("A3", "A8")
-def test_senders_on_several_instances_give_no_id_twice_and_leave_no_gap(store, instances, open_store):
+def test_senders_on_several_instances_get_ids_without_gaps(store, instances, open_store):
     addresses = ["a", "b", "c"]
     create(store, *addresses)
     sent: dict[tuple[str, int], bytes] = {}
@@ -142,7 +140,7 @@ def test_senders_on_several_instances_give_no_id_twice_and_leave_no_gap(store, i
                 busy.release()
             with reading.reading() as tx:
                 for address in addresses:
-                    mailbox = creating.living(tx, TENANT, address, NOW)
+                    mailbox = creating.get_live_mailbox(tx, TENANT, address, NOW)
                     ids = [message.msg_id for message in tx.messages.newest(mailbox, Filter(), ALL, ALL, NOW)]
                     # An id that becomes visible before a smaller one would be passed over by a group.
                     assert ids == list(range(len(ids)))
@@ -213,7 +211,7 @@ def test_one_of_several_creates_of_an_address_wins(store, instances):
 
 
 @pytest.mark.rule("M2")
-def test_a_create_with_public_succeeds_also_when_another_instance_is_first(store, instances):
+def test_a_public_create_succeeds_behind_another_instance(store, instances):
     created: list[tuple[int, bool]] = []
 
     def creator(number: int) -> None:
@@ -228,7 +226,7 @@ def test_a_create_with_public_succeeds_also_when_another_instance_is_first(store
 
 
 @pytest.mark.rule("E9", "A8")
-def test_broadcasts_kept_by_several_instances_are_all_there_and_in_bounds(store, instances, monkeypatch):
+def test_stored_broadcasts_of_several_instances_are_bounded(store, instances, monkeypatch):
     monkeypatch.setattr(broadcasting, "MAX_KEPT", 50)
 
     def sender(number: int) -> None:
@@ -411,7 +409,7 @@ def test_workers_on_several_instances_share_a_group(store, instances):
     together(*(lambda number=number: worker(number) for number in range(INSTANCES)))
     assert sorted(taken) == list(range(200))
     with store.transaction() as tx:
-        mailbox = creating.living(tx, TENANT, "a", NOW)
+        mailbox = creating.get_live_mailbox(tx, TENANT, "a", NOW)
         group = tx.groups.find(mailbox, "g")
         assert group is not None
         assert tx.leases.count(group) == 0

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mediator.mailboxes import collecting
-from mediator.nats import pushwire
-from mediator.nats.accounts import Tenant, User
-from tests.integration.door import Service, serving, until
-from tests.integration.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
-from tests.integration.test_broadcasts import instance
+from mediator.push import subscriber
+from tests.harness.door import Service, instance, serving_two
+from tests.harness.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
+from tests.harness.waiting import until
 
 __all__ = ["gateway", "service"]
 
@@ -34,14 +33,12 @@ async def listed(service: Service) -> list[dict[str, Any]]:
 
 async def end_expired(service: Service) -> None:
     """Let the clean-up free what is over."""
-    await service.broker.chore(lambda tx, now: collecting.expired_mailboxes(tx, now, 100))
+    await service.broker.write_background(lambda tx, now: collecting.expired_mailboxes(tx, now, 100))
 
 
 @pytest.mark.rule("E10")
 @pytest.mark.parametrize("subject", SUBJECTS)
-async def test_a_subscription_gets_what_the_request_gets_and_then_every_change(
-    service: Service, gateway: Gateway, subject: str
-) -> None:
+async def test_a_subscription_gets_the_list_then_every_change(service: Service, gateway: Gateway, subject: str) -> None:
     token = await service.create("board.one", public=True, desc='é "one"', tags=["a", "b"])
     await service.create("private")
     await service.create("board.two", public=True)
@@ -70,7 +67,7 @@ async def test_a_subscription_gets_what_the_request_gets_and_then_every_change(
 
 
 @pytest.mark.rule("E10", "M1", "A3")
-async def test_an_end_by_time_is_told_and_a_new_mailbox_of_that_name_too(service: Service, gateway: Gateway) -> None:
+async def test_an_expiry_and_a_new_mailbox_of_the_name_are_pushed(service: Service, gateway: Gateway) -> None:
     subscriber = await gateway.subscribe("PUBLIC.LIST")
     await service.create("soon", public=True, ttl=10)
     await service.create("replaced", public=True, ttl=10)
@@ -112,11 +109,11 @@ async def test_opened_anew_elsewhere_it_hears_what_ended_meanwhile(service: Serv
 
 @pytest.mark.rule("E10", "E7")
 async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, gateway: Gateway) -> None:
-    count = pushwire.WINDOW + 20
+    count = subscriber.WINDOW + 20
     await asyncio.gather(*(service.create(f"b{number}", public=True) for number in range(count)))
     tokens = {name: await service.create(name, public=True) for name in ("often", "gone")}
     slow = await gateway.subscribe("PUBLIC.LIST", reads=False)
-    await slow.got(pushwire.WINDOW)
+    await slow.got(subscriber.WINDOW)
     for number in range(50):
         await service.done("MAILBOX.UPDATE.often", {"token": tokens["often"], "desc": str(number)})
     await service.broker.delete_mailbox("default", "gone")
@@ -157,7 +154,7 @@ async def test_the_python_library_gets_its_shape(service: Service, gateway: Gate
 
 
 @pytest.mark.rule("E10", "A1")
-async def test_the_mailbox_public_is_read_like_others_and_never_written(service: Service) -> None:
+async def test_the_mailbox_public_is_read_only(service: Service) -> None:
     assert await service.query("public") == []
     token = await service.create("board.one", public=True, tags=["a"])
     await service.create("board.two", public=True, tags=["b"])
@@ -187,14 +184,10 @@ async def test_the_mailbox_public_is_read_like_others_and_never_written(service:
 
 @pytest.mark.rule("A6", "E10")
 async def test_each_tenant_has_a_list_of_its_own(tmp_path: Path) -> None:
-    tenants = [Tenant("acme", (User("ann", password="a"),)), Tenant("beta", (User("bob", password="b"),))]
-    mapped = {"ACME": "acme", "BETA": "beta"}
-    async with serving(tmp_path, tenants=tenants, mapped=mapped, names=["acme", "beta"]) as service:
-        ann, bob = await service.client("ann", "a"), await service.client("bob", "b")
-        async with gateway_to(service) as gateway:
-            subscribers = [await gateway.subscribe("PUBLIC.LIST", client=each) for each in (ann, bob)]
-            await service.ask("MAILBOX.CREATE", {"name": "ours", "public": True}, client=ann)
-            await service.ask("MAILBOX.CREATE", {"name": "theirs", "public": True}, client=bob)
-            for subscriber, name in zip(subscribers, ("ours", "theirs"), strict=True):
-                await subscriber.got(1)
-                assert names(subscriber) == [name]
+    async with serving_two(tmp_path) as (service, ann, bob), gateway_to(service) as gateway:
+        subscribers = [await gateway.subscribe("PUBLIC.LIST", client=each) for each in (ann, bob)]
+        await service.ask("MAILBOX.CREATE", {"name": "ours", "public": True}, client=ann)
+        await service.ask("MAILBOX.CREATE", {"name": "theirs", "public": True}, client=bob)
+        for subscriber, name in zip(subscribers, ("ours", "theirs"), strict=True):
+            await subscriber.got(1)
+            assert names(subscriber) == [name]

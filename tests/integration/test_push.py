@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mediator.mailboxes.creating import living
+from mediator.config.sections import PushSettings
+from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.nats import control, pushwire
-from mediator.nats.accounts import Tenant, User
-from mediator.nats.push.pushes import Limits
-from tests.integration.door import Service, serving, until
-from tests.integration.gateway_double import Gateway, gateway, gateway_to, service
-from tests.wire import flushed
+from mediator.nats import control_messages
+from mediator.push import protocol
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES
+from tests.harness.door import Service, serving, serving_two
+from tests.harness.gateway_double import Gateway, gateway, gateway_to, service
+from tests.harness.waiting import until
+from tests.harness.wire import flushed, transport_of
 
 __all__ = ["gateway", "service"]
 
@@ -26,7 +28,7 @@ async def fill(service: Service, *words: str) -> None:
 
 
 @pytest.mark.rule("E6", "E1")
-async def test_what_is_stored_comes_in_lane_order_and_then_what_is_new(service: Service, gateway: Gateway) -> None:
+async def test_stored_mail_comes_in_lane_order_then_new_mail(service: Service, gateway: Gateway) -> None:
     await service.create()
     await fill(service, "low", "normal", "urgent", "critical", "normal", "critical")
     subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
@@ -87,9 +89,7 @@ async def test_each_edition_has_its_words(
 
 
 @pytest.mark.rule("E6")
-async def test_each_of_two_subscribers_gets_everything_also_one_that_comes_late(
-    service: Service, gateway: Gateway
-) -> None:
+async def test_every_subscriber_gets_everything_also_a_late_one(service: Service, gateway: Gateway) -> None:
     await service.create()
     await fill(service, "normal", "normal")
     one = await gateway.subscribe("MAILBOX.MSG.task.*")
@@ -105,9 +105,7 @@ async def test_each_of_two_subscribers_gets_everything_also_one_that_comes_late(
 
 
 @pytest.mark.rule("E6")
-async def test_mail_that_comes_while_many_subscribe_is_neither_lost_nor_doubled(
-    service: Service, gateway: Gateway
-) -> None:
+async def test_mail_during_many_subscribes_comes_exactly_once(service: Service, gateway: Gateway) -> None:
     await service.create()
     subscribers = []
     for _ in range(20):
@@ -136,32 +134,30 @@ async def test_what_is_no_subscription_to_stored_mail_is_refused(
 
 
 @pytest.mark.rule("E7")
-async def test_who_confirms_nothing_gets_a_window_and_no_more_and_slows_nobody(
-    service: Service, gateway: Gateway
-) -> None:
+async def test_a_client_that_confirms_nothing_gets_one_window(service: Service, gateway: Gateway) -> None:
     await service.create()
-    for number in range(1, pushwire.WINDOW + 51):
+    for number in range(1, WINDOW + 51):
         await service.broker.send(_message(str(number).encode()))
     slow = await gateway.subscribe("MAILBOX.MSG.task.*", reads=False)
     fast = await gateway.subscribe("MAILBOX.MSG.task.*")
-    await fast.got(pushwire.WINDOW + 50)
-    await slow.got(pushwire.WINDOW)
+    await fast.got(WINDOW + 50)
+    await slow.got(WINDOW)
     await fill(service, "critical")
-    await fast.got(pushwire.WINDOW + 51)
+    await fast.got(WINDOW + 51)
     await gateway.settled(slow.owner)
-    await slow.got(pushwire.WINDOW)
+    await slow.got(WINDOW)
     await slow.confirm(10)
-    await slow.got(pushwire.WINDOW + 10)
+    await slow.got(WINDOW + 10)
     await slow.confirm()
-    await slow.got(pushwire.WINDOW + 51)
-    assert slow.ids[:-1] == list(range(pushwire.WINDOW + 50))
+    await slow.got(WINDOW + 51)
+    assert slow.ids[:-1] == list(range(WINDOW + 50))
 
 
 @pytest.mark.rule("E7")
 async def test_a_window_also_counts_bytes_and_one_message_always_goes(service: Service, gateway: Gateway) -> None:
     await service.create()
-    big = b"x" * (2 * pushwire.WINDOW_BYTES)
-    some = b"x" * (pushwire.WINDOW_BYTES // 2)
+    big = b"x" * (2 * WINDOW_BYTES)
+    some = b"x" * (WINDOW_BYTES // 2)
     for payload in (big, big, some, some, some):
         await service.broker.send(_message(payload))
     slow = await gateway.subscribe("MAILBOX.MSG.task.*", reads=False)
@@ -176,12 +172,12 @@ async def test_a_window_also_counts_bytes_and_one_message_always_goes(service: S
 async def test_live_mail_beyond_the_window_comes_when_there_is_room(service: Service, gateway: Gateway) -> None:
     await service.create()
     slow = await gateway.subscribe("MAILBOX.MSG.task.*", reads=False)
-    for number in range(pushwire.WINDOW + 20):
+    for number in range(WINDOW + 20):
         await service.broker.send(_message(str(number).encode()))
-    await slow.got(pushwire.WINDOW)
+    await slow.got(WINDOW)
     await slow.confirm()
-    await slow.got(pushwire.WINDOW + 20)
-    assert slow.ids == list(range(pushwire.WINDOW + 20))
+    await slow.got(WINDOW + 20)
+    assert slow.ids == list(range(WINDOW + 20))
 
 
 @pytest.mark.rule("E8", "S4", "S5")
@@ -255,9 +251,7 @@ async def test_opened_twice_it_is_served_once(service: Service, gateway: Gateway
 
 
 @pytest.mark.rule("E7")
-async def test_an_instance_says_what_it_does_not_serve_and_whom_it_does_not_know(
-    service: Service, gateway: Gateway
-) -> None:
+async def test_an_instance_reports_subscriptions_it_lost(service: Service, gateway: Gateway) -> None:
     await service.create()
     subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
     await gateway.tell(subscriber.owner, credits={"z" * 26: 5, subscriber.token: 0})
@@ -288,7 +282,7 @@ async def test_a_gateway_that_is_silent_is_dead_with_all_it_had(
     async with gateway_to(service) as dying:
         await dying.subscribe("MAILBOX.MSG.task.*")
     assert service.pushes.count == 2
-    monkeypatch.setattr(pushwire, "DEAD_SECONDS", 1.5)
+    monkeypatch.setattr(protocol, "DEAD_SECONDS", 1.5)
     await until(lambda: service.pushes.count == 1)
     await fill(service, "normal")
     await other.got(1)
@@ -321,13 +315,7 @@ async def test_the_python_client_gets_the_shapes_it_knows(service: Service, gate
 
 @pytest.mark.rule("A6", "E6")
 async def test_tenants_are_apart(tmp_path: Path) -> None:
-    tenants = (Tenant("acme", (User("ann", "secret-a"),)), Tenant("globex", (User("bob", "secret-b"),)))
-    mapped = {"ACME": "acme", "GLOBEX": "globex"}
-    async with (
-        serving(tmp_path, tenants=tenants, mapped=mapped, names=["acme", "globex"]) as service,
-        gateway_to(service) as gateway,
-    ):
-        ann, bob = await service.client("ann", "secret-a"), await service.client("bob", "secret-b")
+    async with serving_two(tmp_path) as (service, ann, bob), gateway_to(service) as gateway:
         for client in (ann, bob):
             await service.ask("MAILBOX.CREATE", {"name": "task"}, client=client)
         hers = await gateway.subscribe("MAILBOX.MSG.task.*", client=ann)
@@ -338,7 +326,7 @@ async def test_tenants_are_apart(tmp_path: Path) -> None:
         await his.got(1)
         assert (hers.payloads, his.payloads) == ([b"for ann"], [b"for bob"])
         # Who knows the token of another tenant takes nothing over.
-        stolen = pushwire.pack(pushwire.Open(gateway.name, hers.token, his.subject))
+        stolen = protocol.encode(protocol.OpenRequest(gateway.name, hers.token, his.subject))
         await bob.publish("$mq9.AI.PUSH.OPEN", stolen)
         await flushed(bob)
         await service.ask("MSG.SEND.task", b"more", client=bob)
@@ -348,7 +336,10 @@ async def test_tenants_are_apart(tmp_path: Path) -> None:
 
 @pytest.mark.rule("A7")
 async def test_there_are_so_many_subscriptions_and_no_more(tmp_path: Path) -> None:
-    async with serving(tmp_path, limits=Limits(instance=10, tenant=2)) as service, gateway_to(service) as gateway:
+    async with (
+        serving(tmp_path, push=PushSettings(max_subscriptions=10, tenant_subscriptions=2)) as service,
+        gateway_to(service) as gateway,
+    ):
         await service.create()
         first = await gateway.subscribe("MAILBOX.MSG.task.*")
         await gateway.subscribe("MAILBOX.MSG.task.*")
@@ -361,13 +352,13 @@ async def test_there_are_so_many_subscriptions_and_no_more(tmp_path: Path) -> No
 
 
 @pytest.mark.rule("A8", "E6")
-async def test_after_the_connection_was_lost_everything_is_opened_anew(service: Service, gateway: Gateway) -> None:
+async def test_after_a_reconnect_everything_is_opened_again(service: Service, gateway: Gateway) -> None:
     await service.create()
     subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
     await fill(service, "normal")
     await subscriber.got(1)
     lost = service.lost
-    service.connection._client._transport.close()
+    transport_of(service.connection.client).abort()
     await until(lambda: service.lost > lost and gateway.signs and gateway.signs[-1].leaving)
     assert service.pushes.count == 0
     await subscriber.open(after={"normal": 0})
@@ -397,10 +388,9 @@ async def test_what_is_no_open_harms_nobody(service: Service, gateway: Gateway, 
     client = await service.client()
     await client.publish("$mq9.AI.PUSH.OPEN", body)
     await flushed(client)
-    subject = control.PUSH + service.pushes.instance
+    subject = control_messages.PUSH + service.pushes.instance
     for signs in (body, b'{"sender": "' + b"a" * 26 + b'", "credits": {"x": -1}}', b'{"sender": "x"}'):
-        sealed = service.connection.seal(subject, signs)
-        await service.connection.publish([(subject.encode(), sealed)])
+        await service.connection.publish([service.connection.seal(subject, signs)])
     subscriber = await gateway.subscribe("MAILBOX.MSG.task.*")
     await fill(service, "normal")
     await subscriber.got(1)
@@ -411,7 +401,9 @@ def _message(payload: bytes) -> Send:
 
 
 async def _unread(service: Service) -> int:
-    return await service.broker.read(lambda tx, now: tx.pushed.unread(living(tx, "default", "task", now), now))
+    return await service.broker.read(
+        lambda tx, now: tx.pushed.unread(get_live_mailbox(tx, "default", "task", now), now)
+    )
 
 
 async def _until_unread(service: Service, count: int) -> None:

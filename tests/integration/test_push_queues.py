@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 
 from mediator.mailboxes import pushing
-from mediator.mailboxes.creating import living
+from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.metrics import Metrics
-from mediator.nats import pushwire
-from mediator.nats.connection import connect
-from mediator.nats.push.opening import open_pushes
-from mediator.nats.push.pushes import Pushes
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES
+from mediator.push.subscriptions import SubscriptionServer
 from mediator.store.base import Transaction
-from tests.integration.door import KEEP, LIMITS, Service, ids, serving, until
-from tests.integration.gateway_double import Gateway, gateway_to
-from tests.wire import CONTROL_KEY
+from tests.harness.door import PUSH, Service, ids, instance, serving
+from tests.harness.gateway_double import Gateway, gateway_to
+from tests.harness.waiting import until
 
 SUBJECT = "MAILBOX.MSG.task.*"
 
@@ -38,7 +36,7 @@ async def gateway(service: Service) -> AsyncIterator[Gateway]:
 
 async def leases(service: Service, queue: str = "workers") -> int:
     def count(tx: Transaction, now: int) -> int:
-        group = tx.groups.find(living(tx, "default", "task", now), queue, push=True)
+        group = tx.groups.find(get_live_mailbox(tx, "default", "task", now), queue, push=True)
         assert group is not None
         return tx.leases.count(group)
 
@@ -90,14 +88,14 @@ async def test_the_position_outlives_the_members(service: Service, gateway: Gate
 
 
 @pytest.mark.rule("E7")
-async def test_after_too_long_without_members_it_starts_from_the_oldest(service: Service, gateway: Gateway) -> None:
+async def test_a_group_long_without_members_starts_over(service: Service, gateway: Gateway) -> None:
     await service.send()
     worker = await gateway.subscribe(SUBJECT, "workers")
     await worker.got(1)
     await settled(service)
     await worker.end("unsub")
     await until(lambda: service.pushes.count == 0)
-    service.clock.ahead = KEEP + 1
+    service.clock.ahead = PUSH.keep_days * DAY + 1
     worker = await gateway.subscribe(SUBJECT, "workers")
     await worker.got(1)
     assert worker.ids == [0]
@@ -120,7 +118,7 @@ async def test_what_was_not_confirmed_goes_to_the_next(service: Service, gateway
 
 @pytest.mark.rule("E7")
 @pytest.mark.parametrize(("how", "expected"), [("unsub", [2, 3]), ("drained", [2, 3]), ("broken", [0, 2, 3])])
-async def test_what_was_confirmed_goes_to_the_next_only_if_the_connection_broke(
+async def test_confirmed_mail_is_resent_only_after_a_broken_link(
     service: Service, gateway: Gateway, how: str, expected: list[int]
 ) -> None:
     first = await gateway.subscribe(SUBJECT, "workers", reads=False)
@@ -139,13 +137,13 @@ async def test_what_was_confirmed_goes_to_the_next_only_if_the_connection_broke(
 
 
 @pytest.mark.rule("E7")
-async def test_a_member_that_reads_nothing_keeps_its_window_and_no_more(service: Service, gateway: Gateway) -> None:
+async def test_a_member_that_reads_nothing_holds_one_window(service: Service, gateway: Gateway) -> None:
     slow = await gateway.subscribe(SUBJECT, "workers", reads=False)
     fast = await gateway.subscribe(SUBJECT, "workers")
-    total = 3 * pushwire.WINDOW
+    total = 3 * WINDOW
     for _ in range(total):
         service.broker.send_soon(Send("default", "task", Draft(b"")), lambda outcome: None)
-    await until(lambda: len(slow.messages) == pushwire.WINDOW and len(fast.messages) == total - pushwire.WINDOW)
+    await until(lambda: len(slow.messages) == WINDOW and len(fast.messages) == total - WINDOW)
     assert sorted(slow.ids + fast.ids) == list(range(total))
     assert fast.ids == sorted(fast.ids)
 
@@ -172,7 +170,7 @@ async def test_members_may_want_different_lanes(service: Service, gateway: Gatew
 async def test_large_messages_wait_for_room_and_go_round_nobody(service: Service, gateway: Gateway) -> None:
     worker = await gateway.subscribe(SUBJECT, "workers", reads=False)
     for _ in range(3):
-        await service.send(b"x" * pushwire.WINDOW_BYTES)
+        await service.send(b"x" * WINDOW_BYTES)
     for total in (1, 2, 3):
         await worker.got(total)
         await gateway.settled(worker.owner)
@@ -184,10 +182,10 @@ async def test_large_messages_wait_for_room_and_go_round_nobody(service: Service
 @pytest.mark.rule("A2", "A8")
 async def test_what_is_taken_for_a_group_is_pushed_and_not_given_back(service: Service, gateway: Gateway) -> None:
     worker = await gateway.subscribe(SUBJECT, "workers", reads=False)
-    await service.send(b"x" * (pushwire.WINDOW_BYTES * 2 // 3))
+    await service.send(b"x" * (WINDOW_BYTES * 2 // 3))
     await worker.got(1)
     # More than the window has room for: nobody else may get a later one before it, at another instance neither.
-    await service.send(b"x" * (pushwire.WINDOW_BYTES * 3 // 8))
+    await service.send(b"x" * (WINDOW_BYTES * 3 // 8))
     await worker.got(2)
     await service.send(b"x")
     await gateway.settled(worker.owner)
@@ -218,20 +216,14 @@ async def test_a_queue_has_a_name_that_every_store_takes(service: Service, gatew
 
 
 @pytest.fixture
-async def elsewhere(service: Service) -> AsyncIterator[Pushes]:
-    """Another instance over the same store."""
-    server = service.server
-    login = {"user": server.service_user, "password": server.service_password}
-    connection = await connect([server.url], "elsewhere", **login, control_key=CONTROL_KEY)
-    pushes = await open_pushes(connection, service.broker, Metrics(), LIMITS, KEEP)
-    yield pushes
-    await pushes.close(5)
-    await connection.close()
+async def elsewhere(service: Service) -> AsyncIterator[SubscriptionServer]:
+    async with instance(service) as running:
+        yield running
 
 
 @pytest.mark.rule("E7", "A8")
 async def test_what_an_instance_holds_that_is_gone_goes_to_the_next(
-    service: Service, gateway: Gateway, elsewhere: Pushes
+    service: Service, gateway: Gateway, elsewhere: SubscriptionServer
 ) -> None:
     for _ in range(3):
         await service.send()
@@ -243,7 +235,7 @@ async def test_what_an_instance_holds_that_is_gone_goes_to_the_next(
 
 
 @pytest.mark.rule("E7")
-async def test_two_instances_share_one_queue(service: Service, gateway: Gateway, elsewhere: Pushes) -> None:
+async def test_two_instances_share_one_queue(service: Service, gateway: Gateway, elsewhere: SubscriptionServer) -> None:
     here = await gateway.subscribe(SUBJECT, "workers")
     there = await gateway.subscribe(SUBJECT, "workers", at=elsewhere)
     assert here.owner != there.owner
@@ -258,9 +250,11 @@ async def test_two_instances_share_one_queue(service: Service, gateway: Gateway,
 
 
 @pytest.mark.rule("E7", "A8")
-async def test_a_lease_ends_where_nobody_renews_it(service: Service, gateway: Gateway, elsewhere: Pushes) -> None:
+async def test_a_lease_ends_where_nobody_renews_it(
+    service: Service, gateway: Gateway, elsewhere: SubscriptionServer
+) -> None:
     # It fills the window: the member that has it may not get it again before the other one asks.
-    await service.send(b"x" * pushwire.WINDOW_BYTES)
+    await service.send(b"x" * WINDOW_BYTES)
     worker = await gateway.subscribe(SUBJECT, "workers", reads=False)
     await worker.got(1)
     service.clock.ahead = pushing.LEASE + 1

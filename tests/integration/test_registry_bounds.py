@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from mediator.agents.records import Agent
 from mediator.errors import BusyError
-from mediator.store.memory import MemoryStore
-from mediator.store.memory_agents import Agents
-from registry import directory, searching
-from registry.cards import Card, read_card
-from registry.requests import Discover
-from registry.sharing import Sharing
-from registry.snapshots import Result, Snapshot, Snapshots
-from registry.words import words
-from tests.integration.directory import instance
+from registry import directory
+from registry.agents.records import Agent
+from registry.cards.card import Card, read_card
+from registry.index.analysis import analyze
+from registry.requests import DiscoverRequest
+from registry.search import searcher
+from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
+from registry.tables.agents import Agents
+from tests.harness.directory import instance
+from tests.harness.stores import ram_store
 
 LARGE = 50_000
 """Bytes of a card."""
 
 
 @pytest.mark.rule("N7")
-async def test_a_page_of_large_cards_reads_few_more_than_it_holds(monkeypatch: pytest.MonkeyPatch):
+async def test_a_page_of_large_cards_reads_few_cards_ahead(monkeypatch: pytest.MonkeyPatch):
     read: list[int] = []
     pick = Agents.pick
 
@@ -33,7 +33,7 @@ async def test_a_page_of_large_cards_reads_few_more_than_it_holds(monkeypatch: p
         read.append(sum(len(agent.card) for agent in picked.values()))
         return picked
 
-    async with instance(MemoryStore()) as one:
+    async with instance(ram_store()) as one:
         for n in range(60):
             await one.register(f"a{n}", pad="x" * LARGE)
         monkeypatch.setattr(Agents, "pick", watched)
@@ -47,7 +47,7 @@ async def test_a_page_of_large_cards_reads_few_more_than_it_holds(monkeypatch: p
 
 
 @pytest.mark.rule("A6")
-async def test_a_result_heard_of_that_names_agents_of_another_tenant_shows_none_of_them():
+async def test_a_forged_snapshot_shows_no_agents_of_other_tenants():
     class Air:
         async def publish(self, data: bytes) -> None:
             self.heard(data)
@@ -56,31 +56,33 @@ async def test_a_result_heard_of_that_names_agents_of_another_tenant_shows_none_
             self.heard = heard
 
     air = Air()
-    async with instance(MemoryStore(), announcer=air) as one:
+    async with instance(ram_store(), announcer=air) as one:
         await one.register("own")
         theirs = (await one.directory.register("other", b'{"mailbox": "theirs"}')).agent.no
-        forged = Result(np.array([theirs], np.int64), np.empty(0, np.float32), 1, "list")
-        await Sharing(air, Snapshots()).tell(Snapshot("id", "default", b"", forged, 0.0))
+        forged = SearchResult(np.array([theirs], np.int64), np.empty(0, np.float32), 1, "list")
+        await SnapshotSharing(air, SnapshotCache()).publish(SearchSnapshot("id", "default", b"", forged, 0.0))
         assert await one.found(cursor="id.0") == []
 
 
-@pytest.mark.parametrize("asked", [Discover(text="invoice. plants"), Discover(semantic="invoice. plants")])
-async def test_nobody_waits_while_a_request_is_read(monkeypatch: pytest.MonkeyPatch, asked: Discover):
+@pytest.mark.parametrize(
+    "asked", [DiscoverRequest(text="invoice. plants"), DiscoverRequest(semantic="invoice. plants")]
+)
+async def test_the_event_loop_runs_while_a_request_is_analyzed(monkeypatch: pytest.MonkeyPatch, asked: DiscoverRequest):
     others_go_on = threading.Event()
 
     def slow(text: str) -> list[str]:
         assert others_go_on.wait(5), "the event loop stands still"
-        return words(text)
+        return analyze(text)
 
-    async with instance(MemoryStore()) as one:
+    async with instance(ram_store()) as one:
         await one.register("payments", "Pays an invoice")
-        monkeypatch.setattr(searching, "words", slow)
+        monkeypatch.setattr(searcher, "analyze", slow)
         asyncio.get_running_loop().call_soon(others_go_on.set)
         page = await one.directory.discover("default", asked, 1 << 20)
         assert [agent.name for agent in page.agents] == ["payments"]
 
 
-async def test_large_cards_that_wait_to_be_read_are_bounded_and_keep_nobody_else_from_a_thread(
+async def test_large_cards_waiting_to_be_parsed_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ):
     going_on = threading.Event()
@@ -91,7 +93,7 @@ async def test_large_cards_that_wait_to_be_read_are_bounded_and_keep_nobody_else
 
     monkeypatch.setattr(directory, "read_card", slow)
     monkeypatch.setattr(directory, "MAX_READING", 40 * LARGE)
-    async with instance(MemoryStore()) as one:
+    async with instance(ram_store()) as one:
         registering = [asyncio.create_task(one.register(f"a{n}", pad="x" * LARGE)) for n in range(100)]
         await asyncio.sleep(0)
         await asyncio.to_thread(going_on.set)

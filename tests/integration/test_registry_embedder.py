@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from mediator.agents.records import Liveness
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from mediator.store.memory import MemoryStore
-from registry import embedder as embedder_module
+from registry.agents.records import Liveness
 from registry.directory import Directory
-from registry.embedder import Embedder
-from registry.following import Following
-from registry.meanings import Meanings
-from registry.meters import Meters
-from registry.searching import Searching
+from registry.embedding import embedder as embedder_module
+from registry.embedding.embedder import CardEmbedder
+from registry.embedding.switching import EmbeddingModels
+from registry.index.updater import IndexUpdater
+from registry.metrics import RegistryMetrics
+from registry.search.searcher import Searcher
+from registry.tables import RegistryTables
+from tests.harness.stores import ram_store
 
 SPACE = "test@1/2/1"
 
@@ -55,7 +56,7 @@ class Counting:
 
 
 class House:
-    def __init__(self, broker: Broker, encoder: Counting, embedder: Embedder, directory: Directory) -> None:
+    def __init__(self, broker: Broker, encoder: Counting, embedder: CardEmbedder, directory: Directory) -> None:
         self.broker, self.encoder, self.embedder, self.directory = broker, encoder, embedder, directory
 
     async def register(self, name: str, description: str, tenant: str = "default") -> None:
@@ -64,8 +65,8 @@ class House:
 
     async def idle(self) -> int:
         """Wait until nothing is to be done, and return how many have vectors."""
-        await asyncio.wait_for(self.embedder.idle(), 10)
-        return await self.broker.read(lambda tx, _now: tx.vectors.count(SPACE))
+        await asyncio.wait_for(self.embedder.wait_idle(), 10)
+        return await self.broker.read(lambda tx, _now: tx.table(RegistryTables).vectors.count(SPACE))
 
 
 @pytest.fixture
@@ -76,26 +77,26 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 @asynccontextmanager
 async def _house(folder: Path) -> AsyncIterator[House]:
-    broker, encoder = Broker(MemoryStore(), Bounds()), Counting()
-    following = Following(broker, Liveness())
-    meanings = Meanings(broker, following, "none", folder, shared=False)
+    broker, encoder = Broker(ram_store(), Bounds()), Counting()
+    updater = IndexUpdater(broker, Liveness())
+    models = EmbeddingModels(broker, updater, "none", folder, shared=False)
     stand_in: Any = encoder
-    meanings.embedder = embedder = Embedder(broker, stand_in, lambda: True, shared=False)
-    searching = Searching(broker, Liveness(), following, None)
-    directory = Directory(broker, Liveness(), 0, following, searching, meanings, Meters(CollectorRegistry()))
+    models.embedder = embedder = CardEmbedder(broker, stand_in, lambda: True, shared=False)
+    searcher = Searcher(broker, Liveness(), updater, None, RegistryMetrics(CollectorRegistry()))
+    directory = Directory(broker, Liveness(), 0, updater, searcher, models)
     try:
-        await following.start(SPACE)
+        await updater.start(SPACE)
         await embedder.start()
         yield House(broker, encoder, embedder, directory)
     finally:
         await embedder.stop()
-        await following.stop()
-        searching.close()
+        await updater.stop()
+        searcher.close()
         await broker.close()
 
 
 @pytest.mark.rule("G1")
-async def test_who_registers_the_same_card_as_a_sign_of_life_is_not_encoded_again(house: House):
+async def test_the_same_card_as_a_sign_of_life_is_not_encoded_again(house: House):
     await house.register("one", "Pays invoices")
     assert await house.idle() == 1
     encoded = len(house.encoder.texts)
@@ -109,7 +110,7 @@ async def test_who_registers_the_same_card_as_a_sign_of_life_is_not_encoded_agai
     assert len(house.encoder.texts) == 3 * encoded
 
 
-async def test_what_was_registered_before_the_model_was_there_is_encoded_once(house: House):
+async def test_cards_from_before_the_model_are_encoded_once(house: House):
     house.encoder.ready.clear()
     await house.register("one", "Pays invoices")
     await house.register("two", "Waters plants")
@@ -118,20 +119,20 @@ async def test_what_was_registered_before_the_model_was_there_is_encoded_once(ho
     assert sorted(house.encoder.texts) == ["one\nPays invoices", "two\nWaters plants"]
 
 
-async def test_an_error_that_nobody_expected_is_told_and_does_not_end_it(house: House, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(embedder_module, "REST_SECONDS", 0.05)
+async def test_an_unexpected_error_is_logged_and_ends_nothing(house: House, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(embedder_module, "SWEEP_SECONDS", 0.05)
     house.encoder.failures += [ZeroDivisionError(), MemoryError(), MemoryError()]
     with capture_logs() as said:
         await house.register("one", "Pays invoices")
         assert await house.idle() == 1
-    assert [(line["why"], line["log_level"]) for line in said if line["event"] == "cards are not embedded"] == [
+    assert [(line["why"], line["log_level"]) for line in said if line["event"] == "cards cannot be embedded"] == [
         ("failed: MemoryError", "warning"),
         ("failed: ZeroDivisionError", "warning"),
     ]
 
 
 @pytest.mark.rule("G1")
-async def test_a_bulk_import_of_one_tenant_delays_a_card_of_another_by_one_batch(house: House):
+async def test_an_import_delays_cards_of_other_tenants_by_a_batch(house: House):
     house.encoder.free.clear()
     await asyncio.gather(*(house.register(f"ledger{number}", "Books invoices", "acme") for number in range(300)))
     await house.encoder.batches.get()
@@ -141,10 +142,8 @@ async def test_a_bulk_import_of_one_tenant_delays_a_card_of_another_by_one_batch
     assert await house.idle() == 301
 
 
-async def test_cards_above_what_is_remembered_are_looked_for_in_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(embedder_module, "MAX_FRESH", 2)
+async def test_cards_beyond_the_queue_are_found_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(embedder_module, "MAX_QUEUED", 2)
     async with _house(tmp_path) as house:
         house.encoder.ready.clear()
         for number in range(9):

@@ -9,13 +9,13 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError
-from mediator.operators.control import ask
-from mediator.store.memory import MemoryStore
-from registry.handover import MAX_TOGETHER
-from registry.packing import pack_rows
-from registry.texts import TEMPLATE
-from tests.integration.directory import instance
-from tests.integration.registry import card, town
+from mediator.ops.control import send_command
+from registry.commands import MAX_TOGETHER
+from registry.embedding.texts import TEMPLATE
+from registry.index.packing import pack_rows
+from tests.harness.app import card, town
+from tests.harness.directory import instance
+from tests.harness.stores import ram_store
 
 SPACE = f"test@1/2/{TEMPLATE}"
 VECTORS = pack_rows(np.array([[1, 0]], np.float32))
@@ -27,20 +27,20 @@ def cards(*names: str) -> list[bytes]:
 
 @pytest.mark.rule("G1", "G3")
 async def test_they_are_found_as_soon_as_they_are_taken() -> None:
-    async with instance(MemoryStore(), SPACE) as made:
+    async with instance(ram_store(), SPACE) as made:
         await made.register("tide", "knows water")
-        taken = await made.directory.take("default", SPACE, cards("tide", "bread"), lambda _at, _card: VECTORS)
+        taken = await made.directory.register_many("default", SPACE, cards("tide", "bread"), lambda _at, _card: VECTORS)
         assert (taken.added, taken.replaced) == (1, 1)
         assert sorted(await made.found(text="knows")) == ["bread", "tide"]
         assert await made.found(text="water") == []
-        assert made.following.embedded == 2
+        assert made.updater.embedded == 2
 
 
 @pytest.mark.rule("G1")
 async def test_one_that_is_no_card_leaves_nothing_of_the_others() -> None:
-    async with instance(MemoryStore(), SPACE) as made:
+    async with instance(ram_store(), SPACE) as made:
         with pytest.raises(BadRequestError, match="mailbox"):
-            await made.directory.take("default", SPACE, [*cards("tide"), b"{}"], lambda _at, _card: VECTORS)
+            await made.directory.register_many("default", SPACE, [*cards("tide"), b"{}"], lambda _at, _card: VECTORS)
         assert await made.found() == []
 
 
@@ -53,7 +53,7 @@ async def test_one_that_is_no_card_leaves_nothing_of_the_others() -> None:
 )
 async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[str, Any], error: str) -> None:
     async with town(tmp_path):
-        assert await ask(tmp_path, "agents-put", **fields) == {"error": error}
+        assert await send_command(tmp_path, "agents-put", **fields) == {"error": error}
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[s
         ([[1, -1, base64.b64encode(VECTORS).decode()]], "agents[0]: expected numbers from 0 to 2**63 - 1"),
     ],
 )
-async def test_what_is_no_list_of_vectors_is_refused(tmp_path: Path, agents: Any, error: str) -> None:
+async def test_an_invalid_list_of_vectors_is_refused(tmp_path: Path, agents: Any, error: str) -> None:
     async with town(tmp_path):
-        assert await ask(tmp_path, "agents-embed", space=SPACE, agents=agents) == {"error": error}
+        assert await send_command(tmp_path, "agents-embed", space=SPACE, agents=agents) == {"error": error}
 
 
-async def test_vectors_of_a_model_to_come_are_kept_for_cards_that_are_still_as_they_were(tmp_path: Path) -> None:
+async def test_vectors_of_a_future_model_are_kept_for_same_cards(tmp_path: Path) -> None:
     told = base64.b64encode(VECTORS).decode()
     async with town(tmp_path) as made:
         for name in ("a", "b"):
             await made.done("AGENT.REGISTER", card(name))
         agents = [[1, 1, told], [2, 1, told], [3, 1, told]]
-        assert await ask(tmp_path, "agents-embed", space=SPACE, agents=agents) == {"error": "", "embedded": 1}
+        assert await send_command(tmp_path, "agents-embed", space=SPACE, agents=agents) == {"error": "", "embedded": 1}

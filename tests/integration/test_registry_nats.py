@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from registry.cards import MAX_CARD
-from registry.reading import MAX_STATUS
-from tests.integration.registry import TENANTS, Town, card, town
+from registry.api.codec import MAX_STATUS
+from registry.cards.card import MAX_CARD
+from tests.harness.app import TENANTS, Town, card, town
 
 AGENT = "AGENT."
 PAGE = Path(__file__).parents[2] / "docs" / "registry.md"
@@ -53,7 +53,7 @@ async def found(service: Town, user: str = "", **query: Any) -> list[str]:
 
 
 @pytest.mark.rule("G1", "G3")
-async def test_whatever_has_a_mailbox_is_registered_and_comes_back_byte_for_byte(tmp_path: Path) -> None:
+async def test_any_card_with_a_mailbox_comes_back_byte_for_byte(tmp_path: Path) -> None:
     large = b'{"mailbox":"odd.e","x":"%b"}'
     large %= b"x" * (MAX_CARD - len(large) + 2)
     async with town(tmp_path) as service:
@@ -66,7 +66,7 @@ async def test_whatever_has_a_mailbox_is_registered_and_comes_back_byte_for_byte
 
 
 @pytest.mark.rule("G1")
-async def test_both_spellings_of_a_mailbox_are_one_agent_and_the_later_card_replaces(tmp_path: Path) -> None:
+async def test_both_spellings_of_a_mailbox_are_one_agent(tmp_path: Path) -> None:
     async with town(tmp_path) as service:
         first = await service.done("AGENT.REGISTER", card("mq9://broker/pay.inbox", "Ann"))
         assert first == {"error": "", "mailbox": "pay.inbox", "warnings": []}
@@ -83,7 +83,7 @@ async def test_both_spellings_of_a_mailbox_are_one_agent_and_the_later_card_repl
 
 
 @pytest.mark.rule("G2")
-async def test_an_agent_reports_and_goes_by_mailbox_or_by_a_name_that_is_its_own(tmp_path: Path) -> None:
+async def test_report_and_unregister_by_mailbox_or_unique_name(tmp_path: Path) -> None:
     async with town(tmp_path) as service:
         for no in range(3):
             await service.done("AGENT.REGISTER", card(f"twin{no}", "Twin"))
@@ -154,34 +154,20 @@ def _skill(no: int) -> dict[str, Any]:
 
 
 @pytest.mark.rule("G1", "G2", "G3", "N1", "N3")
-async def test_bad_input_is_named_changes_nothing_and_the_reply_is_whole(tmp_path: Path) -> None:
-    limits = [-1, 1.5, "x", True, [], {}, -(10**18)]
+async def test_bad_input_is_named_in_a_whole_reply(tmp_path: Path) -> None:
+    """Which values are refused is in tests/unit/test_registry_cards.py and test_registry_codec.py."""
     wrong: dict[str, list[tuple[Any, str]]] = {
         "REGISTER": [
             (b"", "card"),
-            (b"{}", "mailbox"),
-            (b"[]", "card"),
-            (b"null", "card"),
             (b"\xff\xfe", "card"),
-            (b'{"mailbox":"a.b","x":"\xff"}', "card"),
             (b"x" * 10_000_000, "card"),
             (b"[" * 200_000, "card"),
-            (b'{"mailbox":"a.b","x":' + b"[" * 100 + b"]" * 100 + b"}", "card"),
             ({"name": "Ann"}, "mailbox"),
-            ({"name": "Ann", "mailbox": ""}, "mailbox"),
-            *[({"mailbox": value}, "mailbox") for value in (5, [], {}, True, "A", "a b", "http://x/a", "mq9://a", "-")],
-            ({"mailbox": "mq9://broker/"}, "mailbox"),
+            ({"mailbox": "http://x/a"}, "mailbox"),
             ({"mailbox": "public"}, "mailbox"),
-            ({"mailbox": "x" * 129}, "mailbox"),
             ({"mailbox": "a.b", "ttl": "soon"}, "ttl"),
         ],
-        "UNREGISTER": [
-            (b"", "mailbox"),
-            (b"[1]", "body"),
-            (b"\xff", "body"),
-            ({"mailbox": 1}, "mailbox"),
-            (b"{", "body"),
-        ],
+        "UNREGISTER": [(b"", "mailbox"), (b"[1]", "body"), (b"\xff", "body"), ({"mailbox": 1}, "mailbox")],
         "REPORT": [
             (b"", "mailbox"),
             ({"name": ["Ann"]}, "name"),
@@ -193,14 +179,11 @@ async def test_bad_input_is_named_changes_nothing_and_the_reply_is_whole(tmp_pat
             (b"\xff", "body"),
             (b"[" * 200_000, "body"),
             (b"x" * 10_000_000, "body"),
-            *[({"limit": value}, "limit") for value in limits],
-            *[({"page": value}, "page") for value in limits],
-            ({"filter": []}, "filter"),
+            ({"limit": -1}, "limit"),
+            ({"page": "x"}, "page"),
             ({"filter": {"state": "dead"}}, "filter.state"),
-            ({"min_score": "x"}, "min_score"),
             *[({"cursor": value}, "cursor") for value in (5, "nope", "nope.1", "." * 50, "\x00", "é.1", "x" * 300)],
             ({"text": {}}, "text"),
-            ({"semantic": 1.5}, "semantic"),
         ],
     }
     async with town(tmp_path) as service:
@@ -246,7 +229,7 @@ async def test_any_query_is_answered_soundly(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("G3", "N7")
-async def test_a_page_stops_at_what_a_reply_may_have_and_goes_on_behind(tmp_path: Path) -> None:
+async def test_a_page_stops_at_the_size_of_a_reply_and_continues(tmp_path: Path) -> None:
     async with town(tmp_path, max_message_bytes=1024) as service:
         room = (await service.nats()).max_payload
         assert room < 100_000, "what the smallest messages leave"
@@ -276,7 +259,7 @@ async def test_a_page_stops_at_what_a_reply_may_have_and_goes_on_behind(tmp_path
 
 
 @pytest.mark.rule("A6", "G1", "G2", "G3")
-async def test_nobody_sees_or_touches_the_agents_of_another_tenant(tmp_path: Path) -> None:
+async def test_agents_are_separated_by_tenant(tmp_path: Path) -> None:
     async with town(tmp_path, tenants=TENANTS) as service:
         for user, word in (("ada", "sheep"), ("bob", "goats")):
             await service.done("AGENT.REGISTER", card("same", "Same", description=f"counts {word}"), user)
@@ -300,7 +283,7 @@ async def test_nobody_sees_or_touches_the_agents_of_another_tenant(tmp_path: Pat
 
 
 @pytest.mark.rule("N2")
-async def test_what_is_no_verb_is_told_and_no_reply_subject_gets_none(tmp_path: Path) -> None:
+async def test_unknown_verbs_and_requests_without_reply_subject(tmp_path: Path) -> None:
     async with town(tmp_path) as service:
         for verb in ("AGENT", "AGENT.LIST", "AGENT.REGISTER.a", "AGENT.register", "AGENT.DISCOVER.a.b"):
             reply = await service.ask(verb, card("a"))

@@ -2,24 +2,24 @@
 
 import pytest
 
-from mediator.agents.records import State
 from mediator.errors import BadRequestError, NoSuchAgentError
-from mediator.store.memory import MemoryStore
-from registry.requests import Who
-from tests.integration.directory import Instance, instance
+from registry.agents.records import State
+from registry.requests import AgentReference
+from tests.harness.directory import Instance, instance
+from tests.harness.stores import ram_store
 
 pytestmark = pytest.mark.rule("G3")
 
 
 @pytest.fixture
 async def registry():
-    async with instance(MemoryStore()) as made:
+    async with instance(ram_store()) as made:
         for n in range(50):
             await made.register(f"a{n}", "paints " * (1 + n % 5) + f"houses number{n}")
         yield made
 
 
-async def test_all_are_listed_in_pages_of_twenty_in_order_of_registration(registry: Instance):
+async def test_agents_are_listed_in_pages_of_20_by_registration(registry: Instance):
     pages = [await registry.discover(page=page) for page in (1, 2, 3, 4)]
     assert [len(page.agents) for page in pages] == [20, 20, 10, 0]
     assert [agent.name for page in pages for agent in page.agents] == [f"a{n}" for n in range(50)]
@@ -40,7 +40,7 @@ async def test_pages_fit_together_while_agents_come_and_go(registry: Instance, a
             break
         await registry.register(f"new{number}", "paints paints paints houses houses")
         leaving = next(name for name in reversed(before) if name not in seen and name not in gone)
-        await registry.directory.unregister("default", Who(name=leaving))
+        await registry.directory.unregister("default", AgentReference(name=leaving))
         gone.add(leaving)
         number += 1
         if by_cursor:
@@ -52,7 +52,7 @@ async def test_pages_fit_together_while_agents_come_and_go(registry: Instance, a
     assert [name for name in before if name not in gone] == [name for name in seen if name not in gone]
 
 
-async def test_a_cursor_is_known_to_its_tenant_alone_and_says_so_when_it_leads_nowhere(registry: Instance):
+async def test_a_cursor_is_valid_for_its_tenant_alone(registry: Instance):
     page = await registry.discover(text="paints")
     for tenant, cursor in (
         ("other", page.next),
@@ -65,7 +65,7 @@ async def test_a_cursor_is_known_to_its_tenant_alone_and_says_so_when_it_leads_n
 
 
 @pytest.mark.rule("N7")
-async def test_a_page_stops_at_its_bytes_with_one_agent_at_least_and_the_next_goes_on(registry: Instance):
+async def test_a_page_stops_at_its_bytes_with_one_agent_at_least(registry: Instance):
     names: list[str] = []
     page = await registry.discover(budget=1000, limit=100)
     while True:
@@ -86,20 +86,20 @@ async def test_tenants_see_their_own_agents_alone(registry: Instance):
     assert [agent.name for agent in (await registry.discover("other", text="paints")).agents] == ["theirs"]
     assert "theirs" not in await registry.found(limit=1000)
     assert "theirs" not in await registry.found(text="paints", limit=1000)
-    await registry.directory.unregister("other", Who(address="agent.a1"))
+    await registry.directory.unregister("other", AgentReference(address="agent.a1"))
     assert (await registry.directory.get("default", "agent.a1"))[0].name == "a1"
     with pytest.raises(NoSuchAgentError):
         await registry.directory.get("other", "agent.a1")
 
 
-async def test_agents_that_are_gone_are_found_by_who_asks_for_them(registry: Instance):
+async def test_gone_agents_are_found_on_request(registry: Instance):
     await registry.register("brief", "glimpses", ttl=0)
     assert (await registry.discover(text="glimpses")).states == [State.ALIVE]
     assert await registry.found(text="glimpses", states=frozenset({State.GONE})) == []
     assert await registry.found(states=frozenset({State.GONE})) == []
 
 
-async def test_meaning_that_is_turned_off_is_said(registry: Instance):
+async def test_a_note_says_that_search_by_meaning_is_off(registry: Instance):
     page = await registry.discover(semantic="number7")
     assert page.mode == "semantic"
     assert page.note == "answered by keywords: search by meaning is turned off"

@@ -1,7 +1,6 @@
 """Mail and answers brought to endpoints of peers: real servers that fail, hang, refuse and redirect."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,21 +15,22 @@ from prometheus_client import CollectorRegistry
 from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
-from mediator.mediation import connecting, granting, keylist, taking
-from mediator.mediation.forwarding import Forward
-from mediator.mediation.keylist import Change
-from mediator.mediation.names import base58, verkey
-from mediator.mediation.records import Connection, Generation, NewConnection, Rules
-from mediator.store.memory import MemoryStore
-from pickup import answers, outbound, relay
-from pickup.answers import Answers
-from pickup.envelope.opener import LibraryEnvelopes
+from pickup import endpoint_relay, outbound, outbound_queue
+from pickup.broker import MediationBroker
+from pickup.endpoint_relay import EndpointRelay
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.mediation.forwarding import Forward
+from pickup.mediation.names import base58, verkey
+from pickup.mediation.records import Connection, Generation, MediationRules
 from pickup.message import encode
-from pickup.meters import Meters
-from pickup.outbound import Courier, Parcel
-from pickup.relay import Relay
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person
-from tests.unit.mediation import key
+from pickup.metrics import DidcommMetrics
+from pickup.outbound import OutboundClient, OutboundMessage
+from pickup.outbound_queue import OutboundQueue
+from tests.harness.mediation import AMPLE, enrol, key, payloads
+from tests.harness.people import MemoryResolver, MemorySecrets, Person
+from tests.harness.stores import ram_store
+from tests.harness.waiting import until
 
 PATIENCE = 10.0
 TENANT = "default"
@@ -38,12 +38,6 @@ V1 = "application/didcomm-envelope-enc"
 V2 = "application/didcomm-encrypted+json"
 
 Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():  # noqa: ASYNC110 -- what is waited for tells nobody
-            await asyncio.sleep(0.001)
 
 
 class Endpoint:
@@ -98,9 +92,10 @@ class Pauses:
 class House:
     """A broker with a relay, and a peer's server."""
 
-    broker: Broker
-    relay: Relay
-    answers: Answers
+    mediation: MediationBroker
+    envelopes: LibraryEnvelopes
+    relay: EndpointRelay
+    answers: OutboundQueue
     endpoint: Endpoint
     pauses: Pauses
     registry: CollectorRegistry
@@ -110,41 +105,21 @@ class House:
         """Connect a holder with mediation whose key is ``key(number)``; ``endpoint`` is a path or a URL."""
         if endpoint is not None and endpoint.startswith("/"):
             endpoint = self.endpoint.url(endpoint)
-        more.setdefault("generation", Generation.V1)
-        new = NewConnection(
-            tenant=TENANT,
-            their_did="did:example:peer",
-            my_did="did:example:me",
-            callers=(key(number),),
-            created_at=0,
-            endpoint=endpoint,
-            **more,
-        )
-
-        def work(tx: Any, now: int) -> Connection:
-            connected = connecting.connect(tx, Rules(), new, now)
-            connection = granting.grant(tx, self.broker.bounds, os.urandom, Rules(), connected, now)
-            keylist.update(tx, Rules(), connection, [Change(key(number), "add")], frozenset(), now)
-            return connection
-
-        return await self.broker.write(work)
+        return await enrol(self.mediation, number, key(number), endpoint=endpoint, **more)
 
     async def forward(self, *payloads: bytes, to: str | None = None) -> None:
-        outcome = await self.broker.forward(Forward(TENANT, [to or key(1)], payloads), Rules())
+        outcome = await self.mediation.forward(Forward(TENANT, [to or key(1)], payloads))
         assert outcome.queued == len(payloads)
 
     async def waits(self, connection: Connection) -> list[bytes]:
-        def look(tx: Any, now: int) -> list[bytes]:
-            return [mail.payload for mail in taking.deliver(tx, connection, 1000, None, 1 << 30, now)]
-
-        return await self.broker.write(look)
+        return payloads(await self.mediation.deliver(connection, 1000, AMPLE))
 
     async def idle(self) -> None:
         """Wait until no worker is at work."""
-        await until(lambda: not self.relay._workers and not self.relay._stirred)
+        await until(lambda: not self.relay.busy)
 
-    def send_soon(self, *parcel: Any, **more: Any) -> None:
-        self.answers.send_soon(Parcel(*parcel, **more))
+    def send_soon(self, *message: Any, **more: Any) -> None:
+        self.answers.send_soon(OutboundMessage(*message, **more))
 
     def counted(self, outcome: str) -> float:
         return self.registry.get_sample_value("mediator_didcomm_relays_total", {"outcome": outcome}) or 0
@@ -172,20 +147,23 @@ async def house(
 ) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(serving())
-        broker = Broker(MemoryStore(), Bounds())
+        broker = Broker(ram_store(), Bounds())
+        mediation = MediationBroker(broker, MediationRules())
         stack.push_async_callback(broker.close)
         guard = Guard([ip_network(network) for network in networks])
         stack.push_async_callback(guard.close)
-        envelopes = LibraryEnvelopes(MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20)
+        envelopes = LibraryEnvelopes(
+            MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+        )
         registry, pauses, live = CollectorRegistry(), Pauses(), set[int]()
-        courier, meters = Courier(envelopes, guard), Meters(registry)
-        made = Relay(broker, courier, meters, tenants=[TENANT], live=live.__contains__, sleep=pauses)
-        posted = Answers(courier, meters, pauses)
+        client, metrics = OutboundClient(envelopes, guard), DidcommMetrics(registry)
+        made = EndpointRelay(mediation, client, metrics, tenants=[TENANT], live=live.__contains__, sleep=pauses)
+        posted = OutboundQueue(client, metrics, pauses)
         stack.push_async_callback(posted.close)
         if opened:
             await made.open()
         stack.push_async_callback(made.close)
-        yield House(broker, made, posted, endpoint, pauses, registry, live)
+        yield House(mediation, envelopes, made, posted, endpoint, pauses, registry, live)
 
 
 @pytest.fixture
@@ -200,17 +178,18 @@ async def home() -> AsyncIterator[House]:
 @pytest.mark.rule("D8", "D10")
 async def test_a_holder_that_takes_its_mail_is_seen(home: House) -> None:
     holder = await home.holder()
-    await home.broker.write(lambda tx, _now: tx.connections.save(replace(holder, seen_at=0)))
+    await home.mediation.write(lambda tx, _now: tx.connections.save(replace(holder, seen_at=0)))
     await home.forward(b"{}")
     await home.endpoint.count(1)
     await home.idle()
-    seen = await home.broker.read(lambda tx, _now: tx.connections.get(holder.no))
+    seen = await home.mediation.get_connection(holder.no)
+    assert seen is not None
     assert seen.seen_at > 0
 
 
 @pytest.mark.rule("D10", "D7")
 @pytest.mark.parametrize(("generation", "media_type"), [(Generation.V1, V1), (Generation.V2, V2)])
-async def test_mail_is_brought_bare_and_in_order_and_removed_when_it_was_taken(
+async def test_mail_is_relayed_in_order_and_removed_when_accepted(
     home: House, generation: Generation, media_type: str
 ) -> None:
     holder = await home.holder(generation=generation)
@@ -229,25 +208,30 @@ async def test_mail_is_brought_bare_and_in_order_and_removed_when_it_was_taken(
 
 @pytest.mark.rule("D10")
 @pytest.mark.parametrize("status", [302, 404, 408, 429, 500, 503])
-async def test_an_endpoint_that_fails_is_tried_again_and_the_order_stays(home: House, status: int) -> None:
+async def test_a_failing_endpoint_is_retried_in_order(home: House, status: int) -> None:
     await home.holder()
     home.endpoint.answers = [status, status, status, 200, status, 200]
     await home.forward(b"1", b"2", b"3")
     assert await home.endpoint.count(7) == [b"1", b"1", b"1", b"1", b"2", b"2", b"3"]
     await home.idle()
     # What succeeds starts the count anew.
-    assert home.pauses.taken == [relay.PAUSES[0], relay.PAUSES[1], relay.PAUSES[2], relay.PAUSES[0]]
+    assert home.pauses.taken == [
+        endpoint_relay.PAUSES[0],
+        endpoint_relay.PAUSES[1],
+        endpoint_relay.PAUSES[2],
+        endpoint_relay.PAUSES[0],
+    ]
 
 
 @pytest.mark.rule("D10")
-async def test_after_some_attempts_mail_waits_in_the_queue_until_more_comes_or_the_holder_does(home: House) -> None:
+async def test_after_all_attempts_mail_waits_for_mail_or_holder(home: House) -> None:
     holder = await home.holder()
-    tries = 1 + len(relay.PAUSES)
+    tries = 1 + len(endpoint_relay.PAUSES)
     home.endpoint.answers = [500] * (2 * tries)
     await home.forward(b"1")
     await until(lambda: home.counted("gave_up") == 1)
     await home.idle()
-    assert (home.endpoint.got, home.pauses.taken) == ([b"1"] * tries, list(relay.PAUSES))
+    assert (home.endpoint.got, home.pauses.taken) == ([b"1"] * tries, list(endpoint_relay.PAUSES))
     assert await home.waits(holder) == [b"1"]
     home.relay.look(holder)
     await until(lambda: home.counted("gave_up") == 2)
@@ -260,7 +244,7 @@ async def test_after_some_attempts_mail_waits_in_the_queue_until_more_comes_or_t
 
 @pytest.mark.rule("D10")
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
-async def test_what_an_endpoint_refuses_stays_in_the_queue_and_holds_up_nothing(home: House, status: int) -> None:
+async def test_refused_mail_stays_queued_and_blocks_nothing(home: House, status: int) -> None:
     holder = await home.holder()
     home.endpoint.answers = [200, status, 200]
     await home.forward(b"1", b"2", b"3")
@@ -274,9 +258,7 @@ async def test_what_an_endpoint_refuses_stays_in_the_queue_and_holds_up_nothing(
 
 
 @pytest.mark.rule("D10")
-async def test_an_endpoint_that_hangs_is_given_up_for_now_and_keeps_nobody_waiting(
-    home: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_endpoint_times_out_and_blocks_nobody(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound, "POST_SECONDS", 0.2)
     home.pauses.go.clear()
     hanging = asyncio.Event()
@@ -292,7 +274,7 @@ async def test_an_endpoint_that_hangs_is_given_up_for_now_and_keeps_nobody_waiti
     await home.endpoint.count(1)
     await home.forward(b"fast", to=key(2))
     assert await home.endpoint.count(2) == [b"slow", b"fast"]
-    await until(lambda: home.pauses.taken == [relay.PAUSES[0]])
+    await until(lambda: home.pauses.taken == [endpoint_relay.PAUSES[0]])
     assert await home.waits(slow) == [b"slow"]
     hanging.set()
     home.pauses.go.set()
@@ -365,7 +347,7 @@ async def test_a_session_that_begins_meanwhile_ends_the_relay(home: House) -> No
 
 
 @pytest.mark.rule("D10")
-async def test_a_session_that_begins_between_two_attempts_ends_the_relay(home: House) -> None:
+async def test_a_session_between_two_attempts_ends_the_relay(home: House) -> None:
     holder = await home.holder()
     home.endpoint.answers = [500]
     home.pauses.go.clear()
@@ -390,7 +372,7 @@ async def test_what_waited_before_the_start_is_brought() -> None:
 
 
 async def test_all_holders_are_found_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PAGE", 3)
+    monkeypatch.setattr(endpoint_relay, "PAGE", 3)
     async with house(opened=False) as home:
         for number in range(1, 11):
             await home.holder(number)
@@ -418,7 +400,7 @@ async def test_what_was_not_confirmed_at_the_stop_stays(home: House) -> None:
 
 
 async def test_holders_that_are_relayed_to_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "CONCURRENT", 3)
+    monkeypatch.setattr(endpoint_relay, "CONCURRENT", 3)
     release = asyncio.Event()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:
@@ -431,24 +413,22 @@ async def test_holders_that_are_relayed_to_at_once_are_bounded(monkeypatch: pyte
             await home.holder(number)
             await home.forward(b"%d" % number, to=key(number))
         await home.endpoint.count(3)
-        await until(lambda: len(home.relay._workers) == 10)
+        await until(lambda: home.relay.workers == 10)
         release.set()
         await home.endpoint.count(10)
         assert home.endpoint.most == 3
 
 
 @pytest.mark.rule("D10")
-async def test_mail_goes_into_a_forward_for_each_mediator_in_front_of_the_endpoint() -> None:
+async def test_mail_is_wrapped_for_each_mediator_in_front() -> None:
     holder, inner, outer = Person.make("holder"), Person.make("inner"), Person.make("outer")
-    people = [holder, inner, outer]
-    async with house(people) as home:
-        envelopes = LibraryEnvelopes(MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20)
-        mail = await envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [holder.key], None)
+    async with house([holder, inner, outer]) as home:
+        mail = await home.envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [holder.key], None)
         connection = await home.holder(keys=(holder.key,), routing_keys=(inner.key, outer.key))
         await home.forward(mail)
         [wrapped] = await home.endpoint.count(1)
         for mediator, to in ((outer, inner.key), (inner, key(1))):
-            opened = await envelopes.open(wrapped)
+            opened = await home.envelopes.open(wrapped)
             assert opened.recipient == mediator.key
             assert opened.plaintext["@type"] == "https://didcomm.org/routing/1.0/forward"
             assert opened.plaintext["to"] == base58(verkey(to))
@@ -460,7 +440,7 @@ async def test_mail_goes_into_a_forward_for_each_mediator_in_front_of_the_endpoi
 
 @pytest.mark.parametrize("end", ["cut off", "closed in good order"])
 @pytest.mark.rule("D7", "D10")
-async def test_mail_is_brought_over_a_websocket_and_removed_when_the_peer_has_read_it(home: House, end: str) -> None:
+async def test_mail_over_a_websocket_is_removed_after_the_pong(home: House, end: str) -> None:
     frames: list[bytes] = []
     reads = False
 
@@ -499,11 +479,11 @@ async def test_an_answer_is_brought_with_bounded_attempts(home: House) -> None:
     home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("delivered") == 1)
     assert (home.endpoint.got, home.endpoint.types) == ([b"{}"] * 3, [V2] * 3)
-    assert home.pauses.taken == list(answers.PAUSES[:2])
+    assert home.pauses.taken == list(outbound_queue.PAUSES[:2])
     home.endpoint.answers = [500] * 10
     home.send_soon(home.endpoint.url(), b"{}", Generation.V1)
     await until(lambda: home.counted("gave_up") == 1)
-    assert len(home.endpoint.got) == 3 + 1 + len(answers.PAUSES)
+    assert len(home.endpoint.got) == 3 + 1 + len(outbound_queue.PAUSES)
 
 
 @pytest.mark.rule("D5")
@@ -521,14 +501,12 @@ async def test_an_answer_that_is_refused_is_not_brought_again(home: House) -> No
 @pytest.mark.rule("D5")
 async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
     receiver, mediator = Person.make("receiver"), Person.make("mediator")
-    people = [receiver, mediator]
-    async with house(people) as home:
-        envelopes = LibraryEnvelopes(MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20)
-        answer = await envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [receiver.key], None)
+    async with house([receiver, mediator]) as home:
+        answer = await home.envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [receiver.key], None)
         url = home.endpoint.url()
         home.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key])
         [wrapped] = await home.endpoint.count(1)
-        opened = await envelopes.open(wrapped)
+        opened = await home.envelopes.open(wrapped)
         assert (opened.recipient, opened.plaintext["to"]) == (mediator.key, base58(verkey(receiver.key)))
         for bad in ({"to": None}, {"to": "did:example:1"}, {"routing_keys": ["did:example:1"]}):
             known: dict[str, Any] = {"to": receiver.key, "routing_keys": [mediator.key]} | bad
@@ -540,8 +518,8 @@ async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
 
 
 async def test_answers_under_way_are_bounded_in_number_and_bytes(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWERS", 2)
-    monkeypatch.setattr(answers, "MAX_BYTES", 100)
+    monkeypatch.setattr(outbound_queue, "MAX_MESSAGES", 2)
+    monkeypatch.setattr(outbound_queue, "MAX_BYTES", 100)
     release = asyncio.Event()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:

@@ -17,7 +17,10 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from tests.integration.house import BOX, HOUR, MINUTE, SECOND, TENANT, Clock, House, house, until
+from pickup.tables import MediationTables
+from tests.harness.clock import ShiftedClock
+from tests.harness.core import BOX, HOUR, MINUTE, SECOND, TENANT, House, house
+from tests.harness.waiting import until
 
 LATE_BUCKET = "1.0"
 """Seconds that a release may be late here; the promise is 0.1, but tests share their machine."""
@@ -67,8 +70,8 @@ async def test_much_that_falls_due_comes_on_time_and_in_due_order(tmp_path: Path
 
 
 @pytest.mark.rule("S4", "A8")
-async def test_mail_that_fell_due_while_no_service_ran_comes_at_the_start_in_due_order(tmp_path: Path) -> None:
-    clock, count = Clock(), 300
+async def test_mail_due_during_a_stop_comes_at_the_start_in_order(tmp_path: Path) -> None:
+    clock, count = ShiftedClock(), 300
     store = SqliteStore(database_path(tmp_path))
     broker = Broker(store, Bounds(), clock=clock)
     await broker.create(Create(TENANT, BOX))
@@ -97,7 +100,7 @@ async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Pa
     async with house(tmp_path) as home:
         await home.create()
         await home.send(delay=300)
-        timer = home.scheduler._releaser._timer
+        timer = home.scheduler.releaser.timer
         assert timer is not None
         timer.cancel()
         (message,) = await home.broker.fetch(fetch(max_wait=4500))
@@ -140,7 +143,7 @@ async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) 
 
 
 @pytest.mark.rule("M1", "A3")
-async def test_an_expired_mailbox_is_unreachable_at_once_and_collected_with_everything_in_it(tmp_path: Path) -> None:
+async def test_an_expired_mailbox_is_unreachable_then_collected(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
         await home.create(ttl=10 * MINUTE)
         for number in range(3):
@@ -197,7 +200,7 @@ async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -
         for number, left in enumerate((10 * MINUTE, 10 * MINUTE, HOUR)):
             until, mark = home.clock() + left, bytes([number])
             assert await home.broker.write(
-                lambda tx, _now, mark=mark, until=until: tx.replays.add(b"s", mark, until, 9)
+                lambda tx, _now, mark=mark, until=until: tx.table(MediationTables).replays.add(b"s", mark, until, 9)
             )
         home.clock.ahead = 30 * MINUTE
         await home.ask("cleanup")
@@ -205,7 +208,7 @@ async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -
 
 
 @pytest.mark.rule("F7", "F6")
-async def test_leases_of_gone_messages_go_and_spent_ones_are_declared_dead(tmp_path: Path) -> None:
+async def test_leases_of_gone_messages_end_and_spent_ones_are_dead(tmp_path: Path) -> None:
     async with house(tmp_path, enabled=False) as home:
         await home.create()
         await home.send(b"expires", ttl=10 * MINUTE)
@@ -222,9 +225,7 @@ async def test_leases_of_gone_messages_go_and_spent_ones_are_declared_dead(tmp_p
 
 
 @pytest.mark.rule("F7")
-async def test_a_message_that_goes_after_its_lease_was_looked_at_leaves_no_lease_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_removed_beside_its_lease_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(tmp_path, enabled=False) as home:
         await home.create()
         await home.send()
@@ -234,17 +235,15 @@ async def test_a_message_that_goes_after_its_lease_was_looked_at_leaves_no_lease
         home.clock.ahead += MINUTE
         await home.broker.delete(TENANT, BOX, 0)
         assert (await home.ask("cleanup"))["removed"] == {}
-        monkeypatch.setattr("mediator.housekeeping.collector.LEASE_ROUND", 0)
+        monkeypatch.setattr("mediator.ops.collector.LEASE_ROUND", 0)
         assert (await home.ask("cleanup"))["removed"] == {"leases": 1}
 
 
-async def test_a_scheduler_told_not_to_clean_up_does_so_only_when_asked(tmp_path: Path) -> None:
+async def test_a_disabled_scheduler_cleans_up_only_when_asked(tmp_path: Path) -> None:
     async with house(tmp_path, enabled=False) as home:
         await home.create()
         await home.send(ttl=10 * MINUTE)
         home.clock.ahead = 30 * MINUTE
-        names = [job.name for job in home.scheduler._jobs.get_jobs()]
-        assert len(names) == 3
         assert home.rows("message") == 1
         await home.ask("cleanup")
         assert home.rows("message") == 0
@@ -323,32 +322,32 @@ async def test_a_jump_that_nobody_has_noticed_yet_removes_nothing(tmp_path: Path
 
         home.broker.clock = jumps_after_the_look
         with pytest.raises(UnavailableError):
-            await home.scheduler._collector.run(home.broker)
+            await home.scheduler.collector.run(home.broker)
         assert home.rows("message") == 1
 
 
 async def test_jobs_go_on_after_the_clock_was_set_back(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
         # What a clock that goes back by two hours does to the jobs: their next time lies that far ahead.
-        for job in home.scheduler._jobs.get_jobs():
+        for job in home.scheduler.jobs.get_jobs():
             job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))
-        before = home.scheduler._beat_at
+        before = home.scheduler.beat_at
         home.clock.ahead = -2 * HOUR
-        await until(lambda: home.scheduler._beat_at > before + 0.5)
+        await until(lambda: home.scheduler.beat_at > before + 0.5)
 
 
 async def test_the_check_says_when_the_scheduler_stands_still(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
-        begun = home.scheduler._beat_at
-        await until(lambda: home.scheduler._beat_at > begun)
+        begun = home.scheduler.beat_at
+        await until(lambda: home.scheduler.beat_at > begun)
         assert await home.scheduler.check() is None
-        home.scheduler._jobs.pause()
-        home.scheduler._beat_at -= 60
+        home.scheduler.jobs.pause()
+        home.scheduler.beat_at -= 60
         said = await home.scheduler.check()
         assert said is not None
-        assert "stands still" in said
+        assert "is stalled" in said
         assert (await home.ask("status"))["scheduler"] == said
-        home.scheduler._jobs.resume()
+        home.scheduler.jobs.resume()
 
         async def well() -> bool:
             return await home.scheduler.check() is None

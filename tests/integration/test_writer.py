@@ -264,7 +264,7 @@ async def test_chores_run_while_requests_go_on(store: Gated, writer: Writer) -> 
     busy = asyncio.create_task(requests())
     async with asyncio.timeout(20):
         for no in range(5):
-            assert await writer.chore(note(f"chore {no}")) == f"chore {no}"
+            assert await writer.write_background(note(f"chore {no}")) == f"chore {no}"
             await writer.upkeep()
     stop.set()
     count = await busy
@@ -281,11 +281,11 @@ async def test_close_answers_everything_and_takes_no_more(store: Gated) -> None:
     answers = Answers()
     for no in range(50):
         answers.submit(writer, note(no))
-    chore = asyncio.create_task(writer.chore(note("chore")))
+    chore = asyncio.create_task(writer.write_background(note("chore")))
     await asyncio.sleep(0)
     closing = asyncio.create_task(writer.close())
     await asyncio.sleep(0)
-    for refused in (writer.write(PLACE, note("late")), writer.chore(note("late")), writer.upkeep()):
+    for refused in (writer.write(PLACE, note("late")), writer.write_background(note("late")), writer.upkeep()):
         with pytest.raises(UnavailableError, match="stopping"):
             await refused
     store.gate.set()

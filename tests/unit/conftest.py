@@ -1,18 +1,28 @@
-"""What the tests of the domain share: a broker over the in-memory store, plain and with mediation."""
+"""What tests of rules and protocols share: a broker over a store on a RAM disk, plain, with mediation, with a door."""
+
+from collections.abc import AsyncIterator
 
 import pytest
 
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import Broker
-from tests.unit.mediation import Mediation
+from tests.harness.broker import Broker
+from tests.harness.mediation import Mediation
+from tests.harness.protocols import Door, open_door
+from tests.harness.stores import ram_store
 
 
 @pytest.fixture
 def broker() -> Broker:
-    return Broker(MemoryStore())
+    return Broker(ram_store())
 
 
 @pytest.fixture
 def house() -> Mediation:
     """A broker with mediation."""
-    return Mediation(MemoryStore())
+    return Mediation(ram_store())
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    """A DIDComm door without cryptography."""
+    async with open_door() as door:
+        yield door

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.agents.records import Liveness, State
+from registry.agents.records import Liveness, State
 
 MINUTE = 60 * 1000
 spans = st.integers(0, 10**10)
@@ -33,7 +33,7 @@ def test_states_by_how_long_it_is_silent(ttl: int, silent: int, state: State) ->
 
 @pytest.mark.rule("G3")
 @given(seen_at=spans, now=spans)
-def test_who_promised_no_signs_of_life_is_always_alive(seen_at: int, now: int) -> None:
+def test_without_a_ttl_an_agent_is_always_alive(seen_at: int, now: int) -> None:
     assert Liveness().state(0, seen_at, now) is State.ALIVE
     assert Liveness().gone_at(0, seen_at) is None
 

@@ -13,14 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mediator.agents import collecting, registering
-from mediator.agents.ports import ChangePlace, Reread, Unembedded
-from mediator.agents.records import Agent, Change, Embedded, Liveness, Registration
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
 from mediator.store.base import Store
-from mediator.store.memory import MemoryStore
-from tests.unit.agents import ALL, FIRST, Agency, registration
-from tests.unit.broker import DAY, SECOND, TENANT
+from registry.agents import collecting, registering
+from registry.agents.ports import ChangeCursor, UnembeddedCard, UpdatedTerms
+from registry.agents.records import Agent, AgentChange, CardVectors, Liveness, Registration
+from registry.tables import RegistryTables
+from tests.harness.agents import ALL, FIRST, Agency, registration
+from tests.harness.broker import DAY, SECOND, TENANT
+from tests.harness.stores import ram_store, within
 
 OTHER = "other"
 ADDRESSES = ("a", "b.c", "d")
@@ -54,10 +55,10 @@ class Follower:
     """What somebody knows who reads changes page by page."""
 
     space: str
-    place: ChangePlace = FIRST
-    known: dict[int, Change] = field(default_factory=dict)
+    place: ChangeCursor = FIRST
+    known: dict[int, AgentChange] = field(default_factory=dict)
 
-    def learn(self, changes: Sequence[Change]) -> None:
+    def learn(self, changes: Sequence[AgentChange]) -> None:
         for change in changes:
             assert self.place < place(change)
             self.place = place(change)
@@ -77,8 +78,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             self.agency = Agency(self.store, LIVENESS, LIMIT)
             self.agents: dict[int, Agent] = {}
             self.terms: dict[int, bytes] = {}
-            self.vectors: dict[tuple[str, int], Embedded] = {}
-            self.removed: dict[int, Change] = {}
+            self.vectors: dict[tuple[str, int], CardVectors] = {}
+            self.removed: dict[int, AgentChange] = {}
             self.forgotten: set[int] = set()
             self.numbered = 0
             self.revision = 0
@@ -104,7 +105,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def register(self, requests: list[Registration]) -> None:
             """Register several in one transaction, as a group commit does."""
             revision, refused = self.revision + 1, 0
-            with self.store.transaction() as tx:
+            with within(self.store.transaction(), RegistryTables) as tx:
                 for new in requests:
                     before = self.at(new.tenant, new.address)
                     if before is None and self.of(new.tenant) >= LIMIT:
@@ -148,7 +149,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         @rule(new=requests)
         def register_in_vain(self, new: Registration) -> None:
-            with contextlib.suppress(Undone), self.store.transaction() as tx:
+            with contextlib.suppress(Undone), within(self.store.transaction(), RegistryTables) as tx:
                 registering.register(tx, LIVENESS, 0, new, self.now)
                 for agent in self.agents.values():
                     tx.agents.remove(agent.no, self.now)
@@ -184,7 +185,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             agent = self.agents.pop(no)
             del self.terms[no]
             self.vectors = {place: kept for place, kept in self.vectors.items() if place[1] != no}
-            self.removed[no] = Change(self.revision, no, agent.tenant, 0, 0, self.now, 0, removed=True)
+            self.removed[no] = AgentChange(self.revision, no, agent.tenant, 0, 0, self.now, 0, removed=True)
 
         # Vectors and terms.
 
@@ -192,8 +193,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(space=spaces, data=st.data(), old=st.booleans())
         def embed(self, space: str, data: st.DataObject, old: bool) -> None:
             numbers = data.draw(st.lists(st.sampled_from(sorted(self.agents)), min_size=1, max_size=3, unique=True))
-            kept = [Embedded(no, self.agents[no].card_revision, b"%d" % self.revision) for no in numbers]
-            embedded = [*kept, Embedded(self.numbered + 1, self.revision, b"")]
+            kept = [CardVectors(no, self.agents[no].card_revision, b"%d" % self.revision) for no in numbers]
+            embedded = [*kept, CardVectors(self.numbered + 1, self.revision, b"")]
             if old:
                 # The first of them was registered anew while it was encoded.
                 embedded[0] = replace(kept.pop(0), card_revision=0)
@@ -207,13 +208,17 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(requests=st.lists(requests, min_size=1, max_size=4), tenant=tenants, space=spaces)
         def take(self, requests: list[Registration], tenant: str, space: str) -> None:
             """Register several with vectors that somebody else made, all or none."""
-            read = [registering.Read(replace(new, tenant=tenant), b"of " + new.card) for new in requests]
+            read = [
+                registering.EmbeddedRegistration(replace(new, tenant=tenant), b"of " + new.card) for new in requests
+            ]
             wanted = {each.new.address: each for each in read}
             before = {address: self.at(tenant, address) for address in wanted}
             added = sum(agent is None for agent in before.values())
 
-            def taken() -> registering.Taken:
-                return self.agency.run(lambda tx: registering.take(tx, LIVENESS, LIMIT, tenant, space, read, self.now))
+            def taken() -> registering.BulkOutcome:
+                return self.agency.run(
+                    lambda tx: registering.register_many(tx, LIVENESS, LIMIT, tenant, space, read, self.now)
+                )
 
             if added and self.of(tenant) + added > LIMIT:
                 with pytest.raises(QuotaExceededError):
@@ -235,7 +240,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     continue
                 else:
                     counts["embedded"] += 1
-                self.vectors[space, agent.no] = Embedded(agent.no, agent.card_revision, vectors)
+                self.vectors[space, agent.no] = CardVectors(agent.no, agent.card_revision, vectors)
                 self.agents[agent.no] = replace(agent, revision=revision)
                 self.revision = revision
             assert done._asdict() == {**counts, "revision": self.revision}
@@ -254,7 +259,10 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def read_anew(self, data: st.DataObject, old: bool) -> None:
             agent = self.agents[data.draw(st.sampled_from(sorted(self.agents)))]
             terms = b"anew %d" % self.now
-            reread = [Reread(agent.no, agent.card_revision - old, terms), Reread(self.numbered + 1, 1, terms)]
+            reread = [
+                UpdatedTerms(agent.no, agent.card_revision - old, terms),
+                UpdatedTerms(self.numbered + 1, 1, terms),
+            ]
             self.agency.run(lambda tx: tx.agents.set_terms(reread))
             if not old:
                 self.terms[agent.no] = terms
@@ -303,10 +311,10 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert page == [change for change in self.changes(one.space) if place(change) > one.place][:limit]
             one.learn(page)
 
-        def changes(self, space: str) -> list[Change]:
+        def changes(self, space: str) -> list[AgentChange]:
             """Return all there is to follow."""
             there = [
-                Change(
+                AgentChange(
                     revision=agent.revision,
                     no=no,
                     tenant=agent.tenant,
@@ -323,7 +331,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         @invariant()
         def every_agent_is_there_as_it_is(self) -> None:
-            with self.store.reading() as tx:
+            with within(self.store.reading(), RegistryTables) as tx:
                 assert tx.agents.revision() == self.revision
                 assert tx.agents.pick(range(1, self.numbered + 2)) == self.agents
                 assert tx.agents.terms(range(1, self.numbered + 2)) == self.terms
@@ -336,13 +344,13 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         @invariant()
         def every_vector_is_there_or_missing(self) -> None:
-            with self.store.reading() as tx:
+            with within(self.store.reading(), RegistryTables) as tx:
                 assert tx.vectors.spaces() == sorted({space for space, _ in self.vectors})
                 for space in SPACES:
                     kept = {no: one for (of, no), one in self.vectors.items() if of == space}
                     assert tx.vectors.read(space, range(1, self.numbered + 2)) == kept
                     lacking = [
-                        Unembedded(no, agent.card_revision, agent.card)
+                        UnembeddedCard(no, agent.card_revision, agent.card)
                         for no, agent in sorted(self.agents.items())
                         if no not in kept or kept[no].card_revision != agent.card_revision
                     ]
@@ -359,7 +367,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             self.store.close()
 
     Directory.TestCase.settings = settings(
-        max_examples=200,
+        max_examples=40,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -367,10 +375,10 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
     return Directory
 
 
-def place(change: Change) -> ChangePlace:
-    return ChangePlace(change.revision, change.no)
+def place(change: AgentChange) -> ChangeCursor:
+    return ChangeCursor(change.revision, change.no)
 
 
 @pytest.mark.rule("G1", "G2", "G3")
-class TestMemory(machine(MemoryStore).TestCase):  # type: ignore[misc]
-    """The machine over the in-memory store."""
+class TestSqlite(machine(ram_store).TestCase):  # type: ignore[misc]
+    """The machine over a store on a RAM disk."""

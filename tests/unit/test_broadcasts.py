@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.lanes import Lane
-from mediator.nats.connection import Connection
-from mediator.nats.editions import broadcasts
-from mediator.nats.push import fanout
-from mediator.nats.push.fanout import BACKLOG, BACKLOG_BYTES, Cast, Hub, Listener
-from mediator.nats.push.outlet import Outlet
-from mediator.nats.push.subscription import Tally, Target
-from mediator.nats.pushwire import WINDOW, WINDOW_BYTES
-from mediator.nats.stored import PublicList, classify, overlaps
+from mediator.nats.connection import NatsConnection
+from mediator.nats.subjects import PublicListSubject, classify, overlaps
+from mediator.push import broadcast_hub, broadcast_verb
+from mediator.push.broadcast_hub import BACKLOG, BACKLOG_BYTES, BroadcastHub, BroadcastListener, BroadcastMessage
+from mediator.push.push_writer import PushWriter
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES, InFlightCounter, Subscriber
 
 
 @pytest.mark.rule("E9")
@@ -34,42 +32,42 @@ from mediator.nats.stored import PublicList, classify, overlaps
         ({"persist": "true", "MQ9-Persist": "false"}, b"x", False),
     ],
 )
-def test_who_says_that_a_broadcast_is_kept(headers: dict[str, str], payload: bytes, kept: bool) -> None:
-    told = broadcasts.read("a.b", payload, headers)
-    assert (told.kept, told.draft.headers) == (kept, {})
+def test_headers_go_before_the_body_in_persist(headers: dict[str, str], payload: bytes, kept: bool) -> None:
+    broadcast = broadcast_verb.read("a.b", payload, headers)
+    assert (broadcast.kept, broadcast.draft.headers) == (kept, {})
 
 
 @pytest.mark.rule("E9", "E3")
-def test_what_a_broadcast_says_besides() -> None:
+def test_a_broadcast_takes_prefixed_headers_only() -> None:
     headers = {"mq9-ttl": "5", "mq9-priority": "low", "mq9-tags": "a", "tags": "own", "expire_at": "own"}
-    told = broadcasts.read("a.b", b"x", headers)
-    assert (told.draft.ttl, told.draft.lane, told.draft.tags) == (5000, Lane.NORMAL, ("a",))
-    assert told.draft.headers == {"tags": "own", "expire_at": "own"}
+    broadcast = broadcast_verb.read("a.b", b"x", headers)
+    assert (broadcast.draft.ttl, broadcast.draft.lane, broadcast.draft.tags) == (5000, Lane.NORMAL, ("a",))
+    assert broadcast.draft.headers == {"tags": "own", "expire_at": "own"}
 
 
 @pytest.mark.rule("E9", "N3")
 @pytest.mark.parametrize(
     "name", ["", "a", "a.", ".a", "a..b", "a.*", "a.>", "a.#", "#", "a.b#", "a.\x00", "a. b", "a.�"]
 )
-def test_a_subject_that_is_wrong_is_refused(name: str) -> None:
+def test_a_wrong_broadcast_subject_is_refused(name: str) -> None:
     with pytest.raises(BadRequestError, match=r"subject: expected .* BROADCAST\."):
-        broadcasts.read(name, b"", None)
+        broadcast_verb.read(name, b"", None)
 
 
 @pytest.mark.rule("E9")
 @given(st.text(max_size=12), st.binary(max_size=20), st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
 def test_any_broadcast_is_read_or_refused(name: str, payload: bytes, headers: dict[str, str]) -> None:
     try:
-        told = broadcasts.read(name, payload, headers)
+        broadcast = broadcast_verb.read(name, payload, headers)
     except BadRequestError:
         return
-    sizes, _, rest = told.body().partition(b"\r\n")
+    sizes, _, rest = broadcast.body().partition(b"\r\n")
     assert rest[int(sizes.split()[0]) : -2] == payload
 
 
 @pytest.mark.rule("E9", "N10")
 @given(st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4), st.booleans(), st.data())
-def test_a_pattern_takes_what_stands_in_its_places(tokens: list[str], rest: bool, data: st.DataObject) -> None:
+def test_a_pattern_matches_token_by_token(tokens: list[str], rest: bool, data: st.DataObject) -> None:
     subject = [token if token != "*" else data.draw(st.sampled_from("ab")) for token in tokens]
     pattern = [*tokens, ">"] if rest else tokens
     more = data.draw(st.lists(st.sampled_from("ab"), min_size=1, max_size=2))
@@ -88,57 +86,57 @@ def test_a_pattern_takes_what_stands_in_its_places(tokens: list[str], rest: bool
         ("MAILBOX.MSG.public.high", "MAILBOX.MSG.public.high"),
     ],
 )
-def test_public_mailboxes_come_on_a_subject_that_was_subscribed_to(subject: str, delivered_on: str) -> None:
+def test_public_mailboxes_come_on_the_subscribed_subject(subject: str, delivered_on: str) -> None:
     found = classify(f"$mq9.AI.{subject}")
-    assert isinstance(found, PublicList)
+    assert isinstance(found, PublicListSubject)
     assert found.delivered_on == f"$mq9.AI.{delivered_on}"
 
 
 # What waits.
 
 
-def listener(hub: Hub | None = None) -> Listener:
-    hub = hub or Hub(None, None, lambda: None)  # type: ignore[arg-type]
-    return Listener(hub, Target({}, False, Tally(lambda _count: None)), b"to.")
+def listener(hub: BroadcastHub | None = None) -> BroadcastListener:
+    hub = hub or BroadcastHub(None, None, lambda: None)  # type: ignore[arg-type]
+    return BroadcastListener(hub, Subscriber({}, False, InFlightCounter(lambda _count: None)), b"to.")
 
 
-def written(made: Listener) -> list[bytes]:
+def written(made: BroadcastListener) -> list[bytes]:
     return list(made.frames())
 
 
 @pytest.mark.rule("E9", "E7")
-async def test_half_a_window_is_for_what_is_not_kept_and_the_rest_waits() -> None:
+async def test_unstored_broadcasts_get_half_a_window() -> None:
     made = listener()
     for number in range(BACKLOG):
-        assert made.take(Cast(b"%d" % number, b"", b""))
-    assert not made.take(Cast(b"over", b"", b""))
+        assert made.take(BroadcastMessage(b"%d" % number, b"", b""))
+    assert not made.take(BroadcastMessage(b"over", b"", b""))
     first = written(made)
     assert first[0] == b"HPUB to.0 0 0\r\n\r\n"
     assert len(first) == WINDOW // 2
     assert written(made) == []
-    assert made.target.confirm(10) == []
+    assert made.subscriber.confirm(10) == []
     assert [frame.split()[1] for frame in written(made)] == [b"to.%d" % (WINDOW // 2 + number) for number in range(10)]
 
 
 @pytest.mark.rule("E9", "N7")
-async def test_bytes_that_wait_are_bounded_and_one_broadcast_always_may() -> None:
+async def test_waiting_bytes_are_bounded_but_for_one_broadcast() -> None:
     made = listener()
-    assert made.take(Cast(b"a", b"", b"x" * (BACKLOG_BYTES + 1)))
-    assert not made.take(Cast(b"b", b"", b"x"))
+    assert made.take(BroadcastMessage(b"a", b"", b"x" * (BACKLOG_BYTES + 1)))
+    assert not made.take(BroadcastMessage(b"b", b"", b"x"))
     assert len(written(made)) == 1
-    assert made.take(Cast(b"c", b"", b"x" * (WINDOW_BYTES // 2)))
+    assert made.take(BroadcastMessage(b"c", b"", b"x" * (WINDOW_BYTES // 2)))
     assert written(made) == []
-    made.target.confirm(1)
+    made.subscriber.confirm(1)
     assert len(written(made)) == 1
 
 
 @pytest.mark.rule("E9")
-async def test_what_cannot_be_written_is_counted_as_lost() -> None:
-    without = Connection(b"")
+async def test_an_unwritten_broadcast_counts_as_lost() -> None:
+    without = NatsConnection(b"")
     lost = asyncio.Semaphore(0)
-    hub = Hub(without, Outlet(without), lost.release)
+    hub = BroadcastHub(without, PushWriter(without), lost.release)
     made = listener(hub)
-    made.take(Cast(b"a", b"", b"x"))
+    made.take(BroadcastMessage(b"a", b"", b"x"))
     hub.start()
     made.start()
     await asyncio.wait_for(lost.acquire(), 10)
@@ -146,15 +144,15 @@ async def test_what_cannot_be_written_is_counted_as_lost() -> None:
 
 
 @pytest.mark.rule("E9", "N7")
-async def test_what_waits_at_an_instance_is_bounded_and_counted_once(monkeypatch: Any) -> None:
-    monkeypatch.setattr(fanout, "HELD_BYTES", 1000)
-    hub = Hub(None, None, lambda: None)  # type: ignore[arg-type]
+async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(broadcast_hub, "HELD_BYTES", 1000)
+    hub = BroadcastHub(None, None, lambda: None)  # type: ignore[arg-type]
     one, two = listener(hub), listener(hub)
-    cast, other = Cast(b"a", b"", b"x" * 6), Cast(b"b", b"", b"x" * 6)
-    assert one.take(cast)
-    assert two.take(cast)
+    first, other = BroadcastMessage(b"a", b"", b"x" * 6), BroadcastMessage(b"b", b"", b"x" * 6)
+    assert one.take(first)
+    assert two.take(first)
     assert not one.take(other)
-    assert one.empty() == [cast]
+    assert one.empty() == [first]
     assert not one.take(other)
     assert len(written(two)) == 1
     assert one.take(other)

@@ -2,6 +2,7 @@
 
 import base64
 import importlib.util
+import os
 import subprocess
 import sys
 import tomllib
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from mediator.cli import app, show
+from mediator import __version__
+from mediator.cli import build_app, output
 from mediator.cli.client import Login
 from mediator.cli.messages import own_headers
 from mediator.cli.template import template
-from mediator.settings import Settings
+from mediator.config.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
@@ -32,33 +35,33 @@ def _no_environment(monkeypatch, tmp_path):
 
 
 def test_a_payload_that_is_text_is_shown_whole():
-    assert show.payload_text("grüße\n\tzwei".encode()) == "grüße\n\tzwei"
-    assert show.payload_text(b"x" * 100_000) == "x" * 100_000
+    assert output.payload_text("grüße\n\tzwei".encode()) == "grüße\n\tzwei"
+    assert output.payload_text(b"x" * 100_000) == "x" * 100_000
 
 
 def test_a_payload_cannot_take_over_the_terminal():
-    shown = show.payload_text("a\x1b[31mb\rc\x07\x9b\u202ed".encode())
+    shown = output.payload_text("a\x1b[31mb\rc\x07\x9b\u202ed".encode())
     assert shown == "a\\x1b[31mb\\x0dc\\x07\\x9b\\u202ed"
 
 
-def test_a_payload_that_is_no_text_is_shown_as_the_beginning_in_hexadecimal():
-    assert show.payload_text(b"\xff\x00") == "0xff00 (2 bytes)"
-    assert show.payload_text(b"\xff" * 100) == f"0x{'ff' * 24}… (100 bytes)"
+def test_binary_payload_is_shown_in_hexadecimal():
+    assert output.payload_text(b"\xff\x00") == "0xff00 (2 bytes)"
+    assert output.payload_text(b"\xff" * 100) == f"0x{'ff' * 24}… (100 bytes)"
 
 
 def test_the_beginning_of_a_payload_may_end_inside_a_character():
     whole = "äöü" * 10
-    assert show.payload_text(whole.encode()[:7], 60) == "äöü… (60 bytes)"
-    assert show.payload_text(whole.encode()[:1], 1) == "0xc3 (1 byte)"
+    assert output.payload_text(whole.encode()[:7], 60) == "äöü… (60 bytes)"
+    assert output.payload_text(whole.encode()[:1], 1) == "0xc3 (1 byte)"
 
 
 def test_markup_in_a_message_is_text(capsys):
-    show.table(("payload",), [("[bold]x[/bold] [/wrong] :smile:",)])
+    output.print_table(("payload",), [("[bold]x[/bold] [/wrong] :smile:",)])
     assert "[bold]x[/bold] [/wrong] :smile:" in capsys.readouterr().out
 
 
 def test_a_message_shows_all_that_is_set():
-    row = show.message_row(
+    row = output.message_row(
         {
             "msg_id": 7,
             "payload": base64.b64encode(b"hello").decode(),
@@ -108,6 +111,20 @@ def test_no_error_shows_a_login():
 # Help.
 
 
+def test_version_is_printed_from_the_package():
+    assert CliRunner().invoke(build_app(), ["--version"]).output == f"mediator {__version__}\n"
+
+
+def test_shells_complete_commands_of_core_and_parts():
+    environment = os.environ | {"_MEDIATOR_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    for begun, completed in (("mailb", "mailbox"), ("inv", "invite\ninvitations"), ("--ver", "--version")):
+        words = environment | {"COMP_WORDS": f"mediator {begun}"}
+        done = subprocess.run(
+            [sys.executable, "-m", "mediator"], env=words, capture_output=True, text=True, check=False
+        )
+        assert done.stdout.strip() == completed
+
+
 def commands(group, path="mediator"):
     for command in group.registered_commands:
         yield f"{path} {command.name or command.callback.__name__}", command
@@ -116,7 +133,7 @@ def commands(group, path="mediator"):
 
 
 def test_every_command_has_help_and_an_example_of_itself():
-    for path, command in commands(app):
+    for path, command in commands(build_app()):
         assert command.callback.__doc__, path
         assert command.epilog.startswith(f"Example: {path}"), path
 
@@ -127,12 +144,14 @@ def test_the_page_of_commands_is_up_to_date_and_whole():
     spec.loader.exec_module(module)
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert page == module.commands(), "run: python docs/generate.py"
-    for path, _ in commands(app):
+    for path, _ in commands(build_app()):
         assert f"## {path}\n" in page
 
 
 def test_nothing_heavy_is_imported_before_a_command_runs():
-    script = f"import sys, mediator.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    script = (
+        f"import sys, mediator.cli as cli; cli.build_app(); print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
 

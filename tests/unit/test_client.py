@@ -6,21 +6,21 @@ from typing import Any
 import orjson
 import pytest
 
-from mediator.mediation import names
-from mediator.mediation.records import Generation
-from pickup.client import ClientError, Invitation, ProblemError, Sender, Wallet
-from pickup.client.introducing import services
+from pickup.client import ClientError, MediatorInvitation, ProblemError, Sender, Wallet
+from pickup.client.conversation import raise_problem
+from pickup.client.handshake import services
 from pickup.client.link import Link
-from pickup.client.plain import base64url, read, write
-from pickup.client.talking import raise_problem
-from pickup.client.tools import Tools
+from pickup.client.plaintext import base64url, read, write
+from pickup.client.resources import ClientResources
+from pickup.mediation import names
+from pickup.mediation.records import Generation
 
 NOTE = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "grüß"}
 NOTE_V2 = {"id": "1", "type": "https://didcomm.org/basicmessage/2.0/message", "body": {"content": "grüß"}}
 
 
 async def opened(wallet: Wallet, envelope: bytes) -> Any:
-    tools = Tools(wallet)
+    tools = ClientResources(wallet)
     try:
         return await tools.envelopes.open(envelope)
     finally:
@@ -79,7 +79,7 @@ def test_what_is_no_wallet_is_refused(tmp_path: Path, content: str):
     path = tmp_path / "wallet.json"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(ClientError, match="no wallet"):
+    with pytest.raises(ClientError, match="not a wallet"):
         Wallet.load(path)
 
 
@@ -90,13 +90,13 @@ def url_of(invitation: dict[str, Any], parameter: str) -> str:
 def test_invitations_are_read_in_every_form():
     key = Wallet().new_key()
     service = {"id": "#s", "type": "did-communication", "recipientKeys": [key], "serviceEndpoint": "http://x.example"}
-    v1 = Invitation.parse(url_of({"@type": "…/invitation", "@id": "a", "services": [service]}, "oob"))
+    v1 = MediatorInvitation.parse(url_of({"@type": "…/invitation", "@id": "a", "services": [service]}, "oob"))
     assert (v1.generation, v1.id, v1.key, v1.endpoint) == (Generation.V1, "a", key, "http://x.example")
-    old = Invitation.parse(url_of({"@type": "…", "@id": "b", **service}, "c_i"))
+    old = MediatorInvitation.parse(url_of({"@type": "…", "@id": "b", **service}, "c_i"))
     assert (old.id, old.key) == ("b", key)
-    v2 = Invitation.parse(url_of({"type": "…", "id": "c", "from": "did:peer:2.x"}, "_oob"))
+    v2 = MediatorInvitation.parse(url_of({"type": "…", "id": "c", "from": "did:peer:2.x"}, "_oob"))
     assert (v2.generation, v2.id, v2.did) == (Generation.V2, "c", "did:peer:2.x")
-    assert Invitation.parse("did:web:mediator.example").did == "did:web:mediator.example"
+    assert MediatorInvitation.parse("did:web:mediator.example").did == "did:web:mediator.example"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_invitations_are_read_in_every_form():
 )
 def test_what_is_no_invitation_is_refused(text: str):
     with pytest.raises(ClientError):
-        Invitation.parse(text)
+        MediatorInvitation.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_problem_reports_are_raised(generation: Generation, type: str, body: dic
     assert (raised.value.code, raised.value.text) == (code, text)
 
 
-def test_a_documents_services_are_found_by_reference_and_priority():
+def test_services_are_found_by_reference_and_priority():
     key = Wallet().new_key()
     document = {
         "verificationMethod": [{"id": "did:x:y#k", "publicKeyMultibase": key.removeprefix("did:key:")}],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mediator.housekeeping.clock import JUMP, ClockWatch, steady_clock
+from mediator.ops.clock import JUMP, ClockWatch, steady_clock
 
 WALL = 1_767_225_600_000
 STEADY = 5_000
@@ -69,7 +69,7 @@ def test_a_confirmed_clock_is_the_new_measure() -> None:
     assert clock.paused
 
 
-def test_a_clock_set_back_and_forward_again_by_less_than_an_hour_is_followed() -> None:
+def test_a_clock_moved_by_less_than_an_hour_is_followed() -> None:
     clock = watch()
     for wall in (-JUMP, -JUMP // 2, 0, JUMP // 2, JUMP):
         clock.look(WALL + wall, STEADY)

@@ -4,11 +4,11 @@ import pytest
 
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.ports import LeasePlace, Usage
-from tests.unit.broker import DAY, GROUP, HOUR, SECOND, TENANT, Broker
+from tests.harness.broker import DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_expired_messages_go_oldest_expiry_first_in_slices(broker: Broker) -> No
     broker.advance(4 * SECOND)
     assert broker.shown() == [2, 5]
     assert broker.collect(limit=3) == Collected(messages=3)
-    assert broker.told(What.EXPIRED) == [1, 3, 0]
+    assert broker.told(EventType.EXPIRED) == [1, 3, 0]
     assert usage(broker) == Usage(3, 3)
     assert broker.collect(limit=3) == Collected(messages=1)
     assert broker.collect(limit=3) == Collected()
@@ -157,3 +157,12 @@ def test_a_dead_message_that_is_gone_leaves_no_lease_behind(broker: Broker) -> N
     collected, after = broker.run(lambda tx: collecting.ended_leases(tx, LeasePlace(-1, 0, 0), broker.now, 100))
     assert (collected, after) == (Collected(leases=1), None)
     assert broker.shown(dead_for=GROUP) == [1]
+
+
+@pytest.mark.rule("F7")
+def test_the_clean_up_declares_messages_dead_unasked(broker: Broker) -> None:
+    broker.send()
+    broker.take(ack_wait=SECOND, max_deliver=1)
+    broker.advance(SECOND)
+    broker.run(lambda tx: collecting.ended_leases(tx, LeasePlace(-1, 0, 0), broker.now, 100))
+    assert broker.told(EventType.DEAD) == [0]

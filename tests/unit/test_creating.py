@@ -4,11 +4,11 @@ import pytest
 
 from mediator.errors import BadRequestError, MailboxExistsError, NoSuchMailboxError, WrongTokenError
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import BOX, DAY, GROUP, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.stores import ram_store
 
 
 @pytest.mark.rule("M1")
@@ -57,7 +57,7 @@ def test_the_reserved_address_is_not_there_to_be_written(broker: Broker) -> None
 @pytest.mark.rule("M1")
 @pytest.mark.parametrize("default", [0, HOUR])
 def test_no_ttl_is_the_configured_one(default: int) -> None:
-    broker = Broker(MemoryStore(), Bounds(default_ttl=default))
+    broker = Broker(ram_store(), Bounds(default_ttl=default))
     assert broker.create("a").mailbox.expire_at == (START + default if default else None)
     assert broker.create("b", ttl=0).mailbox.expire_at is None
     assert broker.create("c", ttl=5 * SECOND).mailbox.expire_at == START + 5 * SECOND
@@ -128,7 +128,7 @@ def test_a_taken_address_is_refused_and_nothing_changes(broker: Broker) -> None:
 
 @pytest.mark.rule("M2", "M3")
 @pytest.mark.parametrize("public", [True, False])
-def test_the_second_edition_may_create_twice_and_changes_nothing(broker: Broker, public: bool) -> None:
+def test_the_second_edition_may_create_twice(broker: Broker, public: bool) -> None:
     first = broker.create(desc="first", public=True)
     broker.send(b"x")
     second = broker.create(desc="second", public=public, ttl=HOUR, retention=Retention.UNTIL_ACK)
@@ -248,7 +248,7 @@ def test_a_deleted_mailbox_is_gone_at_once(broker: Broker) -> None:
         broker.again(request, before)
     with pytest.raises(NoSuchMailboxError):
         broker.send()
-    assert broker.told(What.MAILBOX_DELETED) == [-1]
+    assert broker.told(EventType.MAILBOX_DELETED) == [-1]
     with pytest.raises(NoSuchMailboxError):
         broker.delete_mailbox()
 
@@ -260,5 +260,5 @@ def test_the_life_of_a_mailbox_is_told_once(broker: Broker) -> None:
     broker.create(ttl=HOUR)
     broker.advance(HOUR)
     broker.clean_up()
-    assert len(broker.told(What.MAILBOX_CREATED)) == 2
-    assert len(broker.told(What.MAILBOX_EXPIRED)) == 2
+    assert len(broker.told(EventType.MAILBOX_CREATED)) == 2
+    assert len(broker.told(EventType.MAILBOX_EXPIRED)) == 2

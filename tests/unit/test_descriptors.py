@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.descriptors import divide
+from mediator.system.descriptors import divide
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,10 @@ def test_no_more_is_given_than_there_is(wanted: dict[str, int], available: int) 
 
 
 def test_every_door_works_where_few_files_may_be_open() -> None:
-    code = "from mediator.descriptors import budget; print(sorted(budget({'a': 1000, 'b': 1000, 'c': 20}).values()))"
+    code = (
+        "from mediator.system.descriptors import budget; "
+        "print(sorted(budget({'a': 1000, 'b': 1000, 'c': 20}).values()))"
+    )
     few = subprocess.run(
         [sys.executable, "-c", code],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),

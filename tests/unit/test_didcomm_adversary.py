@@ -5,7 +5,7 @@ import base64
 import json
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import did_peer_4
@@ -17,34 +17,29 @@ from mediator.errors import BadRequestError, EnvelopeError, UnresolvedDidError
 from mediator.http.guard import Guard
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.mediation import names
-from mediator.mediation.records import Generation
 from pickup import message as messages
-from pickup.answers import Answers
-from pickup.dids.document import Document
+from pickup.dids.document import DidDocument
 from pickup.dids.resolver import CachingResolver
-from pickup.dids.web import WebDids
+from pickup.dids.web import DidWebResolver
 from pickup.envelope import Envelopes, reading
-from pickup.envelope.opener import LibraryEnvelopes
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.mediation import names
+from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM
-from pickup.meters import Meters
-from pickup.outbound import Courier, Outcome, Parcel
+from pickup.metrics import DidcommMetrics
+from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage
+from pickup.outbound_queue import OutboundQueue
 from pickup.protocols import connections, did_exchange, routing
-from tests.unit import handshaking
-from tests.unit.broker import TENANT
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, apv_of, b64, jwe
-from tests.unit.mediation import key
-from tests.unit.protocols import OURS, V1, V2, V2_DID, Answer, Door, Peer, Wire, envelope, marks, open_door
+from tests.harness import handshaking
+from tests.harness.broker import TENANT
+from tests.harness.mediation import key
+from tests.harness.people import MemoryResolver, MemorySecrets, Person, apv_of, b64, jwe
+from tests.harness.protocols import OURS, V1, V2, V2_DID, Answer, Door, Peer, Wire, envelope, marks, open_door
 
 LIMIT = 14_000_000
 SWIFT = 0.25
 """Seconds of processor time in which anything a stranger may send is refused; the attacks here took 0.6 to 7."""
-
-
-@pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -74,7 +69,7 @@ def test_megabytes_of_json_are_refused_before_they_are_parsed(piece: bytes) -> N
     assert cpu(refused) < SWIFT
 
 
-def test_a_full_keylist_update_and_a_forward_with_many_envelopes_are_not_too_busy() -> None:
+def test_the_largest_keylist_and_forward_are_accepted() -> None:
     updates = [{"recipient_key": key(number), "action": "add"} for number in range(1000)]
     assert reading.read_layer(orjson.dumps({"type": "t", "body": {"updates": updates}}))
     recipients = [{"header": {"kid": f"did:example:{at}#1"}, "encrypted_key": "x"} for at in range(50)]
@@ -114,7 +109,7 @@ def _did(number: int) -> str:
 class Nobody:
     """Knows no DIDs."""
 
-    def document(self, _did: str) -> Document | None:
+    def document(self, _did: str) -> DidDocument | None:
         return None
 
     async def long_form(self, _short: str) -> str | None:
@@ -123,7 +118,7 @@ class Nobody:
 
 async def test_documents_of_strangers_are_kept_within_bounds() -> None:
     """Thousands of long DIDs took 1 GB."""
-    resolver = CachingResolver(Nobody(), WebDids(Guard()))
+    resolver = CachingResolver(Nobody(), DidWebResolver(Guard()))
     tracemalloc.start()
     try:
         for number in range(800):
@@ -135,7 +130,7 @@ async def test_documents_of_strangers_are_kept_within_bounds() -> None:
 
 
 def test_recipients_with_long_names_are_not_remembered() -> None:
-    before = reading._apv.cache_info().currsize
+    before = reading.apv_of.cache_info().currsize
     for number in range(5):
         kids = [f"did:example:{number}-{at}{'x' * 8000}#1" for at in range(16)]
         epk = {"kty": "OKP", "crv": "X25519", "x": "AAAA"}
@@ -143,7 +138,7 @@ def test_recipients_with_long_names_are_not_remembered() -> None:
         recipients = [{"header": {"kid": kid}, "encrypted_key": "AAAA"} for kid in kids]
         data = {"protected": b64(head), "recipients": recipients, "iv": "AA", "ciphertext": "AA", "tag": "AA"}
         assert isinstance(reading.read(orjson.dumps(data), LIMIT), reading.Jwe)
-    assert reading._apv.cache_info().currsize == before
+    assert reading.apv_of.cache_info().currsize == before
 
 
 # What is multiplied.
@@ -227,19 +222,19 @@ async def test_what_a_nats_client_queued_holds_up_no_batch() -> None:
 @pytest.mark.parametrize("tail", [";x", "?x=1", "/x", "\n", " ", "%"])
 async def test_a_did_is_resolved_only_by_the_name_it_is_compared_by(tail: str) -> None:
     """``did:web:host:path;x`` has a document of its own, and would be taken for ``did:web:host:path``."""
-    resolver = CachingResolver(Nobody(), WebDids(Guard()))
+    resolver = CachingResolver(Nobody(), DidWebResolver(Guard()))
     for did in ("did:web:example.org:victim", "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"):
         with pytest.raises(UnresolvedDidError, match="expected one without fragment"):
             await resolver.resolve(did + tail if tail != "%" else f"{did};%3Bx")
 
 
 @pytest.mark.rule("D8")
-async def test_the_long_form_of_a_did_peer_4_must_be_the_one_its_short_form_names() -> None:
+async def test_the_long_did_peer_4_must_match_its_short_form() -> None:
     mine, theirs = (did_peer_4.encode({"keyAgreement": [], "alsoKnownAs": [f"did:example:{n}"]}) for n in (1, 2))
     stolen = f"{theirs.rpartition(':')[0]}:{mine.rpartition(':')[2]}"
     assert names.canonical(stolen) == names.canonical(theirs)
     with pytest.raises(UnresolvedDidError):
-        await CachingResolver(Nobody(), WebDids(Guard())).resolve(stolen)
+        await CachingResolver(Nobody(), DidWebResolver(Guard())).resolve(stolen)
 
 
 # Envelopes that were seen before.
@@ -273,7 +268,7 @@ async def test_no_old_request_confirms_a_batch(door: Door, request_type: str) ->
     await peer.tell(request_type)
     old = door.last
     await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 2})
-    await door.reception.receive(old, Wire())
+    await door.receiver.receive(old, Wire())
     assert marks(await peer.queued()) == ["a"]
 
 
@@ -283,21 +278,20 @@ async def test_an_old_ping_takes_no_mail_to_another_socket(door: Door) -> None:
     await peer.tell("trust_ping/1.0/ping", {"response_requested": False}, wire=Wire(persistent=True))
     thief = Wire(persistent=True)
     thief.pongs.set()
-    session = door.sessions._of[(await peer.connected()).no]
     await again(door, peer, thief)
-    assert door.sessions._of[(await peer.connected()).no] is session
+    await door.sessions.left(thief)
+    assert door.sessions.has((await peer.connected()).no)
     assert thief.frames == []
 
 
 @pytest.mark.rule("D6")
 async def test_an_old_live_delivery_change_moves_no_session(door: Door) -> None:
     peer = await door.holder(1, key(500))
-    await peer.ask("messagepickup/2.0/live-delivery-change", {"live_delivery": True}, wire=Wire(persistent=True))
-    session = door.sessions._of[(await peer.connected()).no]
-    thief = Wire(persistent=True)
+    wire, thief = Wire(persistent=True), Wire(persistent=True)
+    await peer.ask("messagepickup/2.0/live-delivery-change", {"live_delivery": True}, wire=wire)
     (answer,) = await again(door, peer, thief)
     assert (answer.name, answer.body["live_delivery"]) == ("status", False)
-    assert door.sessions._of[(await peer.connected()).no] is session
+    assert door.sessions.pushes_to(await peer.connected(), wire) is True
 
 
 @pytest.mark.rule("D8")
@@ -308,7 +302,7 @@ async def test_an_old_keylist_update_changes_no_keylist(door: Door) -> None:
     old = door.last
     await peer.ask("coordinate-mediation/1.0/keylist-update", {"updates": [{**updates[0], "action": "add"}]})
     wire = Wire()
-    await door.reception.receive(old, wire)
+    await door.receiver.receive(old, wire)
     assert wire.answers[0].body["updated"] == [{**updates[0], "result": "no_change"}]
     await door.forward(key(500), envelope("a"))
     assert marks(await peer.queued()) == ["a"]
@@ -321,7 +315,7 @@ async def test_an_old_registration_rings_no_phone_that_was_given_away(door: Door
         await peer.ask("push-notifications-fcm/1.0/set-device-info", {"device_token": token, "device_platform": "a"})
         if token == "old":
             old = door.last
-    await door.reception.receive(old, Wire())
+    await door.receiver.receive(old, Wire())
     device = (await peer.connected()).device
     assert device is not None
     assert device.token == "new"
@@ -337,22 +331,21 @@ async def test_an_old_handshake_brings_no_old_endpoint_back() -> None:
             raw = handshaking.exchange(1, peer.peer_4(endpoint), invitation)
             call = await house.call(raw, peer.key, invitation.key)
             call.repeated = repeated
-            (reply,) = await did_exchange.request(call)
+            (reply,) = await did_exchange.handle_request(call)
             assert reply.type.name == "response"
-        kept = await house.connection(peer.key)
-        assert kept is not None
+        kept = await house.kept(peer.key)
         assert kept.endpoint == "https://new.example"
 
 
 @pytest.mark.rule("D2")
-async def test_old_acknowledgements_and_requests_for_mediation_do_no_harm(door: Door) -> None:
+async def test_replayed_acks_and_mediate_requests_do_no_harm(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
     given = await peer.ask("messagepickup/2.0/delivery-request", {"limit": 1})
     await peer.ask("messagepickup/2.0/messages-received", {"message_id_list": list(given.attached)})
     old = door.last
     await door.forward(key(500), envelope("b"))
-    await door.reception.receive(old, Wire())
+    await door.receiver.receive(old, Wire())
     assert marks(await peer.queued()) == ["b"]
     before = await peer.connected()
     await peer.ask("coordinate-mediation/1.0/mediate-request")
@@ -364,22 +357,22 @@ async def test_old_acknowledgements_and_requests_for_mediation_do_no_harm(door: 
 async def test_what_failed_may_be_sent_again_as_it_is(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
-    broker, door.office.broker = door.office.broker, None  # type: ignore[assignment]
+    mediation, door.context.mediation = door.context.mediation, None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
-    door.office.broker = broker
+    door.context.mediation = mediation
     await again(door, peer, Wire())
     assert (await peer.connected()).handed == (0,)
 
 
 @pytest.mark.rule("D12", "D13")
-async def test_what_failed_after_its_commit_was_taken_and_its_mail_stays(door: Door) -> None:
+async def test_a_failure_after_the_commit_keeps_the_mail(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
-    meters, door.office.meters = door.office.meters, None  # type: ignore[assignment]
+    metrics, door.context.metrics = door.context.metrics, None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
-    door.office.meters = meters
+    door.context.metrics = metrics
     assert len(await again(door, peer, Wire())) == 1
     assert (await peer.connected()).handed == ()
     assert marks(await peer.queued()) == ["a"]
@@ -391,8 +384,8 @@ async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: Ge
     """Space, order and padding are free for who sends an envelope once more."""
     alice, bob = Person.make("alice", "X25519"), Person.make("bob", "X25519")
     people = MemoryResolver([alice, bob])
-    ours = LibraryEnvelopes(people, MemorySecrets([bob]), max_bytes=LIMIT)
-    theirs = LibraryEnvelopes(people, MemorySecrets([alice]), max_bytes=LIMIT)
+    ours = LibraryEnvelopes(people, MemorySecrets([bob]), max_bytes=LIMIT, v2=DidcommMessagingLibrary())
+    theirs = LibraryEnvelopes(people, MemorySecrets([alice]), max_bytes=LIMIT, v2=DidcommMessagingLibrary())
 
     async def sealed() -> bytes:
         if generation is V1:
@@ -412,24 +405,24 @@ async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: Ge
 
 
 @pytest.mark.rule("D5")
-async def test_one_server_that_does_not_answer_holds_up_no_answers_to_others() -> None:
+async def test_a_silent_server_delays_no_replies_to_others() -> None:
     """Anybody may ask from thousands of DIDs whose endpoint takes connections and says nothing."""
     brought, silence = [], asyncio.Event()
 
-    class Slow(Courier):
-        async def bring(self, parcel: Parcel) -> Outcome:
-            if "silent" in parcel.endpoint:
+    class Slow(OutboundClient):
+        async def send(self, message: OutboundMessage) -> DeliveryOutcome:
+            if "silent" in message.endpoint:
                 await silence.wait()
-            brought.append(parcel.endpoint)
-            return Outcome.DELIVERED
+            brought.append(message.endpoint)
+            return DeliveryOutcome.DELIVERED
 
     registry = CollectorRegistry()
-    answers = Answers(Slow(cast(Envelopes, None), Guard()), Meters(registry), asyncio.sleep)
+    answers = OutboundQueue(Slow(cast(Envelopes, None), Guard()), DidcommMetrics(registry), asyncio.sleep)
     try:
         for number in range(2000):
-            answers.send_soon(Parcel(f"https://silent.example/{number}", b"{}", V2))
+            answers.send_soon(OutboundMessage(f"https://silent.example/{number}", b"{}", V2))
         for number in range(50):
-            answers.send_soon(Parcel(f"https://{number}.example/", b"{}", V2))
+            answers.send_soon(OutboundMessage(f"https://{number}.example/", b"{}", V2))
         async with asyncio.timeout(5):
             while len(brought) < 50:  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.01)
@@ -450,17 +443,17 @@ async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) 
         invitation, peer = await house.invitations.make("default"), handshaking.Peer()
         ours = {"the mediator": house.identity.key, "an invitation": invitation.key}
         did = peer.peer_4("https://mediator.example/didcomm", key(7), ours.get(whose, key(8)))
-        await did_exchange.request(await house.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key))
-        kept = await house.connection(peer.key)
-        assert kept is not None
+        await did_exchange.handle_request(
+            await house.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key)
+        )
+        kept = await house.kept(peer.key)
         assert (kept.endpoint is None) == (whose in ours)
 
         old = peer.old_document("https://mediator.example/didcomm")
         old["service"][0]["routingKeys"] = [names.base58(names.verkey(ours.get(whose, key(8))))]
         raw = handshaking.connecting(peer, connection={"DID": peer.nym, "DIDDoc": old})
-        await connections.request(await house.call(raw, peer.key, invitation.key))
-        kept = await house.connection(peer.key)
-        assert kept is not None
+        await connections.handle_request(await house.call(raw, peer.key, invitation.key))
+        kept = await house.kept(peer.key)
         assert (kept.endpoint is None) == (whose in ours)
 
 
@@ -472,16 +465,16 @@ async def test_what_is_sealed_for_ourselves_is_not_forwarded(kid: str) -> None:
         peer = await door.holder(1, key(500))
         recipients = [{"header": {"kid": one}, "encrypted_key": ""} for one in (key(7), kid)]
         inner = orjson.dumps({**orjson.loads(envelope()), "recipients": recipients})
-        with pytest.raises(BadRequestError, match="attachments: expected an envelope for somebody else"):
+        with pytest.raises(BadRequestError, match="attachments: the envelope is sealed for this mediator"):
             await door.forward(key(500), inner)
         msg = {"@type": f"{DIDCOMM}routing/1.0/forward", "@id": "f", "to": key(500), "msg": orjson.loads(inner)}
-        with pytest.raises(BadRequestError, match="msg: expected an envelope for somebody else"):
+        with pytest.raises(BadRequestError, match="msg: the envelope is sealed for this mediator"):
             await door.receive(msg, V1, None, Wire())
         assert await peer.queued() == []
 
 
 @pytest.mark.rule("D10")
-async def test_a_forward_is_sealed_for_the_routing_key_not_for_that_of_an_invitation() -> None:
+async def test_a_forward_must_be_sealed_for_the_routing_key() -> None:
     """Else what is sealed for an invitation's key would be opened here, and be known by nothing before."""
     async with handshaking.house() as house:
         invitation = await house.invitations.make("default")

@@ -14,14 +14,16 @@ from nacl.signing import SigningKey
 from mediator.broker import Broker
 from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from mediator.mailboxes.bounds import Bounds
-from mediator.mediation.names import canonical, from_verkey, unbase58
-from mediator.mediation.records import Generation, Invitation, KeptIdentity, NewConnection
 from mediator.store.base import Transaction
-from mediator.store.memory import MemoryStore
-from pickup.dids.identities import Identities
-from pickup.dids.index import MAX_DIDS
+from pickup.broker import MediationBroker
+from pickup.dids.identities import OwnIdentities
+from pickup.dids.identity_index import MAX_DIDS, IdentityIndex
 from pickup.dids.material import multibase
 from pickup.dids.vault import Vault
+from pickup.mediation.names import canonical, from_verkey, unbase58
+from pickup.mediation.records import Generation, Invitation, MediationRules, NewConnection, StoredIdentity
+from pickup.tables import MediationTables
+from tests.harness.stores import ram_store
 
 KEY = bytes(range(32))
 URL = "https://mediator.example.com/didcomm"
@@ -42,17 +44,17 @@ class Counting(Broker):
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Counting]:
-    one = Counting(MemoryStore(), Bounds())
+    one = Counting(ram_store(), Bounds())
     yield one
     await one.close()
 
 
-async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TENANT,)) -> Identities:
-    return await Identities.open(broker, Vault(KEY), tenants, url)
+async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TENANT,)) -> OwnIdentities:
+    return await OwnIdentities.open(MediationBroker(broker, MediationRules()), Vault(KEY), tenants, url)
 
 
-async def kept(broker: Broker) -> list[KeptIdentity]:
-    return await broker.read(lambda tx, _now: tx.identities.all())
+async def kept(broker: Broker) -> list[StoredIdentity]:
+    return await broker.read(lambda tx, _now: tx.table(MediationTables).identities.all())
 
 
 async def test_a_restart_finds_the_same_identity(broker: Counting) -> None:
@@ -165,10 +167,10 @@ async def test_the_v1_key_is_the_seed_of_its_name(broker: Counting) -> None:
 async def test_an_invitations_key_opens_while_the_invitation_is_there(broker: Counting) -> None:
     identities = await opened(broker)
     invitation = Invitation("i", "acme", INVITED, Vault(KEY).seal(SEED), "label", 0)
-    await broker.write(lambda tx, _now: tx.invitations.put(invitation))
+    await broker.write(lambda tx, _now: tx.table(MediationTables).invitations.put(invitation))
     assert await identities.seed(INVITED) == SEED
     assert await identities.tenant_of(INVITED) == "acme"
-    await broker.write(lambda tx, _now: tx.invitations.remove(invitation))
+    await broker.write(lambda tx, _now: tx.table(MediationTables).invitations.remove(invitation))
     assert await identities.seed(INVITED) is None
     with pytest.raises(EnvelopeError):
         await identities.tenant_of(INVITED)
@@ -205,7 +207,7 @@ async def test_the_did_web_stays_through_a_rotation_with_new_keys(broker: Counti
     assert all(identities.kid(key.kid) for key in (*before.key_agreement, *after.key_agreement))
 
 
-async def test_an_instance_learns_of_a_rotation_elsewhere_from_the_first_unknown_key(broker: Counting) -> None:
+async def test_an_unknown_key_reveals_a_rotation_elsewhere(broker: Counting) -> None:
     here, there = await opened(broker), await opened(broker)
     new = await there.rotate(TENANT)
     assert here.kid(f"{new.v2_did}#key-1") is None
@@ -267,7 +269,7 @@ async def test_what_an_identity_is_known_by_is_bounded(broker: Counting) -> None
 async def test_another_key_does_not_open_what_is_kept(broker: Counting) -> None:
     await opened(broker)
     with pytest.raises(SetupError, match=r"didcomm\.key"):
-        await Identities.open(broker, Vault(bytes(32)), [TENANT], URL)
+        await OwnIdentities.open(MediationBroker(broker, MediationRules()), Vault(bytes(32)), [TENANT], URL)
     assert len(await kept(broker)) == 1
 
 
@@ -316,13 +318,13 @@ async def test_what_is_not_ours(broker: Counting) -> None:
 
 async def test_the_long_form_of_whoever_is_connected(broker: Counting) -> None:
     identities = await opened(broker)
-    other = Broker(MemoryStore(), Bounds())
+    other = Broker(ram_store(), Bounds())
     long = (await opened(other)).current(TENANT).v1_did
     await other.close()
     short = canonical(long) or ""
     assert await identities.long_form(short) is None
     new = NewConnection(TENANT, Generation.V2, long, identities.current(TENANT).v2_did, (short,), 0)
-    await broker.write(lambda tx, _now: tx.connections.add(new))
+    await broker.write(lambda tx, _now: tx.table(MediationTables).connections.add(new))
     assert await identities.long_form(short) == long
 
 
@@ -334,7 +336,7 @@ async def test_secrets_are_in_no_text_and_not_in_the_store(broker: Counting) -> 
     assert seed is not None
     assert secret is not None
     (one,) = await kept(broker)
-    index = identities._index
+    (index,) = [value for value in vars(identities).values() if isinstance(value, IdentityIndex)]
     for text in (repr(me), repr(secret), repr(identities), repr(vars(identities)), repr(index), repr(index.secrets)):
         assert secret.jwk["d"] not in text
         assert repr(seed)[2:-1] not in text

@@ -10,13 +10,13 @@ from nacl.signing import SigningKey
 
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
-from mediator.mediation.names import from_verkey
-from pickup.dids import keys, material, naming
-from pickup.dids.document import Document
-from pickup.dids.keys import Keys
+from pickup.dids import identity_keys, material, own_dids
+from pickup.dids.document import DidDocument
+from pickup.dids.identity_keys import IdentityKeys
 from pickup.dids.parsing import parse
 from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, read
-from pickup.dids.web import WebDids
+from pickup.dids.web import DidWebResolver
+from pickup.mediation.names import from_verkey
 
 URL = "https://mediator.example.com/didcomm"
 
@@ -24,12 +24,12 @@ URL = "https://mediator.example.com/didcomm"
 class Known:
     """Who has been met before; counts the questions."""
 
-    def __init__(self, own: Document | None = None, met: dict[str, str] | None = None) -> None:
+    def __init__(self, own: DidDocument | None = None, met: dict[str, str] | None = None) -> None:
         self.own = own
         self.met = met or {}
         self.asked: list[str] = []
 
-    def document(self, did: str) -> Document | None:
+    def document(self, did: str) -> DidDocument | None:
         return self.own if self.own is not None and self.own.did == did else None
 
     async def long_form(self, short: str) -> str | None:
@@ -38,19 +38,19 @@ class Known:
 
 
 def resolver(known: Known | None = None) -> CachingResolver:
-    return CachingResolver(known or Known(), WebDids(Guard()))
+    return CachingResolver(known or Known(), DidWebResolver(Guard()))
 
 
 @pytest.fixture(scope="module")
-def someone() -> Keys:
-    return keys.read(keys.make())
+def someone() -> IdentityKeys:
+    return identity_keys.read(identity_keys.make())
 
 
 def short_form(did: str) -> str:
     return did.rpartition(":")[0]
 
 
-async def test_a_did_key_has_the_key_and_what_is_derived_of_it(someone: Keys) -> None:
+async def test_a_did_key_has_the_key_and_what_is_derived_of_it(someone: IdentityKeys) -> None:
     did = from_verkey(someone.verkey)
     document = await resolver().resolve(did)
     derived = bytes(SigningKey(someone.seed).verify_key.to_curve25519_public_key())
@@ -61,7 +61,7 @@ async def test_a_did_key_has_the_key_and_what_is_derived_of_it(someone: Keys) ->
 
 
 @pytest.mark.parametrize("at", range(3))
-async def test_a_did_key_of_each_curve_can_be_sealed_for(someone: Keys, at: int) -> None:
+async def test_a_did_key_of_each_curve_can_be_sealed_for(someone: IdentityKeys, at: int) -> None:
     pair = someone.agreement[at]
     did = f"did:key:{pair.multibase}"
     (key,) = (await resolver().resolve(did)).key_agreement
@@ -88,13 +88,13 @@ def test_known_did_keys() -> None:
     }
 
 
-async def test_did_peer_0(someone: Keys) -> None:
+async def test_did_peer_0(someone: IdentityKeys) -> None:
     document = await resolver().resolve(f"did:peer:0{someone.signing.multibase}")
     assert [key.jwk for key in document.authentication] == [someone.signing.public]
     assert [key.jwk for key in document.key_agreement] == [someone.derived.public]
 
 
-async def test_did_peer_2_of_any_form_of_service(someone: Keys) -> None:
+async def test_did_peer_2_of_any_form_of_service(someone: IdentityKeys) -> None:
     forms: list[dict[str, Any]] = [
         {"t": "dm", "s": {"uri": "https://a.example", "r": ["did:a:b#c"], "a": ["didcomm/v2"]}},
         {"t": "dm", "s": "https://a.example", "r": ["did:a:b#c"], "a": ["didcomm/v2"]},
@@ -109,11 +109,11 @@ async def test_did_peer_2_of_any_form_of_service(someone: Keys) -> None:
         assert (service.endpoint, service.routing_keys) == ("https://a.example", ("did:a:b#c",))
 
 
-async def test_a_did_peer_4_is_known_by_its_short_form_once_it_was_met(someone: Keys) -> None:
-    long = naming.v1_did(someone, URL)
+async def test_a_short_did_peer_4_resolves_after_its_long_form(someone: IdentityKeys) -> None:
+    long = own_dids.v1_did(someone, URL)
     known, short = Known(), short_form(long)
     one = resolver(known)
-    with pytest.raises(UnresolvedDidError, match="never met"):
+    with pytest.raises(UnresolvedDidError, match="long form is unknown"):
         await one.resolve(short)
     document = await one.resolve(long)
     assert document.did == long
@@ -124,22 +124,22 @@ async def test_a_did_peer_4_is_known_by_its_short_form_once_it_was_met(someone: 
     assert known.asked == [short]
 
 
-async def test_the_short_form_of_somebody_who_was_met_before_a_restart(someone: Keys) -> None:
-    long = naming.v1_did(someone, URL)
+async def test_a_short_did_peer_4_resolves_after_a_restart(someone: IdentityKeys) -> None:
+    long = own_dids.v1_did(someone, URL)
     short = short_form(long)
     document = await resolver(Known(met={short: long})).resolve(short)
     assert [service.recipient_keys for service in document.services] == [(from_verkey(someone.verkey),)] * 2
 
 
-async def test_a_long_form_that_is_not_of_that_short_form_is_not_taken(someone: Keys) -> None:
-    long, other = naming.v1_did(someone, URL), naming.v1_did(someone, "https://other.example.com")
+async def test_a_long_form_of_another_short_form_is_refused(someone: IdentityKeys) -> None:
+    long, other = own_dids.v1_did(someone, URL), own_dids.v1_did(someone, "https://other.example.com")
     with pytest.raises(UnresolvedDidError):
         await resolver(Known(met={short_form(long): other})).resolve(short_form(long))
 
 
 @pytest.mark.rule("D12")
-async def test_a_did_peer_4_whose_hash_is_another_is_refused(someone: Keys) -> None:
-    long, other = naming.v1_did(someone, URL), naming.v1_did(someone, "https://other.example.com")
+async def test_a_did_peer_4_whose_hash_is_another_is_refused(someone: IdentityKeys) -> None:
+    long, other = own_dids.v1_did(someone, URL), own_dids.v1_did(someone, "https://other.example.com")
     forged = f"{short_form(long)}:{other.rpartition(':')[2]}"
     with pytest.raises(UnresolvedDidError):
         await resolver().resolve(forged)
@@ -156,18 +156,18 @@ async def test_a_did_peer_4_has_a_longest_length() -> None:
         await resolver().resolve(long(size + 1))
 
 
-async def test_our_own_comes_first_and_is_not_copied(someone: Keys) -> None:
-    own = parse({}, naming.v2_did(someone, URL))
+async def test_our_own_comes_first_and_is_not_copied(someone: IdentityKeys) -> None:
+    own = parse({}, own_dids.v2_did(someone, URL))
     assert await resolver(Known(own=own)).resolve(own.did) is own
 
 
-async def test_a_document_is_read_once(someone: Keys) -> None:
-    did, one = naming.v2_did(someone, URL), resolver()
+async def test_a_document_is_read_once(someone: IdentityKeys) -> None:
+    did, one = own_dids.v2_did(someone, URL), resolver()
     assert await one.resolve(did) is await one.resolve(did)
 
 
-async def test_what_is_kept_is_bounded_and_the_longest_unused_goes(someone: Keys) -> None:
-    one, did = resolver(), naming.v2_did(someone, URL)
+async def test_what_is_kept_is_bounded_and_the_longest_unused_goes(someone: IdentityKeys) -> None:
+    one, did = resolver(), own_dids.v2_did(someone, URL)
     first = await one.resolve(did)
     numbers = count(1)
 
@@ -212,12 +212,12 @@ async def test_what_leads_nowhere_is_one_error(did: str) -> None:
     assert len(str(raised.value)) < 200
 
 
-def test_our_dids_are_read_by_the_libraries_of_others_as_by_us(someone: Keys) -> None:
-    v2 = did_peer_2.resolve(naming.v2_did(someone, URL))
+def test_our_dids_are_read_by_the_libraries_of_others_as_by_us(someone: IdentityKeys) -> None:
+    v2 = did_peer_2.resolve(own_dids.v2_did(someone, URL))
     assert [service["serviceEndpoint"] for service in v2["service"]] == [URL, "wss://mediator.example.com/didcomm"]
     assert [service["type"] for service in v2["service"]] == ["DIDCommMessaging"] * 2
     assert [service["accept"] for service in v2["service"]] == [["didcomm/v2"]] * 2
-    v1 = did_peer_4.resolve(naming.v1_did(someone, URL))
+    v1 = did_peer_4.resolve(own_dids.v1_did(someone, URL))
     assert v1["@context"][0] == "https://www.w3.org/ns/did/v1"
     assert [service["priority"] for service in v1["service"]] == [0, 1]
     assert [service["serviceEndpoint"].partition(":")[0] for service in v1["service"]] == ["https", "wss"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
-from pickup.dids.web import KEPT_SECONDS, MAX_AT_ONCE, MAX_BYTES, MISSED_SECONDS, WebDids, url_of
+from pickup.dids.web import KEPT_SECONDS, MAX_AT_ONCE, MAX_BYTES, MISSED_SECONDS, DidWebResolver, url_of
 
 PATIENCE = 10.0
 HOST = "localhost"
@@ -35,7 +35,7 @@ class Host:
         self.documents: dict[str, object] = {}
         self.before: Callable[[], Awaitable[None]] | None = None
         self.guard = Guard([ip_network("127.0.0.1/32"), ip_network("::1/128")], tls=tls)
-        self.dids = WebDids(self.guard, clock=lambda: self.now)
+        self.dids = DidWebResolver(self.guard, clock=lambda: self.now)
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
@@ -140,7 +140,7 @@ def test_what_is_no_did_web(did: str) -> None:
 
 @pytest.mark.rule("D12")
 @given(st.text("abcA01.-:%3@/?#[]é\n", max_size=40))
-def test_whatever_a_did_web_is_it_leads_to_one_host_over_tls_or_nowhere(rest: str) -> None:
+def test_any_did_web_leads_to_one_tls_host_or_nowhere(rest: str) -> None:
     try:
         url = url_of(f"did:web:{rest}")
     except UnresolvedDidError:
@@ -249,7 +249,7 @@ async def test_a_host_that_nobody_vouches_for_is_not_believed(host: Host) -> Non
     guard = Guard([ip_network("127.0.0.1/32"), ip_network("::1/128")])
     try:
         with pytest.raises(UnresolvedDidError):
-            await WebDids(guard).resolve(host.did)
+            await DidWebResolver(guard).resolve(host.did)
     finally:
         await guard.close()
     assert host.asked == []
@@ -261,7 +261,7 @@ async def test_a_did_does_not_lead_inside(host: Host) -> None:
     guard = Guard()
     try:
         with pytest.raises(UnresolvedDidError):
-            await WebDids(guard).resolve(host.did)
+            await DidWebResolver(guard).resolve(host.did)
     finally:
         await guard.close()
     assert host.asked == []

@@ -11,7 +11,7 @@ from mediator.errors import BadRequestError, MessageTooLargeError
 from mediator.mailboxes.lanes import Lane
 from mediator.nats.client import Request
 from mediator.nats.editions import publishing, python_client
-from mediator.nats.stored import Edition
+from mediator.nats.subjects import Edition
 
 WORDS = {
     Edition.FIRST: {"urgent": Lane.URGENT, "normal": Lane.NORMAL, "notify": Lane.LOW},
@@ -54,7 +54,7 @@ def test_what_is_no_address_is_refused_as_mail_id(rest):
 
 
 @pytest.mark.rule("E2")
-def test_a_word_of_the_subject_is_the_lane_whatever_the_header_says():
+def test_the_lane_word_of_the_subject_beats_the_header():
     found = publishing.read(Edition.LATER, "a.low", b"", {"mq9-priority": "critical"})
     assert found.draft.lane is Lane.LOW
 
@@ -125,12 +125,12 @@ def test_what_lasts(rest, headers, payload, lasting):
 
 
 @pytest.mark.rule("E3", "N3")
-def test_an_error_of_the_commit_is_about_the_header_the_sender_wrote():
+def test_errors_of_the_commit_name_the_senders_header():
     found = publishing.read(Edition.LATER, "a", b"", {"Expire_At": "1", "mq9-send-at": "1"})
-    late = found.named(BadRequestError("mq9-expire-at", "expected a time in the future, got one in the past"))
-    assert str(late) == "Expire_At: expected a time in the future, got one in the past"
+    late = found.map_error(BadRequestError("mq9-expire-at", "must be in the future"))
+    assert str(late) == "Expire_At: must be in the future"
     for error in (BadRequestError("mq9-send-at", "x: y"), MessageTooLargeError(2, 1)):
-        assert found.named(error) is error
+        assert found.map_error(error) is error
 
 
 def request(block):
@@ -163,10 +163,10 @@ def test_no_bytes_of_a_sender_stop_the_question_for_its_name(line):
 
 @pytest.mark.rule("E11")
 def test_a_success_has_no_error_and_a_failure_has():
-    assert python_client.reply(b'{"error":"","msg_id":3}') == b'{"msg_id":3}'
-    assert python_client.reply(b'{"error":""}') == b"{}"
+    assert python_client.encode_reply(b'{"error":"","msg_id":3}') == b'{"msg_id":3}'
+    assert python_client.encode_reply(b'{"error":""}') == b"{}"
     failed = b'{"error":"mailbox x does not exist","messages":[]}'
-    assert python_client.reply(failed) == failed
+    assert python_client.encode_reply(failed) == failed
 
 
 @pytest.mark.rule("E11")

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidError
-from mediator.mediation.names import verkey
-from pickup.envelope import Opened
-from pickup.envelope.opener import LibraryEnvelopes
+from pickup.envelope import OpenedEnvelope
+from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
-from pickup.envelope.v2_didcomm import DidcommV2
-from pickup.envelope.v2_messaging import MessagingV2
-from tests import askar
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, b64, jwe, jws, public_half, unb64
+from pickup.envelope.v2_didcomm import DidcommLibrary
+from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.mediation.names import verkey
+from tests.harness import askar
+from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, jwe, jws, public_half, unb64
 
 LIMIT = 64 * 1024
 US, THEM = Person.make("us", "X25519", "P-256"), Person.make("them", "X25519", "P-256")
@@ -37,7 +37,7 @@ ENVELOPES = {
 }
 OURS = [
     LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=LIMIT, v2=library())
-    for library in (DidcommV2, MessagingV2)
+    for library in (DidcommLibrary, DidcommMessagingLibrary)
 ]
 REFUSED = (EnvelopeError, UnresolvedDidError)
 
@@ -45,7 +45,7 @@ every_envelope = pytest.mark.parametrize("name", ENVELOPES)
 libraries = pytest.mark.parametrize("ours", OURS, ids=["didcomm", "didcomm-messaging"])
 
 
-def opened(ours: LibraryEnvelopes, data: bytes) -> Opened | None:
+def opened(ours: LibraryEnvelopes, data: bytes) -> OpenedEnvelope | None:
     """Return what was opened, None when it was refused as it should be; all else is raised."""
     try:
         return asyncio.run(ours.open(data))
@@ -184,7 +184,9 @@ async def test_what_is_no_envelope_is_refused(data):
 async def test_a_header_that_is_too_long_is_not_read(name):
     fields = json.loads(ENVELOPES[name])
     fields["protected"] = b64(json.loads(unb64(fields["protected"])) | {"x": "x" * MAX_PROTECTED})
-    ours = LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=1 << 20)
+    ours = LibraryEnvelopes(
+        MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+    )
     with pytest.raises(EnvelopeError, match="protected header of at most"):
         await ours.open(orjson.dumps(fields))
 
@@ -194,5 +196,5 @@ async def test_json_is_taken_to_its_depth_and_no_deeper():
     for depth, taken in ((MAX_DEPTH, True), (MAX_DEPTH + 1, False)):
         message = json.loads('{"a":' * depth + "1" + "}" * depth)
         result = await asyncio.gather(OURS[0].open(orjson.dumps(jwe(message, KEYS[:1]))), return_exceptions=True)
-        assert isinstance(result[0], Opened) is taken, depth
+        assert isinstance(result[0], OpenedEnvelope) is taken, depth
         assert taken or isinstance(result[0], EnvelopeError)

@@ -7,12 +7,13 @@ import orjson
 import pytest
 
 from mediator.errors import EnvelopeError
-from mediator.mediation.names import base58, from_verkey, verkey
-from mediator.mediation.records import Generation
-from pickup.envelope.opener import LibraryEnvelopes
+from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_V1_RECIPIENTS
-from tests import askar
-from tests.unit.didcomm import MemoryResolver, MemorySecrets, Person, b64, unb64
+from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.mediation.names import base58, from_verkey, verkey
+from pickup.mediation.records import Generation
+from tests.harness import askar
+from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, unb64
 
 US, THEM, STRANGER = Person.make("us"), Person.make("them"), Person.make("stranger")
 MESSAGE = {"@type": "https://didcomm.org/trust_ping/1.0/ping", "@id": "1", "comment": "Grüße, 漢字 und 🎈"}
@@ -20,7 +21,9 @@ PLAINTEXT = orjson.dumps(MESSAGE)
 
 
 def envelopes(*ours: Person) -> LibraryEnvelopes:
-    return LibraryEnvelopes(MemoryResolver(), MemorySecrets(ours or [US]), max_bytes=1 << 20)
+    return LibraryEnvelopes(
+        MemoryResolver(), MemorySecrets(ours or [US]), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+    )
 
 
 def raw(person: Person) -> bytes:
@@ -69,7 +72,7 @@ async def test_an_envelope_for_several_is_opened_by_whichever_is_ours(sender):
 
 
 @pytest.mark.rule("D12")
-async def test_a_key_that_is_not_ours_and_a_broken_envelope_are_told_in_the_same_words():
+async def test_unknown_key_and_broken_envelope_get_one_error():
     not_ours = askar.seal_v1(PLAINTEXT, [raw(STRANGER)], THEM.seed)
     fields = json.loads(askar.seal_v1(PLAINTEXT, [raw(US)], THEM.seed))
     fields["tag"] = b64(bytes(16))
@@ -151,7 +154,7 @@ async def test_headers_that_are_wrong_are_refused(protected):
     [b"", b"x", b"[]", b"1", b"null", b'{"a": "\xff"}', b'{"a": NaN}', b"[" * 5000, b'{"a":' * 100 + b"1" + b"}" * 100],
     ids=lambda plaintext: str(plaintext[:12]),
 )
-async def test_a_plaintext_that_is_no_object_of_bounded_depth_is_refused(plaintext):
+async def test_a_plaintext_that_is_deep_or_no_object_is_refused(plaintext):
     with pytest.raises(EnvelopeError):
         await envelopes().open(askar.seal_v1(plaintext, [raw(US)], THEM.seed))
 

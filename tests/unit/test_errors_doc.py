@@ -60,8 +60,8 @@ def tree(root: type[MediatorError] = MediatorError) -> list[type[MediatorError]]
 
 def text_pattern(cls: type[MediatorError]) -> str:
     """The text with the name of each argument in braces where its value will stand."""
-    if "__init__" not in vars(cls) and cls.__init__ is Exception.__init__:
-        return str(cls("{text}"))
+    if "text" in vars(cls) and cls is not MediatorError:
+        return str(cls())
     names = list(inspect.signature(cls).parameters)
     return str(cls(*(f"{{{name}}}" for name in names)))
 

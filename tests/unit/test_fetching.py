@@ -4,12 +4,12 @@ import pytest
 
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import SKIP_FROM, Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.stores import ram_store
 
 CRITICAL, URGENT, NORMAL, LOW = Lane
 
@@ -263,16 +263,16 @@ def test_without_an_ack_the_same_messages_come_again(broker: Broker) -> None:
     assert broker.take(num_msgs=2) == broker.take(num_msgs=2) == [2, 0]
     send(broker, CRITICAL)
     assert broker.take() == [3, 2, 0, 1]
-    assert broker.told(What.DELIVERED) == [2, 0, 2, 0, 3, 2, 0, 1]
-    assert broker.told(What.LEASED) == []
+    assert broker.told(EventType.DELIVERED) == [2, 0, 2, 0, 3, 2, 0, 1]
+    assert broker.told(EventType.LEASED) == []
 
 
 @pytest.mark.rule("F6")
 def test_a_delivery_under_a_lease_is_told_as_one(broker: Broker) -> None:
     send(broker, NORMAL, URGENT)
     assert broker.take(ack_wait=SECOND) == [1, 0]
-    assert broker.told(What.LEASED) == [1, 0]
-    assert broker.told(What.DELIVERED) == []
+    assert broker.told(EventType.LEASED) == [1, 0]
+    assert broker.told(EventType.DELIVERED) == []
 
 
 # F4: force_deliver
@@ -316,7 +316,7 @@ def test_force_deliver_ends_the_leases_of_the_group_alone(broker: Broker) -> Non
 
 
 @pytest.mark.rule("F4", "F6")
-def test_what_was_leased_does_not_come_again_behind_a_new_position(broker: Broker) -> None:
+def test_leased_mail_does_not_return_behind_a_new_position(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, NORMAL)
     assert broker.take(ack_wait=SECOND) == [0, 1, 2]
     assert broker.take(force_deliver=True, deliver=Deliver.FROM_ID, from_id=2, ack_wait=SECOND) == [2]
@@ -412,7 +412,7 @@ def test_a_lease_whose_message_is_gone_hides_nothing(broker: Broker, gone: str, 
 
 
 @pytest.mark.rule("F6", "F2")
-def test_thousands_of_leases_whose_messages_are_gone_hide_nothing(broker: Broker) -> None:
+def test_thousands_of_stale_leases_hide_nothing(broker: Broker) -> None:
     for _ in range(2500):
         broker.send(ttl=SECOND, lane=CRITICAL)
     send(broker, LOW)
@@ -451,7 +451,7 @@ def test_a_group_has_at_most_10_000_leased(broker: Broker, lane: Lane) -> None:
 
 
 @pytest.mark.rule("F7")
-def test_after_the_last_delivery_a_message_is_dead_for_its_group_alone(broker: Broker) -> None:
+def test_a_message_is_dead_for_its_group_after_the_last_try(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL)
     for _ in range(2):
         assert broker.take(ack_wait=SECOND, max_deliver=2) == [0, 1]
@@ -459,7 +459,7 @@ def test_after_the_last_delivery_a_message_is_dead_for_its_group_alone(broker: B
         broker.advance(SECOND)
     assert broker.take(ack_wait=SECOND) == broker.take() == []
     assert broker.shown(dead_for=GROUP) == [0, 1]
-    assert broker.told(What.DEAD) == [0, 1]
+    assert broker.told(EventType.DEAD) == [0, 1]
     assert broker.shown() == [0, 1]
     assert broker.take("other") == [0, 1]
     assert broker.shown(dead_for="other") == []
@@ -529,7 +529,7 @@ def test_a_nack_after_the_last_delivery_makes_a_message_dead(broker: Broker) -> 
 def test_the_nearest_word_decides_on_the_lease(
     configured: int, own: int | None, asked: int | None, leased: int
 ) -> None:
-    broker = Broker(MemoryStore(), Bounds(default_ack_wait=configured * SECOND))
+    broker = Broker(ram_store(), Bounds(default_ack_wait=configured * SECOND))
     broker.create(ack_wait=None if own is None else own * SECOND)
     broker.send()
     ack_wait = None if asked is None else asked * SECOND
@@ -567,7 +567,7 @@ def test_an_operator_may_set_and_take_back_the_lease(broker: Broker) -> None:
 
 @pytest.mark.rule("N7", "A8")
 @pytest.mark.parametrize("group", [None, GROUP])
-def test_a_reply_stops_at_the_byte_budget_with_at_least_one_item(broker: Broker, group: str | None) -> None:
+def test_a_reply_has_at_least_one_item_up_to_its_bytes(broker: Broker, group: str | None) -> None:
     for lane in (NORMAL, NORMAL, CRITICAL):
         broker.send(b"x" * 10_000, lane=lane)
     assert broker.take(group, budget=1) == [2]
@@ -614,7 +614,7 @@ def test_what_the_budget_cut_off_of_ended_leases_comes_next(broker: Broker) -> N
 
 @pytest.mark.rule("A8", "F3")
 @pytest.mark.parametrize("options", [{}, {"ack_wait": HOUR}])
-def test_a_lane_that_was_empty_for_thousands_of_ids_misses_nothing(broker: Broker, options: dict[str, int]) -> None:
+def test_a_lane_empty_for_thousands_of_ids_misses_nothing(broker: Broker, options: dict[str, int]) -> None:
     send(broker, URGENT)
     assert broker.take(**options) == [0]
     if not options:
@@ -644,7 +644,7 @@ def test_a_message_fetched_by_nobody_stays(broker: Broker) -> None:
 
 
 @pytest.mark.rule("A8")
-def test_mail_that_was_over_by_a_wrong_clock_comes_when_the_clock_is_set_back(broker: Broker) -> None:
+def test_mail_expired_by_a_wrong_clock_comes_back(broker: Broker) -> None:
     for _ in range(SKIP_FROM + 2):
         broker.send(ttl=HOUR)
     assert broker.take(num_msgs=1) == [0]

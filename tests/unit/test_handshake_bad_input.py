@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import MediatorError
-from mediator.mediation.names import is_ed25519
 from pickup.invitations import id_inside
-from pickup.protocols.peers import attached
-from pickup.protocols.signing import verify_attachment
-from tests.unit.handshaking import Peer, unpadded
+from pickup.mediation.names import is_ed25519
+from pickup.protocols.peers import read_attached
+from pickup.protocols.signatures import verify_attachment
+from tests.harness.handshaking import Peer, unpadded
 
 PEER = Peer()
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=12)
@@ -53,7 +53,7 @@ def mutated(whole: Any) -> st.SearchStrategy[Any]:
 def test_any_document_is_read_or_refused(document: Any) -> None:
     did = document.get("id") if isinstance(document, dict) else None
     with suppress(MediatorError):
-        peer = attached(document, did if isinstance(did, str) else PEER.nym, "document")
+        peer = read_attached(document, did if isinstance(did, str) else PEER.nym, "document")
         assert peer.signing
         assert all(map(is_ed25519, (*peer.signing, *peer.keys, *peer.routing_keys)))
         assert peer.endpoint is None or peer.endpoint.startswith(("http://", "https://", "ws://", "wss://"))

@@ -6,10 +6,10 @@ import base58
 import pytest
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchInvitationError, NotEnrolledError
-from mediator.mediation.records import Generation
+from pickup.mediation.records import Generation, Invitation
 from pickup.message import OLD, write
-from pickup.protocols.connections import request
-from tests.unit.handshaking import PUBLIC_URL, START, House, Peer, checked_field, connecting, house, only
+from pickup.protocols.connections import handle_request
+from tests.harness.handshaking import PUBLIC_URL, START, House, Peer, checked_field, connecting, house, only
 
 
 @pytest.fixture
@@ -23,11 +23,15 @@ def peer() -> Peer:
     return Peer()
 
 
+@pytest.fixture
+async def invitation(door: House) -> Invitation:
+    return await door.invitations.make("default")
+
+
 @pytest.mark.rule("D8")
-async def test_a_request_is_answered_with_our_document_signed_by_the_invitation(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_the_invitation_key_signs_our_document(door: House, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer), peer.key, invitation.key)
-    plain = write(only(await request(call)), Generation.V1, "", "")
+    plain = write(only(await handle_request(call)), Generation.V1, "", "")
 
     assert plain["@type"] == "https://didcomm.org/connections/1.0/response"
     assert plain["~thread"] == {"thid": "request-1"}
@@ -49,38 +53,33 @@ async def test_a_request_is_answered_with_our_document_signed_by_the_invitation(
     assert [service["serviceEndpoint"] for service in services] == [PUBLIC_URL, "wss://mediator.example/didcomm"]
     assert all(service["recipientKeys"] == [verkey] for service in services)
 
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    kept = await door.kept(peer.key)
     assert call.connection == kept
     assert (kept.their_did, kept.callers, kept.keys) == (peer.nym, (peer.key,), (peer.key,))
     assert (kept.label, kept.endpoint, kept.invitation) == ("wallet", None, invitation.id)
-    assert door.office.identities.known_as(kept.my_did) == door.identity
+    assert door.context.identities.known_as(kept.my_did) == door.identity
 
 
-async def test_old_prefixes_are_answered_in_kind(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_old_prefixes_are_answered_in_kind(door: House, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer, prefix=OLD), peer.key, invitation.key)
-    reply = only(await request(call))
+    reply = only(await handle_request(call))
     assert str(reply.type) == f"{OLD}connections/1.0/response"
     assert reply.decorators["connection~sig"]["@type"] == f"{OLD}signature/1.0/ed25519Sha512_single"
 
 
-async def test_documents_qualified_or_not_and_keys_by_reference_are_read(door: House) -> None:
-    invitation = await door.invitations.make("default")
+async def test_qualified_dids_and_keys_by_reference_are_read(door: House, invitation: Invitation) -> None:
     for brought, written in (("", ""), ("did:sov:", "did:sov:"), ("", "did:sov:"), ("did:sov:", "")):
         peer = Peer()
         document = peer.old_document("http://peer.example", did=written + peer.nym)
         document["service"][0]["recipientKeys"] = [f"{written}{peer.nym}#1"]
         raw = connecting(peer, connection={"DID": brought + peer.nym, "DIDDoc": document})
-        await request(await door.call(raw, peer.key, invitation.key))
-        kept = await door.connection(peer.key)
-        assert kept is not None
+        await handle_request(await door.call(raw, peer.key, invitation.key))
+        kept = await door.kept(peer.key)
         assert (kept.their_did, kept.keys) == (brought + peer.nym, (peer.key,))
         assert kept.endpoint == "http://peer.example"
 
 
-async def test_documents_of_newer_agents_are_read(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_documents_of_newer_agents_are_read(door: House, peer: Peer, invitation: Invitation) -> None:
     document = {
         "@context": "https://www.w3.org/ns/did/v1",
         "id": peer.nym,
@@ -108,18 +107,17 @@ async def test_documents_of_newer_agents_are_read(door: House, peer: Peer) -> No
         ],
     }
     raw = connecting(peer, connection={"DID": peer.nym, "DIDDoc": document})
-    await request(await door.call(raw, peer.key, invitation.key))
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    await handle_request(await door.call(raw, peer.key, invitation.key))
+    kept = await door.kept(peer.key)
     assert (kept.endpoint, kept.keys, len(kept.routing_keys)) == ("https://peer.example", (peer.key,), 1)
 
 
 @pytest.mark.rule("D12")
 async def test_the_same_request_again_changes_nothing(door: House, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
-    first = only(await request(await door.call(connecting(peer), peer.key, invitation.key)))
+    first = only(await handle_request(await door.call(connecting(peer), peer.key, invitation.key)))
     kept = await door.connection(peer.key)
-    again = only(await request(await door.call(connecting(peer), peer.key, invitation.key)))
+    again = only(await handle_request(await door.call(connecting(peer), peer.key, invitation.key)))
     assert checked_field(first.decorators["connection~sig"], invitation.key) == checked_field(
         again.decorators["connection~sig"], invitation.key
     )
@@ -128,22 +126,25 @@ async def test_the_same_request_again_changes_nothing(door: House, peer: Peer) -
 
 
 @pytest.mark.rule("D8")
-async def test_who_brings_a_document_without_its_own_key_is_refused(door: House, peer: Peer) -> None:
-    invitation, thief = await door.invitations.make("default"), Peer()
+async def test_who_brings_a_document_without_its_own_key_is_refused(
+    door: House, peer: Peer, invitation: Invitation
+) -> None:
+    thief = Peer()
     with pytest.raises(BadRequestError, match="key the message was sealed with"):
-        await request(await door.call(connecting(peer), thief.key, invitation.key))
+        await handle_request(await door.call(connecting(peer), thief.key, invitation.key))
     with pytest.raises(NotEnrolledError):
-        await request(await door.call(connecting(peer), None, invitation.key))
+        await handle_request(await door.call(connecting(peer), None, invitation.key))
     assert await door.count() == 0
 
 
 @pytest.mark.rule("D8")
-async def test_a_did_that_is_not_made_from_the_key_is_not_believed(door: House, peer: Peer) -> None:
-    invitation, other = await door.invitations.make("default"), Peer()
+async def test_a_did_that_is_not_made_from_the_key_is_not_believed(
+    door: House, peer: Peer, invitation: Invitation
+) -> None:
+    other = Peer()
     raw = connecting(peer, connection={"DID": other.nym, "DIDDoc": peer.old_document(did=other.nym)})
-    await request(await door.call(raw, peer.key, invitation.key))
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    await handle_request(await door.call(raw, peer.key, invitation.key))
+    kept = await door.kept(peer.key)
     assert kept.their_did == peer.key
 
 
@@ -163,14 +164,15 @@ async def test_a_did_that_is_not_made_from_the_key_is_not_believed(door: House, 
         {"DID": "x", "DIDDoc": {"id": "x", "service": [{"type": "IndyAgent", "recipientKeys": ["0OIl"]}]}},
     ],
 )
-async def test_what_is_no_introduction_is_refused(door: House, peer: Peer, brought: object) -> None:
-    invitation = await door.invitations.make("default")
+async def test_what_is_no_introduction_is_refused(
+    door: House, peer: Peer, brought: object, invitation: Invitation
+) -> None:
     with pytest.raises(MediatorError) as caught:
-        await request(await door.call(connecting(peer, connection=brought), peer.key, invitation.key))
+        await handle_request(await door.call(connecting(peer, connection=brought), peer.key, invitation.key))
     assert caught.value.status == 400
     assert await door.count() == 0
 
 
 async def test_a_request_that_answers_no_invitation_is_refused(door: House, peer: Peer) -> None:
     with pytest.raises(NoSuchInvitationError):
-        await request(await door.call(connecting(peer), peer.key, door.identity.key))
+        await handle_request(await door.call(connecting(peer), peer.key, door.identity.key))

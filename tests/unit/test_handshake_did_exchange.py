@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledError, UnresolvedDidError
-from mediator.mediation.records import Generation
-from pickup.message import OLD, Message, write
-from pickup.protocols.did_exchange import request
-from tests.unit.handshaking import PUBLIC_URL, House, Peer, checked_attachment, exchange, house, only
+from pickup.mediation.records import Generation, Invitation
+from pickup.message import OLD, DidcommMessage, write
+from pickup.protocols.did_exchange import handle_request
+from tests.harness.handshaking import PUBLIC_URL, House, Peer, checked_attachment, exchange, house, only
 
 
 @pytest.fixture
@@ -27,12 +27,16 @@ def peer() -> Peer:
     return Peer()
 
 
+@pytest.fixture
+async def invitation(door: House) -> Invitation:
+    return await door.invitations.make("default")
+
+
 @pytest.mark.rule("D8")
-async def test_a_request_of_1_1_is_answered_with_our_did_under_the_invitations_key(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_1_1_gets_our_did_signed_by_the_invitation_key(door: House, peer: Peer, invitation: Invitation) -> None:
     did = peer.peer_4()
     call = await door.call(exchange(1, did, invitation), peer.key, invitation.key)
-    reply = only(await request(call))
+    reply = only(await handle_request(call))
 
     plain = write(reply, Generation.V1, "", "")
     assert plain["@type"] == "https://didcomm.org/didexchange/1.1/response"
@@ -47,39 +51,35 @@ async def test_a_request_of_1_1_is_answered_with_our_did_under_the_invitations_k
     assert PUBLIC_URL in endpoints
     assert "wss://mediator.example/didcomm" in endpoints
 
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    kept = await door.kept(peer.key)
     assert call.connection == kept
     assert (kept.their_did, kept.my_did) == (did, plain["did"])
     assert (kept.callers, kept.keys) == ((peer.key,), (peer.key,))
     assert (kept.label, kept.endpoint, kept.invitation) == ("wallet", None, invitation.id)
-    assert door.office.identities.known_as(kept.my_did) == door.identity
+    assert door.context.identities.known_as(kept.my_did) == door.identity
 
 
 @pytest.mark.parametrize("alphabet", ["standard", "url"])
-async def test_a_request_of_1_0_with_an_attached_document_gets_a_signed_document(
-    door: House, peer: Peer, alphabet: str
+async def test_1_0_with_a_document_gets_a_signed_document(
+    door: House, peer: Peer, alphabet: str, invitation: Invitation
 ) -> None:
-    invitation = await door.invitations.make("default")
     attached = peer.attach(peer.old_document("https://peer.example/in"), alphabet=alphabet)
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
-    reply = only(await request(await door.call(raw, peer.key, invitation.key)))
+    reply = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
 
     plain = write(reply, Generation.V1, "", "")
     assert "did_rotate~attach" not in plain
     document = orjson.loads(checked_attachment(plain["did_doc~attach"], invitation.key))
     assert document["id"] == plain["did"]
     assert document == did_peer_4.resolve(plain["did"])
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    kept = await door.kept(peer.key)
     assert (kept.their_did, kept.endpoint, kept.keys) == (peer.nym, "https://peer.example/in", (peer.key,))
 
 
-async def test_a_wallet_that_knows_only_did_peer_1_is_answered_with_one(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: House, peer: Peer, invitation: Invitation) -> None:
     theirs = peer.genesis_document()
     raw = exchange(0, theirs["id"], invitation, **{"did_doc~attach": peer.attach(theirs)})
-    plain = write(only(await request(await door.call(raw, peer.key, invitation.key))), Generation.V1, "", "")
+    plain = write(only(await handle_request(await door.call(raw, peer.key, invitation.key))), Generation.V1, "", "")
 
     document = orjson.loads(checked_attachment(plain["did_doc~attach"], invitation.key))
     assert document.pop("id") == plain["did"]
@@ -92,34 +92,31 @@ async def test_a_wallet_that_knows_only_did_peer_1_is_answered_with_one(door: Ho
         PUBLIC_URL,
         "wss://mediator.example/didcomm",
     ]
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    kept = await door.kept(peer.key)
     # Nothing but the key proves who this is.
     assert kept.their_did == peer.key
-    assert door.office.identities.known_as(kept.my_did) == door.identity
+    assert door.context.identities.known_as(kept.my_did) == door.identity
 
 
-async def test_old_type_prefixes_are_answered_in_kind(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_old_type_prefixes_are_answered_in_kind(door: House, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation) | {"@type": f"{OLD}didexchange/1.1/request"}
-    reply = only(await request(await door.call(raw, peer.key, invitation.key)))
+    reply = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
     assert str(reply.type) == f"{OLD}didexchange/1.1/response"
 
 
-async def test_a_did_key_is_a_did_like_any_other(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
-    await request(await door.call(exchange(1, peer.key, invitation), peer.key, invitation.key))
-    kept = await door.connection(peer.key)
-    assert kept is not None
+async def test_a_did_key_is_a_did_like_any_other(door: House, peer: Peer, invitation: Invitation) -> None:
+    await handle_request(await door.call(exchange(1, peer.key, invitation), peer.key, invitation.key))
+    kept = await door.kept(peer.key)
     assert kept.keys == (peer.key,)
 
 
-async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(door: House, peer: Peer) -> None:
-    invitation, other = await door.invitations.make("default"), Peer()
+async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(
+    door: House, peer: Peer, invitation: Invitation
+) -> None:
+    other = Peer()
     did = peer.peer_4("http://peer.example:8000", f"{other.key}#{other.key.removeprefix('did:key:')}")
-    await request(await door.call(exchange(1, did, invitation), peer.key, invitation.key))
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    await handle_request(await door.call(exchange(1, did, invitation), peer.key, invitation.key))
+    kept = await door.kept(peer.key)
     assert (kept.endpoint, kept.routing_keys) == ("http://peer.example:8000", (other.key,))
 
 
@@ -127,52 +124,50 @@ async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(door: House
 async def test_the_same_request_again_changes_nothing_and_counts_once(door: House, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
     raw = exchange(1, peer.peer_4(), invitation)
-    first = only(await request(await door.call(raw, peer.key, invitation.key)))
+    first = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
     kept = await door.connection(peer.key)
-    again = only(await request(await door.call(raw, peer.key, invitation.key)))
+    again = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
     assert (again.body, again.thid) == (first.body, first.thid)
     assert await door.connection(peer.key) == kept
     assert (await door.count(), await door.uses(invitation)) == (1, 1)
 
 
 @pytest.mark.rule("D8")
-async def test_the_key_that_sealed_must_be_one_of_the_document(door: House, peer: Peer) -> None:
-    invitation, thief = await door.invitations.make("default"), Peer()
+async def test_the_key_that_sealed_must_be_one_of_the_document(door: House, peer: Peer, invitation: Invitation) -> None:
+    thief = Peer()
     for raw in (
         exchange(1, peer.peer_4(), invitation),
         exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(peer.old_document())}),
     ):
         with pytest.raises(BadRequestError, match="key the message was sealed with"):
-            await request(await door.call(raw, thief.key, invitation.key))
+            await handle_request(await door.call(raw, thief.key, invitation.key))
     assert await door.count() == 0
     assert await door.uses(invitation) == 0
 
 
 @pytest.mark.rule("D8")
-async def test_other_keys_of_a_document_are_not_believed(door: House, peer: Peer) -> None:
-    invitation, victim = await door.invitations.make("default"), Peer()
-    await request(await door.call(exchange(1, victim.peer_4(), invitation), victim.key, invitation.key))
+async def test_other_keys_of_a_document_are_not_believed(door: House, peer: Peer, invitation: Invitation) -> None:
+    victim = Peer()
+    await handle_request(await door.call(exchange(1, victim.peer_4(), invitation), victim.key, invitation.key))
     before = await door.connection(victim.key)
 
     stolen = peer.old_document()
     stolen["publicKey"] += victim.old_document()["publicKey"]
     stolen["service"][0]["recipientKeys"].append(victim.verkey)
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(stolen)})
-    await request(await door.call(raw, peer.key, invitation.key))
+    await handle_request(await door.call(raw, peer.key, invitation.key))
 
     assert await door.connection(victim.key) == before
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    kept = await door.kept(peer.key)
     assert kept.callers == (peer.key,)
 
 
 @pytest.mark.rule("D8")
-async def test_a_did_that_only_its_own_document_vouches_for_is_not_believed(door: House, peer: Peer) -> None:
-    invitation, trusted = await door.invitations.make("default"), Peer()
+async def test_a_did_that_only_its_document_proves_is_not_used(door: House, peer: Peer, invitation: Invitation) -> None:
+    trusted = Peer()
     raw = exchange(0, trusted.nym, invitation, **{"did_doc~attach": peer.attach(peer.old_document(did=trusted.nym))})
-    await request(await door.call(raw, peer.key, invitation.key))
-    kept = await door.connection(peer.key)
-    assert kept is not None
+    await handle_request(await door.call(raw, peer.key, invitation.key))
+    kept = await door.kept(peer.key)
     assert kept.their_did == peer.key
 
 
@@ -189,36 +184,35 @@ async def test_a_did_that_only_its_own_document_vouches_for_is_not_believed(door
         (lambda jws: jws.update(signatures="all"), "1 to 8 signatures"),
     ],
 )
-async def test_a_document_whose_signature_is_not_right_is_refused(door, peer, spoil, said) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_document_whose_signature_is_not_right_is_refused(door, peer, spoil, said, invitation) -> None:
     attached = peer.attach(peer.old_document())
     spoil(attached["data"]["jws"])
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match=said):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
     assert await door.count() == 0
 
 
 @pytest.mark.rule("D12")
-async def test_a_document_changed_after_it_was_signed_is_refused(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_document_changed_after_it_was_signed_is_refused(
+    door: House, peer: Peer, invitation: Invitation
+) -> None:
     attached = peer.attach(peer.old_document())
     attached["data"]["base64"] = peer.attach(peer.old_document("https://elsewhere.example"))["data"]["base64"]
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match="signature is wrong"):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
-async def test_a_document_signed_by_a_stranger_is_refused(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_document_signed_by_a_stranger_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": Peer().attach(peer.old_document())})
     with pytest.raises(BadRequestError, match="signature by keys of the document"):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
-async def test_a_document_with_several_signatures_is_good_when_all_are(door: House, peer: Peer) -> None:
-    invitation, second = await door.invitations.make("default"), Peer()
+async def test_all_signatures_of_a_document_must_be_valid(door: House, peer: Peer, invitation: Invitation) -> None:
+    second = Peer()
     document = peer.old_document()
     document["publicKey"] += [
         {
@@ -232,12 +226,12 @@ async def test_a_document_with_several_signatures_is_good_when_all_are(door: Hou
     payload = orjson.dumps(document)
     attached["data"]["jws"] = {"signatures": [peer.jws(payload), second.jws(payload)]}
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
-    await request(await door.call(raw, peer.key, invitation.key))
+    await handle_request(await door.call(raw, peer.key, invitation.key))
     assert await door.connection(peer.key) is not None
 
     attached["data"]["jws"]["signatures"][1]["signature"] = attached["data"]["jws"]["signatures"][0]["signature"]
     with pytest.raises(BadRequestError, match="signature is wrong"):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
@@ -256,21 +250,21 @@ async def test_a_document_with_several_signatures_is_good_when_all_are(door: Hou
         {"data": {"links": ["https://elsewhere.example"], "jws": {}}},
     ],
 )
-async def test_an_attachment_that_is_none_is_refused(door: House, peer: Peer, attached: object) -> None:
-    invitation = await door.invitations.make("default")
+async def test_an_attachment_that_is_none_is_refused(
+    door: House, peer: Peer, attached: object, invitation: Invitation
+) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match="did_doc~attach"):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
     assert await door.count() == 0
 
 
 @pytest.mark.rule("D12")
-async def test_a_document_of_another_did_or_none_is_refused(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_document_of_another_did_or_none_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
     for document in ({}, [], {"id": 7}, {"id": peer.nym}, peer.old_document(did=Peer().nym)):
         raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(document)})
         with pytest.raises(BadRequestError):
-            await request(await door.call(raw, peer.key, invitation.key))
+            await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
@@ -285,45 +279,44 @@ async def test_a_document_of_another_did_or_none_is_refused(door: House, peer: P
         ("did:example:nobody", UnresolvedDidError),
     ],
 )
-async def test_a_did_that_leads_nowhere_is_refused(door: House, peer: Peer, did: object, error: type) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_did_that_leads_nowhere_is_refused(
+    door: House, peer: Peer, did: object, error: type, invitation: Invitation
+) -> None:
     raw = exchange(1, "x", invitation) | {"did": did}
     with pytest.raises(error):
-        await request(await door.call(raw, peer.key, invitation.key))
+        await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D8")
-async def test_who_says_nothing_of_itself_is_refused(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_who_says_nothing_of_itself_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(exchange(1, peer.peer_4(), invitation), None, invitation.key)
     with pytest.raises(NotEnrolledError):
-        await request(call)
+        await handle_request(call)
 
 
-async def test_a_request_for_our_own_key_names_its_invitation_as_parent(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_request_to_our_key_names_its_invitation(door: House, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation)
-    reply = only(await request(await door.call(raw, peer.key, door.identity.key)))
+    reply = only(await handle_request(await door.call(raw, peer.key, door.identity.key)))
     checked_attachment(reply.decorators["did_rotate~attach"], invitation.key)
     with pytest.raises(NoSuchInvitationError):
-        await request(await door.call(exchange(1, peer.peer_4(), None), peer.key, door.identity.key))
+        await handle_request(await door.call(exchange(1, peer.peer_4(), None), peer.key, door.identity.key))
     strange = exchange(1, peer.peer_4(), None) | {"~thread": {"pthid": "nobody's"}}
     with pytest.raises(NoSuchInvitationError):
-        await request(await door.call(strange, peer.key, door.identity.key))
+        await handle_request(await door.call(strange, peer.key, door.identity.key))
 
 
 async def test_an_invitation_that_is_not_open_connects_nobody_new(door: House, peer: Peer) -> None:
     short = await door.invitations.make("default", ttl=1000)
     once = await door.invitations.make("default", uses=1)
-    await request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
+    await handle_request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
     door.clock.now += 1000
     for invitation in (short, once):
         late = Peer()
         with pytest.raises(NoSuchInvitationError):
-            await request(await door.call(exchange(1, late.peer_4(), invitation), late.key, invitation.key))
+            await handle_request(await door.call(exchange(1, late.peer_4(), invitation), late.key, invitation.key))
         assert await door.connection(late.key) is None
     # Who came by it before may repeat.
-    await request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
+    await handle_request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
 
 
 @pytest.mark.rule("A6")
@@ -332,28 +325,25 @@ async def test_an_invitation_of_another_tenant_is_none(peer: Peer) -> None:
         invitation = await door.invitations.make("acme")
         raw = exchange(1, peer.peer_4(), invitation)
         with pytest.raises(NoSuchInvitationError):
-            await request(await door.call(raw, peer.key, door.identity.key))
+            await handle_request(await door.call(raw, peer.key, door.identity.key))
         call = await door.call(raw, peer.key, invitation.key, tenant="acme")
-        await request(call)
+        await handle_request(call)
         assert call.connection is not None
         assert call.connection.tenant == "acme"
         assert await door.connection(peer.key) is None
 
 
-async def test_a_label_is_cut_and_never_needed(door: House) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_label_is_cut_and_never_needed(door: House, invitation: Invitation) -> None:
     for label, kept_as in (("x" * 500, "x" * 128), (7, ""), (None, "")):
         peer = Peer()
         raw = exchange(1, peer.peer_4(), invitation) | {"label": label}
-        await request(await door.call(raw, peer.key, invitation.key))
-        kept = await door.connection(peer.key)
-        assert kept is not None
+        await handle_request(await door.call(raw, peer.key, invitation.key))
+        kept = await door.kept(peer.key)
         assert kept.label == kept_as
 
 
-async def test_a_thread_of_its_own_is_kept_to(door: House, peer: Peer) -> None:
-    invitation = await door.invitations.make("default")
+async def test_a_thread_of_its_own_is_kept_to(door: House, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key)
-    message: Message = replace(call.message, thid=None)
+    message: DidcommMessage = replace(call.message, thid=None)
     call.message = message
-    assert only(await request(call)).thid == "request-1"
+    assert only(await handle_request(call)).thid == "request-1"

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
-from mediator.mediation.records import Invitation
+from pickup.mediation.records import Invitation
 from pickup.message import DIDCOMM
 from pickup.protocols import did_exchange
 from pickup.protocols.out_of_band import invitation as received
 from pickup.protocols.out_of_band import reuse
-from tests.unit.handshaking import House, Peer, exchange, house, only
+from pickup.tables import MediationTables
+from tests.harness.handshaking import House, Peer, exchange, house, only
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ async def door() -> AsyncIterator[House]:
 
 async def connected(door: House, invitation: Invitation) -> Peer:
     peer = Peer()
-    await did_exchange.request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
+    await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
 
 
@@ -43,13 +44,12 @@ async def test_a_connection_is_used_again(door: House, version: str) -> None:
     assert await door.connection(peer.key) == before
 
 
-async def test_who_is_connected_without_an_invitation_has_come_by_this_one(door: House) -> None:
+async def test_a_connection_without_invitation_gets_the_reused_one(door: House) -> None:
     first, second = await door.invitations.make("default"), await door.invitations.make("default", uses=1)
     peer = await connected(door, first)
-    before = await door.connection(peer.key)
-    assert before is not None
+    before = await door.kept(peer.key)
     alone = replace(before, invitation=None)
-    await door.office.broker.write(lambda tx, _now: tx.connections.save(alone))
+    await door.context.mediation.write(lambda tx, _now: tx.table(MediationTables).connections.save(alone))
 
     for _ in range(2):
         await reuse(await door.call(reusing(second.id), peer.key, second.key))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from mediator.config.settings import Settings
 from mediator.errors import NotAuthenticatedError, SetupError
 from mediator.http.tenants import HttpTenants
-from mediator.settings import Settings
 
 ONE, OTHER, BOB = "one-of-ada-000000", "other-of-ada-0000", "the-one-of-bob-00"
 TOKENS = {"acme": [ONE, OTHER], "globex": [BOB], "idle": []}
@@ -45,7 +45,7 @@ def test_a_token_says_the_tenant() -> None:
     ],
 )
 @pytest.mark.parametrize("anonymous", [True, False])
-def test_a_token_that_no_tenant_has_is_refused_also_where_none_is_needed(value: str, anonymous: bool) -> None:
+def test_an_unknown_token_is_refused_even_if_none_is_needed(value: str, anonymous: bool) -> None:
     tenants = HttpTenants(TOKENS, anonymous=anonymous)
     with pytest.raises(NotAuthenticatedError):
         of(tenants, Authorization=value, **LOCAL)
@@ -67,7 +67,7 @@ def test_no_other_header_says_a_tenant() -> None:
 
 
 @pytest.mark.rule("A6")
-def test_without_a_token_a_caller_is_default_where_that_is_allowed() -> None:
+def test_a_caller_without_a_token_is_default_where_allowed() -> None:
     tenants = HttpTenants({}, anonymous=True)
     for host in ("127.0.0.1:8080", "127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8080", "[::1]", "127.8.0.1:80"):
         assert of(tenants, Host=host) == "default"
@@ -100,7 +100,7 @@ REASONS: dict[str, dict[str, Any]] = {
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_token_is_needed_as_soon_as_there_is(reason: str, tmp_path: Path) -> None:
-    assert not Settings(data_dir=tmp_path, **REASONS[reason]).http_anonymous
+    assert not Settings.of(data_dir=tmp_path, **REASONS[reason]).http_anonymous
 
 
 @pytest.mark.rule("A6")
@@ -109,7 +109,7 @@ def test_a_token_is_needed_as_soon_as_there_is(reason: str, tmp_path: Path) -> N
     [{}, {"http": "localhost:0"}, {"http": "[::1]:8080"}, {"tenants": {"default": {}}}, {"nats_url": "nats://h"}],
 )
 def test_no_token_is_needed_while_nothing_keeps_callers_apart(options: dict[str, Any], tmp_path: Path) -> None:
-    assert Settings(data_dir=tmp_path, **options).http_anonymous
+    assert Settings.of(data_dir=tmp_path, **options).http_anonymous
 
 
 @pytest.mark.parametrize(
@@ -140,5 +140,5 @@ def test_one_token_belongs_to_one_tenant_and_is_never_shown(tmp_path: Path) -> N
     with pytest.raises(SetupError) as caught:
         Settings.load(data_dir=tmp_path, tenants=tenants)
     assert str(caught.value).startswith("tenants.b.api_tokens: a token is already one of tenant a")
-    kept = Settings(data_dir=tmp_path, tenants={"default": {"api_tokens": [ONE]}})
+    kept = Settings.of(data_dir=tmp_path, tenants={"default": {"api_tokens": [ONE]}})
     assert ONE not in repr(kept) + str(kept.model_dump())

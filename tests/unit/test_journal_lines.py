@@ -6,15 +6,15 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.journal_lines import encode, expand
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.ops.journal.lines import encode, expand
 
 NUMBERS = st.integers(-1, 2**53 - 1)
 EVENTS = st.lists(
     st.builds(
         Event,
-        st.sampled_from(What),
+        st.sampled_from(EventType),
         st.sampled_from([1000, 2000]),
         st.sampled_from(["default", "ä-b"]),
         NUMBERS,
@@ -50,7 +50,7 @@ def test_lines_are_a_chain_and_the_last_has_the_mark(events: list[Event]) -> Non
 
 
 def test_one_tenant_is_one_line() -> None:
-    events = [Event(What.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(100)]
+    events = [Event(EventType.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(100)]
     (line,) = _lines(events, after=None)
     assert line["after"] is None
     assert line["at"] == [1] * 100
@@ -58,7 +58,7 @@ def test_one_tenant_is_one_line() -> None:
 
 
 def test_a_line_has_a_bounded_length() -> None:
-    events = [Event(What.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(2500)]
+    events = [Event(EventType.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(2500)]
     lines = _lines(events)
     assert [len(line["what"]) for line in lines] == [1000, 1000, 500]  # type: ignore[arg-type]
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 import structlog
 
-from mediator import logs
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import redact
+from mediator.ops import logs
 
 ADDRESS = "kx7fsecretaddressofsomebody"
 
@@ -77,7 +77,7 @@ def test_an_address_that_is_no_text_is_hidden_whole() -> None:
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_a_traceback_shows_where_but_no_local_variables_rows_or_addresses(form: Literal["console", "json"]) -> None:
+def test_a_traceback_shows_no_variables_rows_or_addresses(form: Literal["console", "json"]) -> None:
     payload, said = "secret-local", "disk I/O error\nDETAIL: row (secret-row)"
 
     def failing(local: str) -> None:

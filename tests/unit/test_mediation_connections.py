@@ -14,11 +14,11 @@ from mediator.errors import (
 )
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mediation.keylist import Result
-from mediator.mediation.records import Device, Policy, Rules
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import DAY, HOUR, START, TENANT
-from tests.unit.mediation import Mediation, ids, key, payloads
+from pickup.mediation.keylist import KeylistResult
+from pickup.mediation.records import MediationRules, Policy, PushDevice
+from tests.harness.broker import DAY, HOUR, START, TENANT
+from tests.harness.mediation import Mediation, ids, key, payloads
+from tests.harness.stores import ram_store
 
 ALICE, ALICE_2, BOB = "did:example:alice", "did:example:alice-2", "did:example:bob"
 LONG, SHORT = "did:peer:4zQmAbc:zDoc", "did:peer:4zQmAbc"
@@ -98,7 +98,7 @@ def test_an_invitation_that_is_not_open_here_lets_nobody_in(house: Mediation, id
     assert house.meet(ALICE, invitation=id).invitation is None
 
 
-def test_a_connection_that_repeats_without_its_invitation_keeps_it(house: Mediation) -> None:
+def test_a_repeat_without_invitation_keeps_it(house: Mediation) -> None:
     house.invite()
     house.connect(ALICE, invitation="invitation")
     assert house.connect(ALICE).invitation == "invitation"
@@ -113,7 +113,7 @@ def test_a_v2_peer_is_met_once(house: Mediation) -> None:
     assert (again.no, again.their_did, again.my_did) == (first.no, LONG, "did:peer:2.rotated")
 
 
-def test_a_v2_peer_that_was_met_in_its_short_form_is_known_by_its_long_one_later(house: Mediation) -> None:
+def test_a_v2_peer_gets_its_long_form_later(house: Mediation) -> None:
     house.meet(SHORT, SHORT)
     assert house.meet(SHORT, LONG).their_did == LONG
 
@@ -141,7 +141,7 @@ def test_when_it_was_last_seen_is_kept_to_the_hour(house: Mediation) -> None:
 
 def test_being_seen_takes_back_nothing_that_changed_meanwhile(house: Mediation) -> None:
     stale = house.connect(ALICE)
-    device = Device("token", "android")
+    device = PushDevice("token", "android")
     house.run(lambda tx: tx.connections.save(replace(stale, device=device)))
     house.advance(HOUR)
     assert house.seen(stale).device == device
@@ -172,7 +172,7 @@ def test_a_grant_given_again_is_the_same(house: Mediation) -> None:
 
 
 @pytest.mark.rule("D1")
-def test_after_an_operator_deleted_the_mailbox_a_grant_makes_another_and_the_keys_lead_there(house: Mediation) -> None:
+def test_a_grant_replaces_a_mailbox_an_operator_deleted(house: Mediation) -> None:
     holder = house.holder(1, key(10), key(11))
     assert holder.address is not None
     house.delete_mailbox(holder.address)
@@ -186,7 +186,7 @@ def test_after_an_operator_deleted_the_mailbox_a_grant_makes_another_and_the_key
 
 
 @pytest.mark.rule("A3", "D1")
-def test_a_mailbox_that_somebody_made_at_the_old_address_gets_nothing(house: Mediation) -> None:
+def test_a_new_mailbox_at_the_old_address_gets_nothing(house: Mediation) -> None:
     holder = house.holder(1, key(10))
     assert holder.address is not None
     house.delete_mailbox(holder.address)
@@ -199,7 +199,7 @@ def test_a_mailbox_that_somebody_made_at_the_old_address_gets_nothing(house: Med
 
 
 def test_only_who_came_by_an_invitation_is_let_in() -> None:
-    house = Mediation(MemoryStore(), Rules(policy=Policy.INVITATION))
+    house = Mediation(ram_store(), MediationRules(policy=Policy.INVITATION))
     house.invite()
     with pytest.raises(MediationDeniedError):
         house.grant(house.connect(ALICE))
@@ -207,7 +207,7 @@ def test_only_who_came_by_an_invitation_is_let_in() -> None:
 
 
 def test_only_who_is_listed_is_let_in() -> None:
-    house = Mediation(MemoryStore(), Rules(policy=Policy.ALLOW, allowed=frozenset({ALICE, SHORT})))
+    house = Mediation(ram_store(), MediationRules(policy=Policy.ALLOW, allowed=frozenset({ALICE, SHORT})))
     assert house.grant(house.connect(ALICE)).address is not None
     assert house.grant(house.connect(key(1), their_did=LONG)).address is not None
     with pytest.raises(MediationDeniedError):
@@ -224,7 +224,7 @@ def test_a_connection_that_ends_frees_its_keys_and_its_mailbox(house: Mediation)
     assert holder.address is not None
     with pytest.raises(NoSuchMailboxError):
         house.query(holder.address)
-    assert house.add(other, key(10)) == [Result.SUCCESS]
+    assert house.add(other, key(10)) == [KeylistResult.SUCCESS]
     house.forward(key(10), b"new")
     assert payloads(house.deliver(other)) == [b"new"]
     with pytest.raises(NotEnrolledError):
@@ -247,7 +247,7 @@ def test_a_connection_without_mediation_can_be_ended(house: Mediation) -> None:
 
 @pytest.mark.rule("D12")
 def test_a_tenant_has_so_many_connections_and_those_go_on() -> None:
-    house = Mediation(MemoryStore(), Rules(max_connections=2))
+    house = Mediation(ram_store(), MediationRules(max_connections=2))
     house.connect(ALICE)
     house.meet("did:x:2")
     house.invite(max_uses=1)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotEnrolledError
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.mailbox import Retention
-from mediator.mediation import names
-from mediator.mediation.keylist import Result
-from mediator.mediation.records import Rules
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import DAY, HOUR, START
-from tests.unit.mediation import Mediation, key, payloads
+from pickup.mediation import names
+from pickup.mediation.keylist import KeylistResult
+from pickup.mediation.records import MediationRules
+from tests.harness.broker import DAY, HOUR, START
+from tests.harness.mediation import Mediation, key, payloads
+from tests.harness.stores import ram_store
 
-SUCCESS, NO_CHANGE, CLIENT_ERROR = Result.SUCCESS, Result.NO_CHANGE, Result.CLIENT_ERROR
+SUCCESS, NO_CHANGE, CLIENT_ERROR = KeylistResult.SUCCESS, KeylistResult.NO_CHANGE, KeylistResult.CLIENT_ERROR
 BASE58 = names.base58(names.verkey(key(10)))
 IDLE = 180 * DAY
 
@@ -79,7 +79,7 @@ def test_who_proves_a_key_has_it_and_what_came_before_stays(house: Mediation) ->
 
 
 @pytest.mark.rule("D8")
-def test_a_key_is_free_after_180_days_without_mail_and_without_its_holder(house: Mediation) -> None:
+def test_a_key_is_free_after_180_idle_days(house: Mediation) -> None:
     house.holder(1, key(10))
     other = house.holder(2)
     house.now = START + IDLE - 1
@@ -105,7 +105,7 @@ def test_use_keeps_a_key(house: Mediation, used: str) -> None:
 
 @pytest.mark.rule("D8")
 def test_without_a_span_no_key_is_ever_idle() -> None:
-    house = Mediation(MemoryStore(), Rules(idle=0))
+    house = Mediation(ram_store(), MediationRules(idle=0))
     house.holder(1, key(10))
     other = house.holder(2)
     house.advance(10_000 * DAY)
@@ -122,7 +122,7 @@ def test_a_key_that_an_operator_attached_cannot_be_had_ever(house: Mediation) ->
 
 
 def test_a_keylist_is_bounded() -> None:
-    house = Mediation(MemoryStore(), Rules(max_keys=2))
+    house = Mediation(ram_store(), MediationRules(max_keys=2))
     holder = house.holder(1, key(10), key(11))
     assert house.update(
         holder, [(key(12), "add"), (key(10), "add"), (key(10), "remove"), (key(12), "add"), (key(13), "add")]
@@ -150,13 +150,13 @@ def test_without_mediation_there_is_no_keylist_to_change(house: Mediation) -> No
 @pytest.mark.rule("D12")
 @given(st.text(), st.sampled_from(["add", "remove", "", "Add", "query"]))
 def test_no_text_does_harm(text: str, action: str) -> None:
-    house = Mediation(MemoryStore())
+    house = Mediation(ram_store())
     (result,) = house.update(house.holder(1), [(text, action)])
     assert result in (SUCCESS, NO_CHANGE, CLIENT_ERROR)
 
 
 @pytest.mark.rule("D11")
-def test_what_is_forwarded_to_an_attached_key_is_fetched_by_a_group(house: Mediation) -> None:
+def test_mail_for_an_attached_key_is_fetched_by_a_group(house: Mediation) -> None:
     house.create(retention=Retention.UNTIL_ACK)
     route = house.attach(BASE58, "task")
     assert (route.key, route.connection_no) == (key(10), None)

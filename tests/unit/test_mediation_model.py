@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mediator.errors import NotEnrolledError
-from mediator.mediation.forwarding import Outcome
-from mediator.mediation.keylist import Result
-from mediator.mediation.records import Connection, Rules
-from mediator.mediation.taking import Status
 from mediator.store.base import Store
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import DAY, SECOND, TENANT
-from tests.unit.mediation import Mediation, ids, key, payloads
+from pickup.mediation.forwarding import ForwardOutcome
+from pickup.mediation.keylist import KeylistResult
+from pickup.mediation.message_queue import QueueStatus
+from pickup.mediation.records import Connection, MediationRules
+from tests.harness.broker import DAY, SECOND, TENANT
+from tests.harness.mediation import Mediation, ids, key, payloads
+from tests.harness.stores import ram_store
 
 OTHER = "other"
 HOLDERS = ((TENANT, 1), (TENANT, 2), (TENANT, 3), (OTHER, 1))
 KEYS = tuple(key(number) for number in range(10, 14))
-RULES = Rules(max_keys=2, max_messages=8, max_bytes=60, keep=30 * SECOND)
+RULES = MediationRules(max_keys=2, max_messages=8, max_bytes=60, keep=30 * SECOND)
 
 holders = st.integers(0, len(HOLDERS) - 1)
 keys = st.sampled_from(KEYS)
@@ -152,11 +152,11 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             held = self.held.get((tenant, name))
             full = sum(1 for one in self.held.values() if one.holder == holder) >= RULES.max_keys
             if held is not None and held.holder == holder:
-                expected = Result.NO_CHANGE
+                expected = KeylistResult.NO_CHANGE
             elif full or (held is not None and not proven and not self.idle(held)):
-                expected = Result.CLIENT_ERROR
+                expected = KeylistResult.CLIENT_ERROR
             else:
-                expected = Result.SUCCESS
+                expected = KeylistResult.SUCCESS
                 self.held[tenant, name] = Held(holder, self.now)
             assert self.house.add(self.connections[holder], name, proven=[name] if proven else []) == [expected]
 
@@ -171,7 +171,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             mine = place in self.held and self.held[place].holder == holder
             if mine:
                 del self.held[place]
-            expected = Result.SUCCESS if mine else Result.NO_CHANGE
+            expected = KeylistResult.SUCCESS if mine else KeylistResult.NO_CHANGE
             assert self.house.remove(self.connections[holder], name) == [expected]
 
         # Mail.
@@ -191,7 +191,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 self.sent += 1
                 bodies.append(b"%d." % self.sent + b"x" * size)
             expire_at = self.now + (RULES.keep if expires is None else expires)
-            expected = Outcome()
+            expected = ForwardOutcome()
             for name in dict.fromkeys(names):
                 held = self.held.get((tenant, name))
                 queue = None if held is None else self.queues.get(held.holder)
@@ -260,12 +260,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 found = self.house.status(self.connections[holder], recipient)
                 assert found == self.expected(self.queues[holder], recipient)
 
-        def expected(self, queue: Queue, recipient: str | None) -> Status:
+        def expected(self, queue: Queue, recipient: str | None) -> QueueStatus:
             living, stored = queue.living(self.now, recipient), queue.stored(recipient)
             if not living:
-                return Status()
+                return QueueStatus()
             size = sum(len(mail.payload) for mail in stored)
-            return Status(len(stored), size, living[0].created_at, living[-1].created_at)
+            return QueueStatus(len(stored), size, living[0].created_at, living[-1].created_at)
 
         @rule(holder=holders, limit=st.integers(1, 4), recipient=filters)
         def deliver(self, holder: int, limit: int, recipient: str | None) -> None:
@@ -366,11 +366,11 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 connection, owed = self.connections[holder], queue.living(self.now)
                 assert payloads(self.house.deliver(connection)) == [mail.payload for mail in owed]
                 assert self.house.acknowledge(connection, *(mail.id for mail in owed)) == len(owed)
-                assert self.house.status(connection) == Status()
+                assert self.house.status(connection) == QueueStatus()
             self.store.close()
 
     Holders.TestCase.settings = settings(
-        max_examples=200,
+        max_examples=40,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -379,5 +379,5 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.rule("D1", "D2", "D3", "D4", "D6", "D7", "D8", "D9")
-class TestMemory(machine(MemoryStore).TestCase):  # type: ignore[misc]
-    """The machine over the in-memory store."""
+class TestSqlite(machine(ram_store).TestCase):  # type: ignore[misc]
+    """The machine over a store on a RAM disk."""

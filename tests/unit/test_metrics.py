@@ -8,11 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.http.health import Health
-from mediator.mailboxes.events import Event, What
+from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
-from mediator.metrics import OK, Metrics
-from pickup.meters import Meters
-from registry.meters import Meters as RegistryMeters
+from mediator.ops.metrics import OK, Metrics
+from mediator.store.writer import Committed
+from pickup.metrics import DidcommMetrics
+from registry.metrics import RegistryMetrics as RegistryMeters
 
 RULES = Path(__file__).parents[2] / "docs" / "alerts.rules.yml"
 ALERTS = {
@@ -36,7 +37,7 @@ ALERTS = {
     "MediatorAgentsNotEmbedded",
     "MediatorPipelineFailing",
 }
-ELSEWHERE = {("mediator_didcomm_rings_total", "outcome", "failed")}
+ELSEWHERE = {("mediator_didcomm_push_notifications_total", "outcome", "failed")}
 """What only a service with a webhook has; the tests of ringing hold it."""
 
 
@@ -54,26 +55,29 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return samples(metrics.registry)[name, frozenset(labels.items())]
 
 
-def event(what: What, lane: int) -> Event:
+def event(what: EventType, lane: int) -> Event:
     return Event(what, at=1, tenant="default", mailbox_no=1, lane=lane)
+
+
+def count_events(metrics: Metrics, events: list[Event]) -> None:
+    metrics.committed(Committed(len(events), 0.001, events))
 
 
 def exercised() -> Metrics:
     metrics = Metrics()
     metrics.request("send", OK, 0.001)
     metrics.request("send", UnavailableError.code, 0.001)
-    metrics.committed(3, 0.002)
-    metrics.released(0.05)
+    metrics.late_seconds.observe(0.05)
     metrics.removed("messages", 7)
-    metrics.journal_written(100)
-    metrics.journal_dropped()
+    metrics.journal_bytes.inc(100)
+    metrics.journal_dropped.inc()
     metrics.control_refused("forged")
     metrics.http_closed("evicted")
-    metrics.events([event(What.STORED, Lane.URGENT)])
+    metrics.committed(Committed(3, 0.002, [event(EventType.STORED, Lane.URGENT)]))
     return metrics
 
 
-def test_a_request_is_counted_by_verb_and_outcome_and_timed_by_verb() -> None:
+def test_a_request_is_counted_and_timed_by_verb() -> None:
     metrics = Metrics()
     metrics.request("send", OK, 0.001)
     metrics.request("send", OK, 0.003)
@@ -85,16 +89,17 @@ def test_a_request_is_counted_by_verb_and_outcome_and_timed_by_verb() -> None:
     assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.25") == 3
 
 
-def test_events_of_messages_are_counted_by_lane_and_those_of_mailboxes_on_their_own() -> None:
+def test_message_events_are_counted_by_lane() -> None:
     metrics = Metrics()
-    metrics.events(
+    count_events(
+        metrics,
         [
-            event(What.STORED, Lane.CRITICAL),
-            event(What.STORED, Lane.CRITICAL),
-            event(What.STORED, Lane.LOW),
-            event(What.EXPIRED, -1),
-            event(What.MAILBOX_CREATED, -1),
-        ]
+            event(EventType.STORED, Lane.CRITICAL),
+            event(EventType.STORED, Lane.CRITICAL),
+            event(EventType.STORED, Lane.LOW),
+            event(EventType.EXPIRED, -1),
+            event(EventType.MAILBOX_CREATED, -1),
+        ],
     )
     assert value(metrics, "mediator_mailboxes_total", event="created") == 1
     assert value(metrics, "mediator_messages_total", event="stored", lane="critical") == 2
@@ -106,16 +111,16 @@ def test_events_of_messages_are_counted_by_lane_and_those_of_mailboxes_on_their_
 
 def test_every_event_of_a_mailbox_has_a_series() -> None:
     metrics = Metrics()
-    of_mailboxes = [what for what in What if what.name.startswith("MAILBOX_")]
-    metrics.events(event(what, -1) for what in of_mailboxes)
+    of_mailboxes = [what for what in EventType if what.name.startswith("MAILBOX_")]
+    count_events(metrics, [event(what, -1) for what in of_mailboxes])
     counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_mailboxes_total"]
     assert counted == [1] * len(of_mailboxes)
 
 
 def test_every_event_of_a_message_has_a_series() -> None:
     metrics = Metrics()
-    of_messages = [what for what in What if not what.name.startswith("MAILBOX_")]
-    metrics.events(event(what, Lane.NORMAL) for what in of_messages)
+    of_messages = [what for what in EventType if not what.name.startswith("MAILBOX_")]
+    count_events(metrics, [event(what, Lane.NORMAL) for what in of_messages])
     counted = [n for (name, _), n in samples(metrics.registry).items() if name == "mediator_messages_total" and n]
     assert counted == [1] * len(of_messages)
 
@@ -149,7 +154,7 @@ async def content() -> None:
 
 def test_two_sets_of_series_are_apart() -> None:
     one, two = Metrics(), Metrics()
-    one.journal_written(1)
+    one.journal_bytes.inc()
     assert value(two, "mediator_journal_bytes_total") == 0
 
 
@@ -160,7 +165,7 @@ async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
     await health.report()
     metrics.registry.register(health)
     RegistryMeters(metrics.registry).watch_model(lambda: 0, lambda: True)
-    didcomm = Meters(metrics.registry)
+    didcomm = DidcommMetrics(metrics.registry)
     didcomm.envelope("ws", MediatorError.code)
     didcomm.relayed("gave_up")
     found = samples(metrics.registry)

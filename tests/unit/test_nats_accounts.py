@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from mediator.errors import SetupError, TenantRefusedError
 from mediator.nats.accounts import (
+    AccountUser,
     Passwords,
     ServerLimits,
-    Tenant,
-    User,
+    TenantAccount,
     account_of,
     allows_anonymous,
     check_exposure,
-    is_loopback,
     quote,
     render_config,
     snippet,
@@ -42,8 +41,8 @@ def account(text, name):
     return found[1]
 
 
-def test_the_service_account_exports_requests_and_pushes_by_account_token():
-    lines = account(rendered(Tenant("default")), "MQ9")
+def test_the_service_exports_requests_and_pushes_by_account():
+    lines = account(rendered(TenantAccount("default")), "MQ9")
     assert '{ service: "mq9.*.$mq9.AI.>", account_token_position: 2 }' in lines
     assert '{ stream: "mq9out.*.>", account_token_position: 2 }' in lines
     assert '{user: "mediator", password: "service-pw"}' in lines
@@ -51,7 +50,7 @@ def test_the_service_account_exports_requests_and_pushes_by_account_token():
 
 @pytest.mark.rule("A6")
 def test_a_tenant_imports_its_own_subjects_only():
-    text = rendered(Tenant("default"), Tenant("acme-2", (User("a", "pw"),)))
+    text = rendered(TenantAccount("default"), TenantAccount("acme-2", (AccountUser("a", "pw"),)))
     lines = account(text, "ACME-2")
     assert '{ service: {account: "MQ9", subject: "mq9.ACME-2.$mq9.AI.>"}, to: "$mq9.AI.>", share: true }' in lines
     assert '{ stream: {account: "MQ9", subject: "mq9out.ACME-2.>"}, to: "$mq9.PUSH.>" }' in lines
@@ -60,13 +59,13 @@ def test_a_tenant_imports_its_own_subjects_only():
 
 
 def test_jetstream_is_off_and_the_listener_is_as_asked():
-    text = render(Tenant("default"), passwords=Passwords(), host="::1", port=4333, max_payload=77)
+    text = render(TenantAccount("default"), passwords=Passwords(), host="::1", port=4333, max_payload=77)
     for line in ("jetstream: false", 'host: "::1"', "port: 4333", "max_payload: 77", 'system_account: "SYS"'):
         assert line in text.splitlines()
 
 
-def test_a_login_without_permissions_gets_the_denies_from_its_account():
-    lines = account(rendered(Tenant("acme", (User("a", "pw"), User("b", nkey=NKEY)))), "ACME")
+def test_a_login_without_permissions_inherits_the_denies():
+    lines = account(rendered(TenantAccount("acme", (AccountUser("a", "pw"), AccountUser("b", nkey=NKEY)))), "ACME")
     assert (
         'default_permissions: { subscribe: { deny: ["$mq9.AI.>"] }, publish: { deny: ["$mq9.PUSH.>", "$SYS.>"] } }'
         in lines
@@ -76,8 +75,8 @@ def test_a_login_without_permissions_gets_the_denies_from_its_account():
 
 
 def test_permissions_of_a_login_keep_the_denies():
-    users = (User("a", "pw", publish=("$mq9.AI.>",)), User("b", "pw", subscribe=("_INBOX.>", "x")))
-    lines = account(rendered(Tenant("acme", users)), "ACME").splitlines()
+    users = (AccountUser("a", "pw", publish=("$mq9.AI.>",)), AccountUser("b", "pw", subscribe=("_INBOX.>", "x")))
+    lines = account(rendered(TenantAccount("acme", users)), "ACME").splitlines()
     first, second = (line for line in lines if "permissions: { publish" in line)
     allowed = '"$mq9.AI.>", "$mq9.AI.PUSH.OPEN"'
     denied = 'deny: ["$mq9.PUSH.>", "$SYS.>"]'
@@ -87,18 +86,18 @@ def test_permissions_of_a_login_keep_the_denies():
 
 def test_an_empty_list_of_subjects_allows_nothing():
     nothing = 'publish: { deny: [">"] }, subscribe: { deny: [">"] }'
-    assert nothing in rendered(Tenant("acme", (User("a", "pw", publish=(), subscribe=()),)))
+    assert nothing in rendered(TenantAccount("acme", (AccountUser("a", "pw", publish=(), subscribe=()),)))
 
 
 @pytest.mark.rule("E6")
-def test_who_may_subscribe_to_stored_mail_may_do_so_through_the_gateway():
+def test_permission_for_stored_mail_holds_at_the_gateway():
     mail = "$mq9.AI.MAILBOX.MSG.a.*"
-    limited = rendered(Tenant("acme", (User("a", "pw", publish=("x",), subscribe=(mail, "y")),)))
+    limited = rendered(TenantAccount("acme", (AccountUser("a", "pw", publish=("x",), subscribe=(mail, "y")),)))
     assert 'publish: { allow: ["x", "$mq9.AI.PUSH.OPEN"]' in limited
     assert f'subscribe: {{ allow: ["{mail}", "y", "$mq9.PUSH.*.{mail}"]' in limited
-    unlimited = rendered(Tenant("acme", (User("a", "pw", publish=()),)))
+    unlimited = rendered(TenantAccount("acme", (AccountUser("a", "pw", publish=()),)))
     assert 'publish: { allow: ["$mq9.AI.PUSH.OPEN"]' in unlimited
-    without = rendered(Tenant("acme", (User("a", "pw", publish=("x",), subscribe=("y",)),)))
+    without = rendered(TenantAccount("acme", (AccountUser("a", "pw", publish=("x",), subscribe=("y",)),)))
     assert "PUSH.OPEN" not in without
     assert "$mq9.PUSH.*" not in without
 
@@ -107,10 +106,10 @@ def test_who_may_subscribe_to_stored_mail_may_do_so_through_the_gateway():
 @pytest.mark.parametrize(
     ("tenants", "anonymous"),
     [
-        ((Tenant("default"),), True),
-        ((Tenant("default"), Tenant("acme", (User("a", "pw"),))), True),
-        ((Tenant("default", (User("a", "pw"),)),), False),
-        ((Tenant("acme"),), False),
+        ((TenantAccount("default"),), True),
+        ((TenantAccount("default"), TenantAccount("acme", (AccountUser("a", "pw"),))), True),
+        ((TenantAccount("default", (AccountUser("a", "pw"),)),), False),
+        ((TenantAccount("acme"),), False),
         ((), False),
     ],
 )
@@ -124,19 +123,19 @@ def test_passwords_are_new_every_time_and_not_in_any_repr():
     one, two = Passwords(), Passwords()
     assert len({one.service, one.system, one.anonymous, two.service, two.system, two.anonymous}) == 6
     assert one.service not in repr(one)
-    assert "hush" not in repr(Tenant("acme", (User("a", "hush"),)))
+    assert "hush" not in repr(TenantAccount("acme", (AccountUser("a", "hush"),)))
 
 
 @pytest.mark.parametrize("name", ["", "-a", "A", "a.b", "a b", "a" * 65, "ä", "a\n", "a*", "$g"])
 def test_tenant_names_that_are_refused(name):
     with pytest.raises(SetupError, match="tenant"):
-        Tenant(name)
+        TenantAccount(name)
 
 
 @pytest.mark.parametrize("name", ["mq9", "sys"])
 def test_the_services_own_accounts_are_no_tenants(name):
     with pytest.raises(SetupError, match=f"tenant {name}"):
-        Tenant(name)
+        TenantAccount(name)
 
 
 @pytest.mark.rule("A6")
@@ -154,31 +153,31 @@ def test_an_account_that_no_tenant_leads_to_is_refused(account):
 
 def test_collisions_are_refused():
     with pytest.raises(SetupError, match="tenant a is configured twice"):
-        rendered(Tenant("a"), Tenant("a"))
+        rendered(TenantAccount("a"), TenantAccount("a"))
     with pytest.raises(SetupError, match="NATS user x"):
-        rendered(Tenant("a", (User("x", "1"),)), Tenant("b", (User("x", "2"),)))
+        rendered(TenantAccount("a", (AccountUser("x", "1"),)), TenantAccount("b", (AccountUser("x", "2"),)))
     with pytest.raises(SetupError, match=NKEY):
-        rendered(Tenant("a", (User("x", nkey=NKEY), User("y", nkey=NKEY))))
+        rendered(TenantAccount("a", (AccountUser("x", nkey=NKEY), AccountUser("y", nkey=NKEY))))
     for reserved in ("mediator", "sys", "anon"):
         with pytest.raises(SetupError, match=f"NATS user {reserved}"):
-            rendered(Tenant("a", (User(reserved, "1"),)))
+            rendered(TenantAccount("a", (AccountUser(reserved, "1"),)))
     with pytest.raises(SetupError, match="configured twice"):
-        snippet([Tenant("a"), Tenant("a")])
+        snippet([TenantAccount("a"), TenantAccount("a")])
 
 
 def test_a_user_has_one_credential_and_a_real_key():
     for wrong in ({}, {"password": "p", "nkey": NKEY}, {"nkey": "S" + "A" * 55}, {"nkey": NKEY + "\n"}):
         with pytest.raises(SetupError, match="NATS user a"):
-            User("a", **wrong)
+            AccountUser("a", **wrong)
 
 
 @pytest.mark.parametrize("bad", ["", "a\nb", "a\x00", "a\x7f", "a\x85b", "a\u2028b", "a\tb", "\ud800", "x" * 1025])
-def test_text_that_cannot_be_told_to_the_server_safely_is_refused(bad):
+def test_unsafe_text_in_the_configuration_is_refused(bad):
     for make in (
-        lambda: User(bad, "pw"),
-        lambda: User("a", bad),
-        lambda: User("a", "pw", publish=(bad,)),
-        lambda: User("a", "pw", subscribe=(bad,)),
+        lambda: AccountUser(bad, "pw"),
+        lambda: AccountUser("a", bad),
+        lambda: AccountUser("a", "pw", publish=(bad,)),
+        lambda: AccountUser("a", "pw", subscribe=(bad,)),
     ):
         with pytest.raises(SetupError) as caught:
             make()
@@ -203,22 +202,21 @@ def test_quoted_text_is_one_string_and_reads_back(text):
     + [(host, False) for host in ("::", "10.0.0.1", "", "example.org", "localhost.example.org")],
 )
 def test_a_listener_off_loopback_needs_logins_or_a_word(host, inside):
-    assert is_loopback(host) is inside
-    check_exposure(host, [Tenant("default")], allow_anonymous=True)
-    check_exposure(host, [Tenant("default", (User("a", "pw"),))], allow_anonymous=False)
+    check_exposure(host, [TenantAccount("default")], allow_anonymous=True)
+    check_exposure(host, [TenantAccount("default", (AccountUser("a", "pw"),))], allow_anonymous=False)
     if inside:
-        check_exposure(host, [Tenant("default")], allow_anonymous=False)
+        check_exposure(host, [TenantAccount("default")], allow_anonymous=False)
     else:
         with pytest.raises(SetupError, match="give the default tenant users"):
-            check_exposure(host, [Tenant("default")], allow_anonymous=False)
+            check_exposure(host, [TenantAccount("default")], allow_anonymous=False)
 
 
-def test_the_snippet_holds_the_same_accounts_and_no_login_of_a_tenant():
-    text = snippet([Tenant("acme", (User("alice", "hush"),))])
+def test_the_snippet_has_the_accounts_without_logins():
+    text = snippet([TenantAccount("acme", (AccountUser("alice", "hush"),))])
     assert "alice" not in text
     assert "hush" not in text
     assert "password: $MQ9_PASSWORD" in text
-    managed = rendered(Tenant("acme", (User("alice", "hush"),)))
+    managed = rendered(TenantAccount("acme", (AccountUser("alice", "hush"),)))
     tail = account(managed, "ACME").split("default_permissions")[1]
     assert account(text, "ACME").endswith(tail)
     exports = account(managed, "MQ9").split("exports")[1]

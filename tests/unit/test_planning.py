@@ -3,11 +3,11 @@
 import pytest
 
 from mediator.mailboxes.address import redact
-from mediator.mailboxes.planning import EMPTIED, FREED, GONE, LAST, OVER, Finding, plan
-from tests.unit.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
+from mediator.mailboxes.planning import EMPTIED, FREED, GONE, LAST, OVER, PlannedRemoval, plan
+from tests.harness.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
 
 
-def planned(broker: Broker, examples: int = 5) -> dict[tuple[str, str], Finding]:
+def planned(broker: Broker, examples: int = 5) -> dict[tuple[str, str], PlannedRemoval]:
     with broker.store.reading() as tx:
         return {(found.what, found.why): found for found in plan(tx, broker.now, examples)}
 

@@ -1,23 +1,17 @@
 """The dispatcher: who handles what, and how refusals are told (D8, D12)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from mediator.errors import MediatorError, NotEnrolledError, UnsupportedMessageError
-from mediator.mediation.records import Generation
-from pickup.dispatch import Call, Dispatcher
-from pickup.message import DIDCOMM, OLD, Reply
-from tests.unit.mediation import key
-from tests.unit.protocols import V1, V2, Door, Json, Peer, Wire, open_door
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation.records import Generation
+from pickup.message import DIDCOMM, OLD, ReplyMessage
+from tests.harness.mediation import key
+from tests.harness.protocols import V1, V2, Door, Json, Peer, Wire
 
 both = pytest.mark.parametrize("generation", [V1, V2], ids=["v1", "v2"])
-
-
-@pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
 
 
 def plain(generation: Generation, type: str) -> Json:
@@ -90,7 +84,7 @@ async def test_a_stranger_whose_key_is_known_is_told_too(door: Door, generation:
     assert (await stranger.ask("nonsense/1.0/x")).problem[0] == "e.p.msg.unsupported"
 
 
-async def nobody(call: Call) -> Sequence[Reply]:
+async def nobody(call: InboundRequest) -> Sequence[ReplyMessage]:
     raise MediatorError
 
 

@@ -1,27 +1,19 @@
 """Trust ping, discover features and problem reports."""
 
-from collections.abc import AsyncIterator
-
 import orjson
 import pytest
 import structlog.testing
 
 from mediator.errors import BadRequestError
-from mediator.mediation.records import Generation
+from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD
 from pickup.protocols.discover_features import matches
-from tests.unit.mediation import key
-from tests.unit.protocols import MAX_ENVELOPE, V1, V2, Answer, Door, Json, Wire, envelope, marks, open_door
+from tests.harness.mediation import key
+from tests.harness.protocols import MAX_ENVELOPE, V1, V2, Answer, Door, Json, Wire, envelope, marks
 
 HELD = key(500)
 PING = {V1: "trust_ping/1.0/ping", V2: "trust-ping/2.0/ping"}
 both = pytest.mark.parametrize("generation", [V1, V2], ids=["v1", "v2"])
-
-
-@pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
 
 
 # Trust ping.
@@ -65,7 +57,7 @@ async def test_an_anonymous_ping_is_taken_and_cannot_be_answered(door: Door, gen
 
 @both
 @pytest.mark.rule("D7")
-async def test_a_ping_that_wants_no_answer_on_a_socket_picks_up_implicitly(door: Door, generation: Generation) -> None:
+async def test_a_ping_without_response_starts_implicit_pickup(door: Door, generation: Generation) -> None:
     """Bare envelopes, the backlog first; each goes when the socket confirms it."""
     recipient = HELD if generation is V1 else "did:web:held.example"
     peer, wire = await door.holder(1, recipient, generation=generation), Wire(persistent=True)
@@ -144,7 +136,7 @@ EVERY = {
 
 
 @pytest.mark.rule("D12")
-async def test_every_protocol_that_is_promised_is_disclosed_in_the_prefix_of_the_asker(door: Door) -> None:
+async def test_all_protocols_are_disclosed_in_the_queriers_prefix(door: Door) -> None:
     peer = await door.connect(1)
     for prefix in (DIDCOMM, OLD):
         answer = await peer.ask("discover-features/1.0/query", {"query": "*"}, prefix=prefix)
@@ -252,7 +244,13 @@ async def test_a_problem_report_is_never_answered(door: Door, generation: Genera
 
 
 @pytest.mark.rule("D12")
-async def test_what_is_wrong_with_an_anonymous_message_is_told_to_the_transport(door: Door) -> None:
+@pytest.mark.parametrize("name", ["problem-report", "problem_report"])
+async def test_a_problem_report_about_a_handshake_is_never_answered(door: Door, name: str) -> None:
+    assert await (await door.connect(1)).tell(f"didexchange/1.1/{name}") == []
+
+
+@pytest.mark.rule("D12")
+async def test_errors_of_anonymous_messages_go_to_the_transport(door: Door) -> None:
     raw: Json = {"@type": DIDCOMM + PING[V1], "@id": "p", "response_requested": 1}
     with pytest.raises(BadRequestError, match="response_requested"):
         await door.receive(raw, V1, None, Wire())

@@ -1,12 +1,10 @@
 """Return routes: RFC 0092 for v1, the return_route extension for v2 (D5)."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from mediator.mediation.records import Generation
-from tests.unit.mediation import key
-from tests.unit.protocols import V1, V2, Door, Peer, Wire, envelope, open_door
+from pickup.mediation.records import Generation
+from tests.harness.mediation import key
+from tests.harness.protocols import V1, V2, Door, Peer, Wire, envelope
 
 HELD = key(500)
 HOME = "https://peer.example/agent"
@@ -14,12 +12,6 @@ PING = {V1: "trust_ping/1.0/ping", V2: "trust-ping/2.0/ping"}
 MEDIATE = {V1: "coordinate-mediation/1.0/mediate-request", V2: "coordinate-mediation/3.0/mediate-request"}
 STATUS = {V1: "messagepickup/2.0/status-request", V2: "messagepickup/3.0/status-request"}
 both = pytest.mark.parametrize("generation", [V1, V2], ids=["v1", "v2"])
-
-
-@pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
 
 
 async def reachable(door: Door, generation: Generation) -> Peer:

@@ -1,7 +1,6 @@
 """Routing 1.0 and 2.0: what is queued for whom, that nothing is answered, and that nothing is told (D4, D9, D12)."""
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -9,22 +8,16 @@ import pytest
 
 from mediator.errors import BadRequestError, MediatorError, UnsupportedMessageError
 from mediator.mailboxes.bounds import DAY, Bounds
-from mediator.mediation.records import Generation, Rules
 from mediator.store.writer import Committed
+from pickup.mediation.records import Generation, MediationRules
 from pickup.message import DIDCOMM, OLD, read
 from pickup.protocols import routing
-from tests.unit.broker import TENANT
-from tests.unit.mediation import key
-from tests.unit.protocols import OURS, V1, V2, V2_DID, Door, Json, Wire, base58, envelope, open_door
+from tests.harness.broker import TENANT
+from tests.harness.mediation import key
+from tests.harness.protocols import OURS, V1, V2, V2_DID, Door, Json, Wire, base58, envelope, open_door
 
 HELD, OTHER = key(500), key(501)
 DID = "did:web:held.example"
-
-
-@pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with open_door() as door:
-        yield door
 
 
 def old(to: object, msg: object, prefix: str = DIDCOMM) -> Json:
@@ -68,9 +61,7 @@ MAIL = orjson.loads(envelope())
 @pytest.mark.parametrize("to", [HELD, base58(500), f"{HELD}#z6Mk", [HELD]])
 @pytest.mark.parametrize("msg", [MAIL, envelope().decode()], ids=["object", "text"])
 @pytest.mark.parametrize("prefix", [DIDCOMM, OLD])
-async def test_a_v1_forward_is_queued_however_its_recipient_is_written(
-    door: Door, to: object, msg: object, prefix: str
-) -> None:
+async def test_a_v1_forward_accepts_every_form_of_recipient(door: Door, to: object, msg: object, prefix: str) -> None:
     peer = await door.holder(1, HELD)
     await forward(door, old(to, msg, prefix))
     assert await peer.queued() == [envelope()]
@@ -95,7 +86,7 @@ async def test_who_forwards_does_not_matter(door: Door, sender: str | None) -> N
 
 
 @pytest.mark.rule("D4")
-async def test_bytes_are_queued_as_they_came_and_objects_in_their_one_compact_form(door: Door) -> None:
+async def test_bytes_are_queued_verbatim_and_objects_compactly(door: Door) -> None:
     peer = await door.holder(1, HELD, DID)
     spaced = orjson.dumps(MAIL, option=orjson.OPT_INDENT_2) + b"\n"
     await forward(door, new(DID, bits(spaced), {"json": MAIL}))
@@ -125,7 +116,7 @@ async def test_a_recipient_that_leads_nowhere_is_counted_and_not_told(door: Door
 
 @pytest.mark.rule("D9")
 async def test_a_full_queue_is_counted_and_not_told() -> None:
-    async with open_door(Rules(max_messages=1)) as door:
+    async with open_door(MediationRules(max_messages=1)) as door:
         peer = await door.holder(1, HELD)
         for _ in range(2):
             await forward(door, old(HELD, MAIL))
@@ -135,7 +126,7 @@ async def test_a_full_queue_is_counted_and_not_told() -> None:
 
 @pytest.mark.rule("D9", "D12")
 @pytest.mark.parametrize("to", [HELD, key(999)], ids=["known", "unknown"])
-async def test_a_message_that_is_too_large_is_refused_whoever_it_is_for(to: str) -> None:
+async def test_too_large_a_message_is_refused_for_any_recipient(to: str) -> None:
     async with open_door(bounds=Bounds(max_message=1000)) as door:
         await door.holder(1, HELD)
         assert (await refused(door, old(to, envelope("x" * 1000).decode()))).code == "message_too_large"
@@ -191,7 +182,7 @@ async def test_a_malformed_forward_names_the_field_and_queues_nothing(door: Door
 
 @pytest.mark.rule("D12")
 @pytest.mark.parametrize(("plaintext", "field"), MALFORMED)
-async def test_a_malformed_forward_of_a_known_sender_is_reported_to_it(door: Door, plaintext: Json, field: str) -> None:
+async def test_a_known_sender_gets_a_report_of_a_bad_forward(door: Door, plaintext: Json, field: str) -> None:
     peer, wire = await door.holder(1, HELD), Wire()
     plaintext = {**plaintext, "~transport": {"return_route": "all"}, "return_route": "all"}
     await door.receive(plaintext, V1 if "@type" in plaintext else V2, peer.sender, wire)
@@ -267,7 +258,7 @@ async def test_delay_milli_delays_and_a_negative_one_at_random(door: Door, delay
 
 
 @pytest.mark.rule("D9")
-async def test_please_ack_and_return_route_on_a_forward_are_not_honoured(door: Door) -> None:
+async def test_please_ack_and_return_route_on_a_forward_are_ignored(door: Door) -> None:
     """`please_ack` SHOULD NOT be on forwards and MUST NOT be honoured; return_route is not allowed on them."""
     peer = await door.holder(1, DID, generation=V2)
     asking = {**new(DID, bits(envelope())), "please_ack": ["f"], "return_route": "all"}
@@ -285,7 +276,7 @@ async def test_known_and_unknown_recipients_both_wait_for_a_commit(door: Door) -
     door.broker.listen(commits.append)
     for to in (HELD, key(999), "no key"):
         before = len(commits)
-        outcome = await routing.forward(door.office, TENANT, read(old(to, MAIL), V1))
+        outcome = await routing.forward(door.context, TENANT, read(old(to, MAIL), V1))
         assert outcome.queued == (1 if to == HELD else 0)
         assert len(commits) == before + 1
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mediator.errors import BadRequestError, NotEnrolledError
-from mediator.mediation.records import Device
+from pickup.mediation.records import PushDevice
 from pickup.message import DIDCOMM
 from pickup.protocols import did_exchange
 from pickup.protocols.push_notification import get_device, set_device
-from tests.unit.handshaking import House, Peer, exchange, house, only
+from tests.harness.handshaking import House, Peer, exchange, house, only
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def door() -> AsyncIterator[House]:
 @pytest.fixture
 async def peer(door: House) -> Peer:
     peer, invitation = Peer(), await door.invitations.make("default")
-    await did_exchange.request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
+    await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
 
 
@@ -30,9 +30,8 @@ def message(name: str, family: str = "fcm", **fields: Any) -> dict[str, Any]:
     return {"@type": f"{DIDCOMM}push-notifications-{family}/1.0/{name}", "@id": "push-1", **fields}
 
 
-async def device_of(door: House, peer: Peer) -> Device | None:
-    kept = await door.connection(peer.key)
-    assert kept is not None
+async def device_of(door: House, peer: Peer) -> PushDevice | None:
+    kept = await door.kept(peer.key)
     return kept.device
 
 
@@ -43,7 +42,7 @@ async def test_a_device_is_set_told_changed_and_removed(door: House, peer: Peer)
         reply = only(await set_device(await door.call(setting, peer.key, me)))
         assert str(reply.type) == f"{DIDCOMM}push-notifications-fcm/1.0/ack"
         assert (reply.body, reply.thid) == ({"status": "OK"}, "push-1")
-        assert await device_of(door, peer) == Device(token, "android")
+        assert await device_of(door, peer) == PushDevice(token, "android")
         told = only(await get_device(await door.call(message("get-device-info"), peer.key, me)))
         assert told.type.name == "device-info"
         assert (told.body, told.thid) == ({"device_token": token, "device_platform": "android"}, "push-1")

@@ -14,8 +14,8 @@ from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import LEASE, Cursor, Item, Turn
 from mediator.store.base import Store
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import BOX, DAY, SECOND, TENANT, Broker
+from tests.harness.broker import BOX, DAY, SECOND, TENANT, Broker
+from tests.harness.stores import ram_store
 
 PLACE = TENANT, BOX
 QUEUE = "workers"
@@ -47,7 +47,7 @@ class Pushing(RuleBasedStateMachine):
 
     def __init__(self, store: Store | None = None) -> None:
         super().__init__()
-        self.broker = Broker(store or MemoryStore())
+        self.broker = Broker(store or ram_store())
         self.mail: dict[int, tuple[Lane, int | None]] = {}
         """Lane and end of all that may still be there."""
         self.followers: list[Follower] = []
@@ -230,6 +230,6 @@ class Pushing(RuleBasedStateMachine):
 
 TestPushing = Pushing.TestCase
 TestPushing.settings = settings(
-    max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPushing = pytest.mark.rule("A8", "E6", "E7", "E8")(TestPushing)

@@ -3,9 +3,9 @@
 import pytest
 
 from mediator.errors import NoSuchMailboxError, NoSuchMessageError
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
-from tests.unit.broker import GROUP, HOUR, SECOND, START, Broker
+from tests.harness.broker import GROUP, HOUR, SECOND, START, Broker
 
 DEAD = {"dead_for": GROUP}
 
@@ -157,7 +157,7 @@ def test_a_query_moves_no_group(broker: Broker) -> None:
 
 
 @pytest.mark.rule("Q1", "S5")
-def test_expired_messages_are_not_shown_nor_counted_into_the_limit(broker: Broker) -> None:
+def test_expired_messages_are_neither_shown_nor_counted(broker: Broker) -> None:
     for number in range(6):
         broker.send(ttl=SECOND if number % 2 else None)
     broker.advance(SECOND)
@@ -176,7 +176,7 @@ def test_delete_removes_one_message_for_good(broker: Broker) -> None:
     mailbox = broker.mailbox()
     assert mailbox is not None
     assert (mailbox.messages, mailbox.bytes) == (2, 10)
-    assert broker.told(What.DELETED) == [1]
+    assert broker.told(EventType.DELETED) == [1]
 
 
 @pytest.mark.rule("Q2", "N3")

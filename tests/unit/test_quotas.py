@@ -4,14 +4,14 @@ import pytest
 
 from mediator.errors import ArchiveBacklogFullError, QuotaExceededError
 from mediator.mailboxes.bounds import Bounds, Quota
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import SECOND, Broker
+from tests.harness.broker import SECOND, Broker
+from tests.harness.stores import ram_store
 
 OFF = Quota()
 
 
 def bounded(mailbox: Quota = OFF, tenant: Quota = OFF, archive_limit: int = 100) -> Broker:
-    broker = Broker(MemoryStore(), Bounds(mailbox=mailbox, tenant=tenant, archive_limit=archive_limit))
+    broker = Broker(ram_store(), Bounds(mailbox=mailbox, tenant=tenant, archive_limit=archive_limit))
     broker.create("a")
     broker.create("b")
     broker.create("a", tenant="other")

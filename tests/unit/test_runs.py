@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
-from mediator.housekeeping.runs import SCHEDULED
-from mediator.runs.recording import (
+from mediator.ops.runs.history import SCHEDULED
+from mediator.ops.runs.records import Outcome, Run
+from mediator.ops.runs.rules import (
     GONE,
     HIDDEN,
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_ERROR,
-    ending,
+    find_failed,
+    new_ending,
     new_run,
     next_due,
-    seen,
-    troubled,
+    resolve_outcomes,
     without_secrets,
 )
-from mediator.runs.records import Outcome, Run
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -69,7 +69,7 @@ def test_what_is_no_secret_stays_as_it_is() -> None:
 def test_whatever_is_recorded_is_bounded_lines_of_text(arguments: list[str], error: str) -> None:
     new = new_run("ingest", arguments, "i", "p")
     assert len(new.arguments) <= MAX_ARGUMENTS + 1
-    kept = ending(FAILED, {}, error)
+    kept = new_ending(FAILED, {}, error)
     for text, limit in [(kept.error, MAX_ERROR), *((argument, MAX_ARGUMENT) for argument in new.arguments)]:
         assert len(text) <= limit
         assert len(text.splitlines()) <= 1
@@ -78,8 +78,8 @@ def test_whatever_is_recorded_is_bounded_lines_of_text(arguments: list[str], err
 
 
 def test_an_error_that_is_too_long_says_that_it_is_cut() -> None:
-    assert ending(FAILED, {}, "x" * 1000).error == "x" * (MAX_ERROR - 1) + HIDDEN
-    assert ending(FAILED, {}, "one\n  two\r\n").error == "one two"
+    assert new_ending(FAILED, {}, "x" * 1000).error == "x" * (MAX_ERROR - 1) + HIDDEN
+    assert new_ending(FAILED, {}, "one\n  two\r\n").error == "one two"
 
 
 @pytest.mark.parametrize("command", ["", "Ingest", "in gest", "-x", "a" * 33, "1"])
@@ -105,23 +105,23 @@ def test_what_is_no_command_is_refused(command: str) -> None:
 )
 def test_what_is_no_number_is_refused(numbers: dict[str, object]) -> None:
     with pytest.raises(BadRequestError, match=r"^numbers"):
-        ending(OK, numbers, "")
+        new_ending(OK, numbers, "")
 
 
 def test_a_run_does_not_end_by_running_on() -> None:
     with pytest.raises(BadRequestError, match=r"^outcome: "):
-        ending(RUNNING, {}, "")
+        new_ending(RUNNING, {}, "")
 
 
 def test_a_run_without_an_end_whose_process_is_gone_was_killed() -> None:
     runs = [run(4, RUNNING), run(3, RUNNING), run(2), run(1, FAILED)]
-    shown = seen(runs, lambda one: one.no != 4)
+    shown = resolve_outcomes(runs, lambda one: one.no != 4)
     assert [one.outcome for one in shown] == [RUNNING, KILLED, OK, FAILED]
     assert [one.error for one in shown] == ["", GONE, "", ""]
 
 
 def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
-    assert troubled([], "i") == []
+    assert find_failed([], "i") == []
     runs = [
         run(9, RUNNING),
         run(8, FAILED, "report"),
@@ -131,7 +131,7 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
         run(4, KILLED, "compact"),
         run(3, OK, "report"),
     ]
-    assert [one.no for one in troubled(runs, "i")] == [8, 4]
+    assert [one.no for one in find_failed(runs, "i")] == [8, 4]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,7 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
         ([replace(run(1, KILLED, at=T0 + 1), ended_at=None)], False),
     ],
 )
-def test_a_command_is_due_when_its_last_run_began_long_enough_ago_and_none_runs(
-    runs: list[Run], expected: bool
-) -> None:
+def test_a_command_is_due_when_its_interval_is_over(runs: list[Run], expected: bool) -> None:
     assert next_due(runs, "i", {"ingest": None}, HOUR, T0 + HOUR) == ("ingest" if expected else None)
 
 

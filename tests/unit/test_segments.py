@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mediator.segments import ACTIVE, Segments, closed_segments, mark_read, read_gaps, read_segment
+from mediator.ops.journal.segments import ACTIVE, Segments, closed_segments, mark_read, read_gaps, read_segment
 
 KIB = 1024
 
@@ -113,7 +113,7 @@ def test_a_file_with_nothing_but_a_torn_line_goes(folder: Folder) -> None:
     assert folder.names() == []
 
 
-def test_the_oldest_unread_file_is_dropped_for_space_and_recorded(folder: Folder) -> None:
+def test_the_oldest_unread_file_is_dropped_for_space(folder: Folder) -> None:
     segments = folder.open()
     segments.settle()
     segments.begin(1)
@@ -157,7 +157,7 @@ def test_a_write_that_fails_leaves_whole_lines(folder: Folder, monkeypatch: pyte
     segments.begin(1)
     segments.append(folder.line())
 
-    monkeypatch.setattr("mediator.segments.os.fsync", _no_space)
+    monkeypatch.setattr("mediator.ops.journal.segments.os.fsync", _no_space)
     with pytest.raises(OSError, match="no space"):
         segments.append(folder.line())
     monkeypatch.undo()

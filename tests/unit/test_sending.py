@@ -1,5 +1,8 @@
 """MSG.SEND and the release of delayed mail (A3, S1–S6, N5, N7)."""
 
+import contextlib
+import sqlite3
+
 import pytest
 
 from mediator.errors import (
@@ -10,12 +13,14 @@ from mediator.errors import (
     NoSuchMessageError,
 )
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS, Bounds
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import RELEASE_BYTES
-from mediator.store.memory import MemoryStore
-from tests.unit.broker import BOX, DAY, HOUR, SECOND, START, TENANT, Broker
+from mediator.store.sqlite import SqliteStore
+from tests.harness.broker import BOX, DAY, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.stores import ram_store
 
 
 @pytest.fixture
@@ -25,8 +30,9 @@ def broker(broker: Broker) -> Broker:
 
 
 def archived(broker: Broker) -> list[bytes]:
-    assert isinstance(broker.store, MemoryStore)
-    return [message.payload for message in broker.store.archived()]
+    assert isinstance(broker.store, SqliteStore)
+    with contextlib.closing(sqlite3.connect(broker.store.path)) as connection:
+        return [payload for (payload,) in connection.execute("SELECT payload FROM outbox ORDER BY seq")]
 
 
 @pytest.mark.rule("A3")
@@ -73,7 +79,7 @@ def test_everything_a_sender_gave_is_kept(broker: Broker) -> None:
 
 @pytest.mark.rule("N7", "A3")
 def test_a_message_above_the_limit_is_refused_naming_the_limit() -> None:
-    broker = Broker(MemoryStore(), Bounds(max_message=1000))
+    broker = Broker(ram_store(), Bounds(max_message=1000))
     broker.create()
     assert broker.send(b"x" * 1000) == 0
     for payload, headers in ((b"x" * 1001, {}), (b"x" * 900, {"a": "b" * 100})):
@@ -97,7 +103,7 @@ def test_create_time_never_goes_back_with_the_clock(broker: Broker) -> None:
 
 
 @pytest.mark.rule("N5")
-def test_create_time_keeps_its_place_after_the_newest_message_is_gone(broker: Broker) -> None:
+def test_create_time_survives_the_newest_message(broker: Broker) -> None:
     broker.send()
     broker.delete(0)
     broker.advance(-HOUR)
@@ -109,7 +115,7 @@ def test_create_time_keeps_its_place_after_the_newest_message_is_gone(broker: Br
 
 
 @pytest.mark.rule("S2")
-def test_the_newest_message_of_a_key_takes_the_place_of_the_older(broker: Broker) -> None:
+def test_the_newest_message_of_a_key_replaces_the_older(broker: Broker) -> None:
     broker.send(b"1", key="status", lane=Lane.URGENT)
     broker.send(b"other", key="other")
     broker.send(b"none")
@@ -119,7 +125,7 @@ def test_the_newest_message_of_a_key_takes_the_place_of_the_older(broker: Broker
     mailbox = broker.mailbox()
     assert mailbox is not None
     assert mailbox.messages == 3
-    assert broker.told(What.COMPACTED) == [0]
+    assert broker.told(EventType.COMPACTED) == [0]
 
 
 @pytest.mark.rule("S2")
@@ -136,7 +142,7 @@ def test_a_key_takes_the_place_of_an_expired_message_too(broker: Broker) -> None
 
 
 @pytest.mark.rule("S2", "A8")
-def test_a_replaced_message_comes_no_more_also_when_it_was_leased(broker: Broker) -> None:
+def test_a_replaced_message_is_gone_even_if_leased(broker: Broker) -> None:
     broker.send(b"1", key="k")
     assert broker.take("leased", ack_wait=SECOND) == [0]
     assert broker.take("plain") == [0]
@@ -219,7 +225,7 @@ def test_a_dedup_id_belongs_to_one_mailbox(broker: Broker) -> None:
 
 
 @pytest.mark.rule("S3", "S4")
-def test_a_repeat_of_a_delayed_message_is_answered_minus_1_until_it_is_visible(broker: Broker) -> None:
+def test_a_repeat_of_a_delayed_message_is_answered_minus_1(broker: Broker) -> None:
     assert broker.send(b"1", dedup_id="d", delay=SECOND) == -1
     assert broker.send(b"2", dedup_id="d", delay=SECOND) == -1
     assert broker.send(b"3", dedup_id="d") == -1
@@ -276,7 +282,7 @@ def test_a_dedup_id_ends_after_24_hours(broker: Broker) -> None:
 
 
 @pytest.mark.rule("S3", "Q2")
-def test_the_delete_of_an_older_message_does_not_end_a_dedup_id_that_is_used_anew(broker: Broker) -> None:
+def test_deleting_an_older_message_keeps_a_reused_dedup_id(broker: Broker) -> None:
     broker.send(b"first", dedup_id="d")
     broker.advance(DAY)
     assert broker.send(b"second", dedup_id="d") == 1
@@ -285,7 +291,7 @@ def test_the_delete_of_an_older_message_does_not_end_a_dedup_id_that_is_used_ane
 
 
 @pytest.mark.rule("S3", "S4")
-def test_the_release_of_an_older_message_does_not_take_a_dedup_id_that_is_used_anew(broker: Broker) -> None:
+def test_releasing_an_older_message_keeps_a_reused_dedup_id(broker: Broker) -> None:
     broker.send(b"first", dedup_id="d", delay=DAY + HOUR)
     broker.advance(DAY)
     assert broker.send(b"second", dedup_id="d") == 0
@@ -299,10 +305,10 @@ def test_the_release_of_an_older_message_does_not_take_a_dedup_id_that_is_used_a
 def test_a_mailbox_remembers_100_000_dedup_ids(broker: Broker) -> None:
     broker.send(dedup_id="first")
     broker.send(dedup_id="second")
-    mailbox = broker.mailbox()
-    assert mailbox is not None
 
-    def fill(tx) -> None:  # type: ignore[no-untyped-def]
+    def fill(tx: Transaction) -> None:
+        mailbox = tx.mailboxes.find(TENANT, BOX)
+        assert mailbox is not None
         for number in range(MAX_DEDUP_IDS - 2):
             tx.dedup_ids.add(mailbox, f"id{number}", number, broker.now + HOUR)
 
@@ -316,7 +322,7 @@ def test_a_mailbox_remembers_100_000_dedup_ids(broker: Broker) -> None:
 
 @pytest.mark.rule("S3", "N3")
 def test_a_refused_message_leaves_no_dedup_id() -> None:
-    broker = Broker(MemoryStore(), Bounds(max_message=10))
+    broker = Broker(ram_store(), Bounds(max_message=10))
     broker.create()
     with pytest.raises(MessageTooLargeError):
         broker.send(b"x" * 11, dedup_id="d")
@@ -419,7 +425,7 @@ def test_equal_due_times_keep_the_order_of_arrival(broker: Broker) -> None:
 
 
 @pytest.mark.rule("S4", "F1")
-def test_a_group_that_began_before_gets_what_becomes_visible_later(broker: Broker) -> None:
+def test_a_group_from_before_gets_mail_released_later(broker: Broker) -> None:
     broker.send(delay=SECOND)
     assert broker.fetch("late").messages == []
     broker.advance(SECOND)
@@ -436,7 +442,7 @@ def test_delayed_mail_of_a_mailbox_that_is_gone_is_dropped(broker: Broker) -> No
     broker.advance(2 * SECOND)
     broker.release()
     assert broker.next_due() is None
-    assert broker.told(What.RELEASED) == []
+    assert broker.told(EventType.RELEASED) == []
     broker.create()
     assert broker.shown() == []
 
@@ -494,7 +500,7 @@ def test_what_expires_before_it_is_due_is_never_shown(broker: Broker, ttl: int) 
     broker.advance(2 * SECOND)
     assert broker.release().count == 1
     assert broker.take() == broker.shown() == []
-    assert broker.told(What.EXPIRED) == [-1]
+    assert broker.told(EventType.EXPIRED) == [-1]
     assert broker.send() == 0, "it took no id"
     assert broker.next_due() is None
 
@@ -518,7 +524,7 @@ def test_archived_messages_are_copied_as_they_become_visible(broker: Broker) -> 
 
 @pytest.mark.rule("S6")
 def test_the_outbox_is_bounded_and_counts_what_is_delayed() -> None:
-    broker = Broker(MemoryStore(), Bounds(archive_limit=3))
+    broker = Broker(ram_store(), Bounds(archive_limit=3))
     broker.create(archive=True)
     broker.create("plain")
     broker.send(b"1")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from mediator.config.settings import Settings
+from mediator.config.sources import options
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.lanes import Lane
-from mediator.settings import Settings
-from mediator.settings_sources import options
 
 NKEY = "U" + "A" * 55
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,9 +57,7 @@ def test_each_source_wins_over_the_next(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.drain_seconds == 10
 
 
-def test_tables_are_merged_over_the_sources_and_lists_taken_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_are_merged_and_lists_taken_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = toml(
         tmp_path,
         "[quotas]\nmailbox_rate = 1\ntenant_rate = 1\nmailbox_bytes = 1\n"
@@ -80,16 +78,14 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path, monkeypatch: pytest
     assert Settings.load().database_url is None
 
 
-def test_variables_of_other_programs_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     # Kubernetes sets these for a service named mediator.
     monkeypatch.setenv("MEDIATOR_PORT", "tcp://10.0.0.1:4222")
     monkeypatch.setenv("MEDIATOR_SERVICE_HOST", "10.0.0.1")
     Settings.load()
 
 
-def test_the_file_can_be_named_by_the_environment_and_a_flag_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_the_file_and_a_flag_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.toml"
     other.write_text("max_pending = 7\n")
     monkeypatch.setenv("MEDIATOR_CONFIG", str(other))
@@ -213,7 +209,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("option", "value", "expected"), WRONG)
-def test_a_wrong_value_is_named_with_its_source_and_what_was_expected(
+def test_wrong_value_is_reported_with_source_and_expectation(
     tmp_path: Path, option: str, value: str, expected: str
 ) -> None:
     config = toml(tmp_path, f"{option} = {value}\n")
@@ -251,7 +247,7 @@ def test_an_unknown_key_in_the_file_is_an_error(tmp_path: Path, text: str, line:
     assert problems(config) == [f"{line} (from {config})"]
 
 
-def test_all_problems_are_told_at_once_with_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = toml(tmp_path, "max_pending = 0\nmax_waiting = 5\n")
     monkeypatch.setenv("MEDIATOR_MAX_WAITING", "x")
     monkeypatch.setenv("MEDIATOR_QUOTAS__TENANT_RATE", "y")
@@ -381,7 +377,7 @@ def test_secrets_are_not_shown() -> None:
     assert settings.database_url.get_secret_value() == "postgresql://u:hidden@h/d"
 
 
-def test_two_data_directories_are_two_instances_and_a_restart_is_the_same(tmp_path: Path) -> None:
+def test_instance_follows_the_data_directory(tmp_path: Path) -> None:
     one, again, two = (Settings.load(data_dir=tmp_path / name).instance for name in ("one", "one", "two"))
     assert one == again != two
 
@@ -462,7 +458,7 @@ NO_ENDPOINT = [
 
 
 @pytest.mark.parametrize("text", NO_ENDPOINT)
-def test_what_is_no_endpoint_is_refused_saying_what_was_expected(text: str) -> None:
+def test_malformed_endpoint_says_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match=r"^expected "):
         Endpoint.parse(text)
 
@@ -488,7 +484,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
         assert (DOCS / name).read_text(encoding="utf-8") == page, "run: python docs/generate.py"
 
 
-def test_every_option_is_documented_with_its_variable_and_advice() -> None:
+def test_every_option_is_documented_with_its_variable() -> None:
     page = pages()["configuration.md"]
     for path, field in options(Settings):
         assert field.description, path

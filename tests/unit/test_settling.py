@@ -3,13 +3,13 @@
 import pytest
 
 from mediator.errors import BadRequestError, NoSuchMailboxError
-from mediator.mailboxes.events import What
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Messages
-from tests.unit.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
+from tests.harness.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
 
 CRITICAL, URGENT, NORMAL, LOW = Lane
 QUEUE = "queue"
@@ -31,9 +31,7 @@ def send(broker: Broker, *lanes: Lane, to: str = "task") -> None:
 
 
 @pytest.mark.rule("K2", "K3")
-def test_an_old_message_among_new_ones_is_settled_without_a_look_at_all_between(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_message_is_settled_without_reading_between(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     send(broker, *[NORMAL] * 50)
     assert broker.take(ack_wait=SECOND) == list(range(50))
     broker.ack(*range(1, 50))
@@ -52,7 +50,7 @@ def test_an_old_message_among_new_ones_is_settled_without_a_look_at_all_between(
     broker.ack(50)
     assert looked == [(49, 50)]
     assert broker.take() == []
-    assert broker.told(What.ACKNOWLEDGED)[-2:] == [0, 50]
+    assert broker.told(EventType.ACKNOWLEDGED)[-2:] == [0, 50]
 
 
 @pytest.mark.rule("K2", "K4")
@@ -68,7 +66,7 @@ def test_ack_counts_what_it_covers_and_is_still_there(broker: Broker) -> None:
     assert broker.ack(5) == 0
     assert broker.ack(3) == 2
     assert broker.ack(3, group="unknown") == 0
-    assert len(broker.told(What.ACKNOWLEDGED)) == 4
+    assert len(broker.told(EventType.ACKNOWLEDGED)) == 4
 
 
 @pytest.mark.rule("K2", "F3")
@@ -81,13 +79,13 @@ def test_acknowledging_each_message_settles_each(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K2")
-def test_acknowledging_the_last_of_a_mixed_batch_settles_all_of_it(broker: Broker) -> None:
+def test_acknowledging_the_last_settles_a_mixed_batch(broker: Broker) -> None:
     # The ids of the higher lanes are above the id of the last message: only the reply tells that they were before it.
     send(broker, LOW, NORMAL, URGENT, CRITICAL)
     assert broker.take() == [3, 2, 1, 0]
     broker.ack(0)
     assert broker.take() == []
-    assert broker.told(What.ACKNOWLEDGED) == [3, 2, 1, 0]
+    assert broker.told(EventType.ACKNOWLEDGED) == [3, 2, 1, 0]
 
 
 @pytest.mark.rule("K2")
@@ -120,7 +118,7 @@ def test_an_ack_never_covers_what_the_limit_cut_off(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K2")
-def test_an_ack_covers_the_higher_lanes_up_to_its_id_whatever_reply_held_them(broker: Broker) -> None:
+def test_an_ack_covers_higher_lanes_up_to_its_id(broker: Broker) -> None:
     send(broker, CRITICAL, NORMAL)
     assert broker.take(num_msgs=1) == [0]
     assert broker.take() == [0, 1]
@@ -181,7 +179,7 @@ def test_a_forgotten_reply_costs_duplicates_only(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K2", "A8")
-def test_an_earlier_message_acknowledged_late_settles_nothing_more(broker: Broker) -> None:
+def test_an_earlier_late_ack_settles_nothing_more(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, NORMAL, LOW)
     assert broker.take(num_msgs=2) == [0, 1]
     broker.ack(1)
@@ -198,7 +196,7 @@ def test_several_ids_in_one_ack(broker: Broker) -> None:
     assert broker.take() == [3, 1, 2, 0, 4]
     broker.ack(1, 0, 1, 77)
     assert broker.take() == [4]
-    assert sorted(broker.told(What.ACKNOWLEDGED)) == [0, 1, 2, 3]
+    assert sorted(broker.told(EventType.ACKNOWLEDGED)) == [0, 1, 2, 3]
 
 
 @pytest.mark.rule("K2")
@@ -247,7 +245,7 @@ def test_the_ack_of_a_dead_message_counts(broker: Broker) -> None:
     assert broker.take() == []
     broker.ack(0)
     assert broker.shown(dead_for=GROUP) == [1]
-    assert broker.told(What.ACKNOWLEDGED) == [0]
+    assert broker.told(EventType.ACKNOWLEDGED) == [0]
 
 
 @pytest.mark.rule("K2", "K3", "A8")
@@ -261,7 +259,7 @@ def test_an_ack_without_lease_covers_no_running_lease(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K2", "K3")
-def test_a_message_that_came_again_without_lease_is_covered_by_position(broker: Broker) -> None:
+def test_an_unleased_repeat_is_acknowledged_by_position(broker: Broker) -> None:
     send(broker, LOW, CRITICAL, NORMAL, NORMAL)
     assert broker.take(ack_wait=SECOND) == [1, 2, 3, 0]
     broker.advance(SECOND)
@@ -299,7 +297,7 @@ def test_a_reply_around_a_message_did_not_hold_it(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K3", "A8")
-def test_a_reply_covers_nothing_through_a_message_that_was_leased_since(broker: Broker) -> None:
+def test_a_reply_covers_no_message_leased_since(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, CRITICAL)
     assert broker.take() == [2, 0, 1]
     assert broker.take(ack_wait=SECOND, num_msgs=2) == [2, 0]
@@ -322,11 +320,11 @@ def test_an_id_never_delivered_changes_nothing(broker: Broker, ids: tuple[int, .
     broker.ack(*ids)
     broker.advance(SECOND)
     assert broker.take() == [0, 1, 2, 3]
-    assert broker.told(What.ACKNOWLEDGED) == []
+    assert broker.told(EventType.ACKNOWLEDGED) == []
 
 
 @pytest.mark.rule("K4", "A8")
-def test_a_message_before_the_start_of_the_group_was_never_delivered(broker: Broker) -> None:
+def test_a_message_before_the_groups_start_is_not_delivered(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, to=QUEUE)
     assert broker.take(box=QUEUE, deliver=Deliver.FROM_ID, from_id=1) == [1]
     broker.ack(0, box=QUEUE)
@@ -364,7 +362,7 @@ def test_an_id_that_is_gone_changes_nothing(broker: Broker, options: dict[str, i
 
 @pytest.mark.rule("K2", "K4")
 @pytest.mark.parametrize("box", [BOX, QUEUE])
-def test_what_expired_before_it_was_delivered_is_not_acknowledged_by_what_came_behind(broker: Broker, box: str) -> None:
+def test_an_ack_behind_skips_mail_expired_undelivered(broker: Broker, box: str) -> None:
     broker.send(to=box)
     broker.send(to=box, ttl=SECOND)
     broker.advance(2 * SECOND)
@@ -372,9 +370,9 @@ def test_what_expired_before_it_was_delivered_is_not_acknowledged_by_what_came_b
     assert broker.take(box=box) == [0, 2]
     broker.ack(2, box=box)
     assert broker.take(box=box) == []
-    assert broker.told(What.ACKNOWLEDGED) == [0, 2]
+    assert broker.told(EventType.ACKNOWLEDGED) == [0, 2]
     broker.collect()
-    assert broker.told(What.EXPIRED) == [1]
+    assert broker.told(EventType.EXPIRED) == [1]
 
 
 @pytest.mark.rule("K4")
@@ -388,7 +386,7 @@ def test_a_mailbox_that_does_not_exist_is_an_error(broker: Broker) -> None:
 
 
 @pytest.mark.rule("F4", "K4", "A8")
-def test_an_ack_after_force_deliver_covers_what_was_delivered_since(broker: Broker) -> None:
+def test_an_ack_after_force_deliver_covers_later_deliveries(broker: Broker) -> None:
     send(broker, LOW, NORMAL, NORMAL, NORMAL, CRITICAL)
     assert broker.take() == [4, 1, 2, 3, 0]
     broker.ack(0)
@@ -402,7 +400,7 @@ def test_an_ack_after_force_deliver_covers_what_was_delivered_since(broker: Brok
 
 
 @pytest.mark.rule("F4", "A8")
-def test_force_deliver_backwards_brings_acknowledged_messages_back(broker: Broker) -> None:
+def test_force_deliver_backwards_repeats_acknowledged_messages(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL)
     for options in ({}, {"ack_wait": SECOND}):
         assert broker.take(force_deliver=True, **options) == [0, 1]
@@ -430,7 +428,7 @@ def test_in_a_work_queue_the_first_ack_removes_for_all(broker: Broker) -> None:
     assert broker.shown(QUEUE) == []
     assert broker.take("a", QUEUE) == []
     # Whoever counts what is there need not know the mailbox's retention.
-    assert broker.told(What.DELETED) == broker.told(What.ACKNOWLEDGED) == [2, 0, 1]
+    assert broker.told(EventType.DELETED) == broker.told(EventType.ACKNOWLEDGED) == [2, 0, 1]
 
 
 @pytest.mark.rule("A5", "K2", "A8")
@@ -455,11 +453,11 @@ def test_a_leasing_work_queue_removes_what_is_named(broker: Broker) -> None:
     assert broker.shown(QUEUE) == []
     broker.advance(SECOND)
     assert broker.take("a", QUEUE) == []
-    assert broker.told(What.ACKNOWLEDGED) == [1, 2, 0]
+    assert broker.told(EventType.ACKNOWLEDGED) == [1, 2, 0]
 
 
 @pytest.mark.rule("A5", "K3", "A8")
-def test_a_work_queue_never_loses_what_another_worker_has_leased(broker: Broker) -> None:
+def test_a_work_queue_keeps_what_another_worker_leases(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, NORMAL, to=QUEUE)
     assert broker.take(box=QUEUE, ack_wait=SECOND, num_msgs=1) == [0]
     assert broker.take(box=QUEUE, ack_wait=HOUR, num_msgs=1) == [1]
@@ -555,7 +553,7 @@ def make_dead(broker: Broker, box: str = "task") -> None:
 
 @pytest.mark.rule("F7")
 @pytest.mark.parametrize("fetched", [True, False])
-def test_dead_messages_are_dead_whether_a_fetch_has_looked_or_not(broker: Broker, fetched: bool) -> None:
+def test_dead_messages_are_dead_before_a_fetch_looks(broker: Broker, fetched: bool) -> None:
     make_dead(broker)
     if fetched:
         assert broker.take() == []
@@ -634,10 +632,8 @@ def test_dead_messages_take_no_room_among_the_leased(broker: Broker) -> None:
 
 
 @pytest.mark.rule("F2", "F6")
-def test_an_ack_that_makes_room_among_the_leased_wakes_those_that_wait_for_it(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mediator.mailboxes.leasing.MAX_LEASED", 2)
+def test_an_ack_that_frees_lease_room_wakes_waiters(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.mailboxes.fetching.MAX_LEASED", 2)
     for _ in range(4):
         broker.send(b"x")
     assert broker.take(deliver=Deliver.EARLIEST, ack_wait=SECOND) == [0, 1]

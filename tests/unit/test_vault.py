@@ -28,7 +28,7 @@ def test_nothing_of_the_secret_is_seen_and_no_two_look_alike() -> None:
     assert one != other
 
 
-def test_another_key_does_not_open_it_and_the_error_says_what_to_do() -> None:
+def test_another_key_fails_and_the_error_says_what_to_do() -> None:
     with pytest.raises(SetupError, match=r"didcomm\.key.*restore"):
         Vault(os.urandom(KEY_BYTES)).open(Vault(KEY).seal(SECRET))
 
@@ -58,7 +58,7 @@ def test_the_key_file_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
     assert Vault.load(None, tmp_path).open(first.seal(SECRET)) == SECRET
 
 
-def test_the_configured_key_goes_before_the_file_which_is_not_made(tmp_path: Path) -> None:
+def test_a_configured_key_wins_and_no_file_is_made(tmp_path: Path) -> None:
     assert Vault(KEY).open(Vault.load(KEY, tmp_path).seal(SECRET)) == SECRET
     assert os.listdir(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""The shapes that ``robustmq-mq9-python`` expects; the name a client gave in CONNECT says that it is one (E11)."""
+"""The shapes that ``robustmq-mq9-python`` expects; clients that have its name in CONNECT get them (E11)."""
 
 from binascii import b2a_base64
 
@@ -8,17 +8,19 @@ from mediator.nats.client import Request
 
 NAME = "robustmq-mq9-python"
 """What the names of such clients begin with."""
+LANE_WORDS = ("high", "high", "normal", "low")
+"""The word for each lane in the edition of questions and answers, which this client speaks (E1)."""
 _MARK = NAME.encode()
 _SUCCESS = b'{"error":""'
 
 
 def speaks(request: Request) -> bool:
-    """Whether the client that asks is one; nobody knows where the server tells nothing of its clients."""
+    """Whether the client that asks is one; False where the server does not describe its clients."""
     return _MARK in request.block and request.client_name.startswith(NAME)
 
 
-def reply(answer: bytes) -> bytes:
-    """Return an answer without ``error`` if it is a success: this client takes the key itself for a failure."""
+def encode_reply(answer: bytes) -> bytes:
+    """Return a reply, on success without ``error``: this client takes the key itself for a failure."""
     if not answer.startswith(_SUCCESS):
         return answer
     return b"{" + answer[len(_SUCCESS) :].removeprefix(b",")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pickup.client import Holder, NoAnswerError, ProblemError, Sender, Wallet
-from tests.acceptance.didcomm.door import Door, Invites, note, note_v2, text, texts
-from tests.acceptance.service import until
+from pickup.client import Holder, NoAnswerError, Sender, Wallet
+from tests.harness.didcomm_service import Door, Invites, note, note_v2, text, texts
+from tests.harness.waiting import until
 
 V1: list[dict[str, Any]] = [
     {"handshake": "didexchange/1.1"},
@@ -24,6 +24,7 @@ V2: list[dict[str, Any]] = [
 LIVE_WITHIN = 5.0
 
 every = pytest.mark.parametrize("options", V1 + V2, ids=lambda options: " ".join(options.values()))
+of_each_generation = pytest.mark.parametrize("options", [V1[0], V2[0]], ids=["v1", "v2"])
 
 
 async def connected(door: Door, invites: Invites, options: dict[str, Any]) -> Holder:
@@ -70,7 +71,7 @@ async def test_mail_is_picked_up_and_stays_until_it_is_acknowledged(
     assert await holder.fetch() == []
 
 
-@every
+@of_each_generation
 @pytest.mark.rule("D1", "A8")
 async def test_mail_survives_a_kill(door: Door, invites: Invites, options: dict[str, Any]):
     holder, sender = await connected(door, invites, options), await door.sender()
@@ -87,7 +88,7 @@ async def test_mail_survives_a_kill(door: Door, invites: Invites, options: dict[
     assert (await holder.received([mail.id for mail in mails])).count == 0
 
 
-@pytest.mark.parametrize("options", [V1[0], V2[0]], ids=["v1", "v2"])
+@of_each_generation
 @pytest.mark.rule("D1", "D6")
 async def test_a_photograph_comes_whole(door: Door, invites: Invites, options: dict[str, Any]):
     holder, sender = await connected(door, invites, options), await door.sender()
@@ -105,41 +106,6 @@ async def test_a_photograph_comes_whole(door: Door, invites: Invites, options: d
         await until(lambda: door_is_live(holder), LIVE_WITHIN, "live mode is on")
         await send(sender, holder, key, photograph)
         assert await text(holder, await arriving) == photograph
-
-
-@every
-@pytest.mark.rule("D8")
-async def test_the_keylist_is_the_holders_own(door: Door, invites: Invites, options: dict[str, Any]):
-    holder, other = await connected(door, invites, options), await connected(door, invites, options)
-    await holder.mediate()
-    await other.mediate()
-    keys = [await holder.add_key() for _ in range(3)]
-    assert sorted(await holder.keys()) == sorted(keys)
-    assert await other.keys() == []
-    with pytest.raises(ProblemError) as refused:
-        await other.add_key(keys[0])
-    assert refused.value.code == "client_error"
-    assert await other.change_keys([(keys[0], "remove")]) == ["no_change"]
-    assert await holder.change_keys([(keys[0], "add"), (keys[1], "remove")]) == ["no_change", "success"]
-    assert sorted(await holder.keys()) == sorted([keys[0], keys[2]])
-
-
-@every
-@pytest.mark.rule("D3")
-async def test_one_keys_mail_alone(door: Door, invites: Invites, options: dict[str, Any]):
-    holder, sender = await connected(door, invites, options), await door.sender()
-    await holder.mediate()
-    one, two = await holder.add_key(), await holder.add_key()
-    await send(sender, holder, one, "for one")
-    await send(sender, holder, two, "for two")
-    status = await holder.status(two)
-    assert (status.count, status.recipient) == (1, two)
-    assert (await holder.status()).count == 2
-    mails = await holder.fetch(key=two)
-    assert await texts(holder, mails) == ["for two"]
-    await holder.received([mail.id for mail in mails])
-    assert (await holder.status(two)).count == 0
-    assert (await holder.status(one)).count == 1
 
 
 @every
@@ -169,7 +135,7 @@ async def door_is_live(holder: Holder) -> bool:
     return holder.on_socket and (await holder.status()).live is True
 
 
-@every
+@of_each_generation
 @pytest.mark.rule("D6", "A8")
 async def test_a_dead_socket_loses_nothing(door: Door, invites: Invites, options: dict[str, Any]):
     holder, sender = await connected(door, invites, options), await door.sender()
@@ -194,27 +160,6 @@ async def test_a_dead_socket_loses_nothing(door: Door, invites: Invites, options
             assert await text(holder, await arriving) == "now"
 
 
-@every
-@pytest.mark.rule("D6")
-async def test_live_mode_is_refused_over_http(door: Door, invites: Invites, options: dict[str, Any]):
-    holder = await connected(door, invites, options)
-    await holder.mediate()
-    family = "message-pickup/4.0" if options.get("pickup") == "4.0" else f"messagepickup/{holder.pickup}"
-    with pytest.raises(ProblemError) as refused:
-        await holder.ask(f"{family}/live-delivery-change", {"live_delivery": True})
-    assert refused.value.text == "Connection does not support Live Delivery"
-    if holder.pickup == "2.0":
-        assert refused.value.code == ""
-    else:
-        assert "live-mode-not-supported" in refused.value.code
-
-
-@every
-async def test_ping(door: Door, invites: Invites, options: dict[str, Any]):
-    holder = await connected(door, invites, options)
-    assert await holder.ping() < LIVE_WITHIN
-
-
 @pytest.mark.rule("D7")
 async def test_a_batch_is_acknowledged_by_the_next_request(door: Door, invites: Invites):
     holder, sender = await door.holder(invites.v1, pickup="1.0"), await door.sender()
@@ -226,26 +171,6 @@ async def test_a_batch_is_acknowledged_by_the_next_request(door: Door, invites: 
     assert await texts(holder, await holder.fetch(limit=2)) == ["note 0", "note 1"]
     assert await texts(holder, await holder.fetch(limit=2)) == ["note 2"]
     assert (await holder.status()).count == 0
-
-
-@pytest.mark.parametrize("generation", ["v1", "v2"])
-@pytest.mark.rule("D7")
-async def test_implicit_pickup_gets_bare_envelopes(door: Door, invites: Invites, generation: str):
-    holder = await door.holder(invites.v1 if generation == "v1" else invites.v2)
-    sender = await door.sender()
-    await holder.mediate()
-    key = await holder.add_key()
-    await send(sender, holder, key, "waits")
-    async with contextlib.aclosing(holder.implicit()) as mails, asyncio.timeout(LIVE_WITHIN):
-        assert await text(holder, await anext(mails)) == "waits"
-        await send(sender, holder, key, "arrives")
-        assert await text(holder, await anext(mails)) == "arrives"
-        # The transport has carried both, so both are gone.
-        await until(lambda: _is_empty(holder), LIVE_WITHIN, "what was carried is removed")
-
-
-async def _is_empty(holder: Holder) -> bool:
-    return (await holder.status()).count == 0
 
 
 async def test_a_wallet_file_carries_on(door: Door, invites: Invites, tmp_path: Any):

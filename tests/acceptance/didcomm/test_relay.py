@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 
 from pickup.client import Holder, Sender
-from tests.acceptance.didcomm.door import Door
-from tests.acceptance.service import until
+from tests.harness.didcomm_service import Door, note, note_v2
+from tests.harness.waiting import until
 
 WITHIN = 30.0
 
@@ -38,11 +38,9 @@ async def test_mail_is_brought_to_the_endpoint_and_leaves_the_queue(door: Door, 
             grant = await holder.mediate()
             key = await holder.add_key()
             if generation == "v1":
-                note = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "x"}
-                await sender.send_v1(key, grant.routing, grant.endpoint, note)
+                await sender.send_v1(key, grant.routing, grant.endpoint, note("1"))
             else:
-                note = {"id": "1", "type": "https://didcomm.org/basicmessage/2.0/message", "body": {"content": "x"}}
-                await sender.send_v2(key, grant.routing[0], grant.endpoint, note)
+                await sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2("1"))
             # It refuses at first; the holder, which is there again, has it brought once more.
             assert (await holder.status()).count == 1
             status = 202

@@ -3,7 +3,7 @@
 import pytest
 
 from pickup.client import Holder, ProblemError
-from tests.acceptance.didcomm.door import Door, Invites
+from tests.harness.didcomm_service import Door, Invites
 
 STEPS = ["connected", "granted", "registered", "sent", "waiting", "picked up", "acknowledged", "removed"]
 

@@ -10,8 +10,9 @@ from langchain_mq9 import Mq9Toolkit
 from robustmq.mq9 import Client, Message, Priority
 from robustmq.mq9.client import Mq9Error
 
-from tests.acceptance.editions.stock import PATIENCE, Stock, metric
-from tests.acceptance.service import Service, until
+from tests.harness.service import Service
+from tests.harness.stock import PATIENCE, Stock, metric
+from tests.harness.waiting import until
 
 
 class Reader:
@@ -88,7 +89,7 @@ async def test_robustmq_shares_a_queue_that_goes_on_where_it_was(service: Servic
 
 
 @pytest.mark.rule("E10", "E11", "M2")
-async def test_robustmq_makes_what_is_public_and_deletes_what_it_has_done(robust: Client, stock: Stock):
+async def test_robustmq_makes_public_mailboxes_and_deletes(robust: Client, stock: Stock):
     for _ in range(2):
         made = await robust.create(ttl=1800, public=True, name="robust.board", desc="of robustmq")
         assert made.mail_id == "robust.board"
@@ -108,7 +109,7 @@ async def test_robustmq_makes_what_is_public_and_deletes_what_it_has_done(robust
 
 
 @pytest.mark.rule("E6", "E11")
-async def test_the_tools_of_langchain_do_what_they_tell_a_model_they_do(service: Service):
+async def test_langchain_tools_do_what_their_descriptions_say(service: Service):
     tools: dict[str, BaseTool] = {tool.name: tool for tool in Mq9Toolkit(server=service.nats_url).get_tools()}
 
     async def use(name: str, **fields: object) -> str:

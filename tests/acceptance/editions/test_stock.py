@@ -14,10 +14,11 @@ from nats.micro import add_service
 from nats.micro.request import Request
 from nats.micro.service import ServiceConfig
 
-from tests.acceptance.editions.conftest import Elsewhere
-from tests.acceptance.editions.stock import PATIENCE, PREFIX, Stock, bodies, taken
-from tests.acceptance.service import Service, free_port, until
-from tests.wire import flushed
+from tests.conftest import ForeignServer
+from tests.harness.service import Service, free_port
+from tests.harness.stock import PATIENCE, PREFIX, Stock, bodies, taken
+from tests.harness.waiting import until
+from tests.harness.wire import flushed
 
 
 async def echo(message: Msg) -> None:
@@ -25,12 +26,12 @@ async def echo(message: Msg) -> None:
 
 
 @pytest.fixture
-async def pair(elsewhere: Elsewhere, stack: AsyncExitStack) -> tuple[Stock, Stock]:
+async def pair(elsewhere: ForeignServer, stack: AsyncExitStack) -> tuple[Stock, Stock]:
     """A client through the gateway, and one at nats-server itself."""
     return await Stock.connect(elsewhere.url, stack), await Stock.connect(elsewhere.direct, stack)
 
 
-async def test_wildcards_inboxes_echoes_and_old_requests(pair: tuple[Stock, Stock], elsewhere: Elsewhere, stack):
+async def test_wildcards_inboxes_echoes_and_old_requests(pair: tuple[Stock, Stock], elsewhere: ForeignServer, stack):
     through, direct = pair[0].client, pair[1].client
     one, rest = await through.subscribe("w.*.x"), await through.subscribe("w.>")
     await through.subscribe("echo", cb=echo)
@@ -67,7 +68,7 @@ async def test_headers_of_all_kinds_and_messages_in_a_loop(pair: tuple[Stock, St
     assert [message.data async for message in subscription.messages] == [b"0", b"1", b"2", b"3"]
 
 
-async def test_a_slow_callback_is_told_by_the_library_and_harms_nobody(elsewhere: Elsewhere, stack: AsyncExitStack):
+async def test_a_slow_consumer_affects_nobody_else(elsewhere: ForeignServer, stack: AsyncExitStack):
     problems: asyncio.Queue[Exception] = asyncio.Queue()
     slow = await Stock.connect(elsewhere.url, stack, error_cb=problems.put)
     gate = asyncio.Event()
@@ -100,7 +101,7 @@ async def test_limits_and_names_are_those_of_nats_server(pair: tuple[Stock, Stoc
     assert managed.client.max_payload > 10 * 1024 * 1024
 
 
-async def test_pings_of_both_sides_pass_while_mail_is_pushed(elsewhere: Elsewhere, stack: AsyncExitStack):
+async def test_pings_of_both_sides_pass_while_mail_is_pushed(elsewhere: ForeignServer, stack: AsyncExitStack):
     """The gateway's own PINGs and PONGs are told from those of client and server."""
     lively = await Stock.connect(elsewhere.url, stack, ping_interval=0.01, max_outstanding_pings=3)
     box = await lively.create()
@@ -178,8 +179,8 @@ async def test_values_and_objects_are_kept(pair: tuple[Stock, Stock]):
         await objects.get("one")
 
 
-async def test_callbacks_tell_of_a_break_and_what_was_written_meanwhile_arrives(
-    elsewhere: Elsewhere, pair: tuple[Stock, Stock], stack: AsyncExitStack
+async def test_publishes_during_a_reconnect_arrive(
+    elsewhere: ForeignServer, pair: tuple[Stock, Stock], stack: AsyncExitStack
 ):
     happened: list[str] = []
 

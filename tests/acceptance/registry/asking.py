@@ -11,9 +11,10 @@ import nats
 import orjson
 from nats.aio.client import Client
 
-from registry.evaluation import DEPTH
+from registry.evaluation.measures import DEPTH
 from tests.acceptance.registry.sets import Set, key_of
-from tests.acceptance.service import Service, Services, until
+from tests.harness.service import Service, Services
+from tests.harness.waiting import until
 
 PREFIX = "$mq9.AI.AGENT."
 PASSWORD = "only for this test"
@@ -84,7 +85,7 @@ async def registries(services: Services, wanted: Sequence[Set]) -> AsyncIterator
     config = services.folder / "mediator.toml"
     tenants = (f'[tenants.{each.name}]\nusers = [{{name = "{each.name}", password = "{PASSWORD}"}}]' for each in wanted)
     config.write_text("\n".join(tenants))
-    service = await services.running(config=config)
+    service = await services.running(config=config, semantic=True)
     clients = [await nats.connect(service.nats_url, user=each.name, password=PASSWORD) for each in wanted]
     try:
         yield service, [Registry(client, each) for client, each in zip(clients, wanted, strict=True)]

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from registry.evaluation import MEASURES, Interval, intervals, rate_all
+from registry.evaluation.measures import MEASURES, ConfidenceInterval, intervals, rate_all
 from tests.acceptance.registry.asking import Answers, embedded, registries
 from tests.acceptance.registry.sets import Set, sets, sliced
-from tests.acceptance.service import Services
+from tests.harness.service import Services
 
 MODES = ("text", "semantic")
 Results = dict[str, dict[str, Answers]]
@@ -105,7 +105,7 @@ def _print(wanted: Sequence[Set], results: Results, floors: dict[str, float]) ->
     return 1 if any(reached[name] < floor for name, floor in floors.items() if name in reached) else 0
 
 
-def _shown(found: Interval) -> str:
+def _shown(found: ConfidenceInterval) -> str:
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 

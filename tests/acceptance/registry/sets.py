@@ -5,9 +5,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.cards import read_card
-from registry.cases import Case, Catalog, read_cases, read_catalog
-from registry.importing import pieces
+from registry.cards.card import read_card
+from registry.cards.importing import read_sources
+from registry.evaluation.cases import CardCatalog, EvaluationCase, read_cases, read_catalog
 
 OWN = Path(__file__).parents[2] / "data"
 CARDS, REQUESTS = "catalog.jsonl", "queries.jsonl"
@@ -18,8 +18,8 @@ class Set:
     """A catalog with its requests."""
 
     name: str
-    catalog: Catalog
-    cases: list[Case]
+    catalog: CardCatalog
+    cases: list[EvaluationCase]
 
 
 def sets() -> list[Set]:
@@ -30,23 +30,23 @@ def sets() -> list[Set]:
 
 
 def _read(name: str, folder: Path) -> Set:
-    catalog = read_catalog(pieces([str(folder / CARDS)]))
+    catalog = read_catalog(read_sources([str(folder / CARDS)]))
     return Set(name, catalog, list(read_cases(folder / REQUESTS, catalog)))
 
 
 def sliced(whole: Set, cards: int) -> Set:
     """Return requests drawn at random with the cards that answer them, about so many cards, and nothing else."""
     wanted: set[str] = set()
-    cases: list[Case] = []
+    cases: list[EvaluationCase] = []
     for case in random.Random(0).sample(whole.cases, len(whole.cases)):
         if len(wanted | case.relevant) <= cards:
             wanted |= case.relevant
             if len(cases) < cards:
                 cases.append(case)
     kept = [card for card in whole.catalog.cards if key_of(whole.catalog, card) in wanted]
-    return Set(whole.name, Catalog(kept, whole.catalog.keys), cases)
+    return Set(whole.name, CardCatalog(kept, whole.catalog.keys), cases)
 
 
-def key_of(catalog: Catalog, card: bytes) -> str:
+def key_of(catalog: CardCatalog, card: bytes) -> str:
     """Return what requests call a card."""
     return catalog.keys[read_card(card).address]

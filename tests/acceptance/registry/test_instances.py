@@ -6,9 +6,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.acceptance.client import Client
-from tests.acceptance.service import Service, Services, until
-from tests.postgres import Server
+from tests.harness.client import Client
+from tests.harness.postgres import Server
+from tests.harness.service import Service, Services
+from tests.harness.waiting import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 
@@ -23,7 +24,6 @@ async def pair(services: Services, postgres: Server) -> AsyncIterator[Pair]:
         both = services.new("a", **shared), services.new("b", **shared)
         for service in both:
             service.environment["MEDIATOR_DIDCOMM__ENABLED"] = "false"
-            service.environment["MEDIATOR_REGISTRY__SEMANTIC"] = "false"
             service.start()
         for service in both:
             await service.ready()
@@ -42,7 +42,7 @@ async def found(service: Service, **asked: object) -> dict[str, object]:
 
 
 @pytest.mark.rule("G1", "G2", "G3")
-async def test_whoever_registers_is_found_at_both_and_pages_go_on_at_either(pair: Pair):
+async def test_agents_and_pages_are_shared_by_both_instances(pair: Pair):
     client = await Client.connect(pair[0].nats_url, tries=3)
     try:
         for number in range(COUNT):

@@ -7,12 +7,13 @@ import nats
 import orjson
 import pytest
 
-from mediator.operators import control
-from registry.cases import read_catalog
-from registry.importing import pieces
+from mediator.ops import control
+from registry.cards.importing import read_sources
+from registry.evaluation.cases import read_catalog
 from tests.acceptance.registry.asking import PREFIX
 from tests.acceptance.registry.sets import CARDS, OWN
-from tests.acceptance.service import Services, until
+from tests.harness.service import Services
+from tests.harness.waiting import until
 
 BARRED = ("sentence_transformers", "torch", "onnxruntime", "onnx", "tokenizers", "transformers", "numkong")
 BARRIER = f"""
@@ -32,7 +33,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Barrier
 async def test_without_the_libraries_keywords_answer_and_say_so(services: Services, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(BARRIER)
-    service = services.new()
+    service = services.new(semantic=True)
     service.environment = {"PYTHONPATH": str(tmp_path / "site")}
     service.start()
     await service.ready()
@@ -51,10 +52,10 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
         return "agent-mediator[search]" in str(reply["note"])
 
     try:
-        for card in read_catalog(pieces([str(OWN / CARDS)])).cards:
+        for card in read_catalog(read_sources([str(OWN / CARDS)])).cards:
             await ask("REGISTER", card)
         await until(said, 10, "the note names what is to be installed")
-        findings = (await control.ask(service.data_dir, "installation"))["findings"]
+        findings = (await control.send_command(service.data_dir, "installation"))["findings"]
         assert [finding["text"] for finding in findings if finding["level"] == "problem"] == []
         (found,) = (finding for finding in findings if finding["text"].startswith("No search by meaning"))
         assert "pip install" in found["text"]

@@ -1,0 +1,202 @@
+"""The service: which parts run, and in what order they start and stop.
+
+A request comes in at a door (``mediator.nats``, or one that a part opens), which reads it and asks the
+:class:`~mediator.broker.Broker`. The broker runs the rule of the verb (``mediator.mailboxes``) inside a transaction of
+the store (``mediator.store``), together with all the others that wait, and the door answers once that is committed.
+Beside the requests run the scheduler (delayed mail, clean-up), the journal, and the health checks behind HTTP.
+"""
+
+import asyncio
+import gc
+import hashlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from mediator.broker import Broker
+from mediator.config.settings import Settings
+from mediator.http.app import build_app
+from mediator.http.health import Health
+from mediator.http.server import HttpServer
+from mediator.http.tenants import HttpTenants
+from mediator.mailboxes.bounds import DAY
+from mediator.nats.connection import NatsConnection
+from mediator.nats.opening import find_control_key, make_announcements, open_door, open_nats, open_wakes
+from mediator.nats.replies import message_limit
+from mediator.nats.verbs import verb_of_part
+from mediator.ops.collector import forget_volatile
+from mediator.ops.commands import ControlCommands
+from mediator.ops.control import ControlServer
+from mediator.ops.diagnosis import Finding
+from mediator.ops.installation import missing_findings
+from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.metrics import Metrics
+from mediator.ops.open_files import fit_service
+from mediator.ops.scheduler import Scheduler
+from mediator.parts import Host, find_parts
+from mediator.push.opening import open_gateway, open_push
+from mediator.store.base import Store
+from mediator.store.opening import open_store
+from mediator.system.private_files import narrow
+
+HEALTH_SECONDS = 10
+THREAD_SWITCH_SECONDS = 0.0005
+"""Seconds between switches of threads. The store's thread releases the GIL at each statement; by default it waits 5 ms
+to get it back."""
+COLLECT_AFTER = (20_000, 50, 50)
+"""Thresholds of the garbage collector: requests leave little cyclic garbage."""
+
+log = structlog.get_logger("service")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """What a running service offers to those who embed it."""
+
+    nats_url: str
+    http_port: int
+    broker: Broker
+    health: Health
+
+
+@asynccontextmanager
+async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
+    """Run the service inside this block; leaving it stops everything, the doors first.
+
+    Raises :class:`SetupError`, :class:`StoreHeldError` or :class:`SchemaError` when it cannot start.
+    """
+    _tune_interpreter()
+    settings = fit_service(settings)
+    parts = find_parts()
+    metrics, health, control = Metrics(), Health(), ControlServer(settings.data_dir)
+    async with AsyncExitStack() as stack:
+        # Storage and NATS.
+        store = await asyncio.to_thread(_open_store, settings)
+        stack.callback(store.close)
+        control_key = await asyncio.to_thread(find_control_key, settings, store)
+        upstreams, connection = await stack.enter_async_context(open_nats(settings, control_key, metrics))
+
+        # The mailboxes, and what watches them.
+        journal = JournalWriter(settings.journal, settings.data_dir, settings.instance, metrics)
+        broker = _make_broker(settings, store, connection, journal, metrics, control_key)
+        stack.push_async_callback(broker.close)
+        await journal.start(broker)
+        stack.push_async_callback(journal.stop)
+        await forget_volatile(broker, settings.instance)
+
+        # What runs by the clock, and what operators ask for.
+        control.add_command("journal-rotate", journal.rotate)
+        cleanup_steps = [step for part in parts for step in part.cleanup_steps(settings)]
+        keep_groups = settings.push.keep_days * DAY
+        scheduler = Scheduler(broker, settings.cleanup, cleanup_steps, metrics, control, keep_groups=keep_groups)
+        await scheduler.start()
+        stack.push_async_callback(scheduler.stop)
+        await control.start()
+        stack.push_async_callback(control.stop)
+
+        # The parts. They add to the HTTP application, whose port some of them publish.
+        http = HttpServer(settings.http, settings.http_max_connections, metrics.http_closed)
+        metrics.http_connections.set_function(lambda: http.connections)
+        await http.bind()
+        stack.push_async_callback(http.stop)
+        host = Host(
+            settings,
+            broker=broker,
+            metrics=metrics,
+            health=health,
+            scheduler=scheduler,
+            control=control,
+            announcer=partial(make_announcements, settings, connection),
+            app=build_app(health, metrics.registry),
+            http_port=http.port,
+            http_tenants=HttpTenants.from_settings(settings),
+        )
+        host.add_doctor_check(partial(_examine_journal, journal))
+        for part in parts:
+            await stack.enter_async_context(part.open(host))
+
+        # The doors. The gateway opens before the NATS door and closes after it, to pass on the last replies.
+        nats_url = await stack.enter_async_context(open_gateway(settings, upstreams, metrics, control, health))
+        await stack.enter_async_context(open_wakes(settings, connection, broker))
+        push_verbs = await stack.enter_async_context(open_push(settings, connection, broker, metrics))
+        verbs = {**{subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}, **push_verbs}
+        door = await stack.enter_async_context(open_door(settings, connection, broker, metrics, verbs))
+        health.add("store", broker.check)
+        health.add("scheduler", scheduler.check)
+        health.add("journal", journal.check)
+        health.add("nats", door.check)
+        stack.push_async_callback(health.close)
+        # Keeps the metric mediator_ready current where nothing calls /readyz.
+        scheduler.add_job(partial(_probe, health), HEALTH_SECONDS)
+        await http.start(host.app)
+        # Registered a second time, so that it stops before what its requests need.
+        stack.push_async_callback(http.stop)
+        ControlCommands(broker, settings, health, nats_url, http.port, host.doctor_checks).register(control)
+        yield RunningService(nats_url, http.port, broker, health)
+        log.info("stopping")
+
+
+async def serve(settings: Settings, ready: Callable[[RunningService], None]) -> None:
+    """Run until SIGTERM or SIGINT; a second signal does not wait."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with open_service(settings) as service:
+        log.info("ready", nats=service.nats_url, http=service.http_port, instance=settings.instance)
+        ready(service)
+        await stop.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    log.info("stopped")
+
+
+def _tune_interpreter() -> None:
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    # What was loaded stays; scanning it in every collection delayed answers by tens of milliseconds.
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+def _open_store(settings: Settings) -> Store:
+    """Open the store, and take from other users the permission to read its files."""
+    for path in narrow(settings.data_dir):
+        log.warning("others could read a file of the service: permissions narrowed", file=path.name)
+    return open_store(settings.data_dir, settings.store_url)
+
+
+def _make_broker(
+    settings: Settings,
+    store: Store,
+    connection: NatsConnection,
+    journal: JournalWriter,
+    metrics: Metrics,
+    control_key: bytes,
+) -> Broker:
+    """Make the broker; no message may be larger than what NATS can hand back (N7)."""
+    limit = min(settings.bounds.max_message, message_limit(connection.max_payload))
+    broker = Broker(
+        store,
+        replace(settings.bounds, max_message=limit),
+        max_pending=settings.max_pending,
+        max_waiting=settings.max_waiting,
+        observers=[journal.observe] if settings.journal.enabled else [],
+        wake_secret=hashlib.sha256(b"wake " + control_key).digest(),
+    )
+    broker.listen(metrics.committed)
+    metrics.pending.set_function(lambda: broker.pending)
+    metrics.waiting.set_function(lambda: broker.waiting)
+    return broker
+
+
+async def _examine_journal(journal: JournalWriter) -> list[Finding]:
+    return list(missing_findings(journal.missing))
+
+
+async def _probe(health: Health) -> None:
+    await health.report()

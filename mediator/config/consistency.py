@@ -1,0 +1,73 @@
+"""Rules over several options of the core; those within a section stand in its class."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mediator.mailboxes.address import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from mediator.config.settings import Settings
+
+
+def contradictions(settings: "Settings") -> Iterator[str]:
+    """Say which options contradict each other; each line begins with the option to change."""
+    yield from _managed(settings) if settings.nats_url is None else _external(settings)
+    yield from _tenants(settings)
+
+
+def _managed(settings: "Settings") -> Iterator[str]:
+    if settings.nats_accounts:
+        yield "nats_accounts: expected only with nats_url; the managed server always keeps tenants in accounts"
+    if settings.allow_anonymous and settings.has_several_tenants:
+        yield f"allow_anonymous: expected only while {DEFAULT_TENANT} is the only tenant"
+    elif not settings.anonymous and not settings.has_users:
+        yield "tenants: no tenant has users, nobody could connect"
+    elif settings.anonymous and not settings.allow_anonymous:
+        doors = {
+            "nats": settings.nats,
+            "gateway.listen": settings.gateway.listen,
+            "gateway.direct": settings.gateway.direct,
+        }
+        for name, door in doors.items():
+            if door is not None and not door.loopback:
+                yield (
+                    f"{name}: {door} can be reached from other machines and no tenant has users; "
+                    "give tenants users, listen on 127.0.0.1, or set allow_anonymous"
+                )
+    if settings.gateway.enabled and settings.gateway.listen is not None:
+        yield "gateway.listen: expected only with nats_url, or with gateway.enabled false; nats says where it is"
+    if settings.gateway.direct is not None and not settings.gateway.enabled:
+        yield "gateway.direct: expected only with gateway.enabled; without it nats is the NATS server's own port"
+
+
+def _external(settings: "Settings") -> Iterator[str]:
+    urls = settings.nats_url.get_secret_value() if settings.nats_url else ""
+    if settings.gateway.listen is not None and "ws" in {url.strip()[:2] for url in urls.split(",")}:
+        yield "gateway.listen: expected only with nats:// or tls:// in nats_url"
+    if settings.gateway.direct is not None:
+        yield "gateway.direct: expected only without nats_url"
+    if settings.allow_anonymous:
+        yield "allow_anonymous: expected only without nats_url; the external server decides who may connect"
+    if settings.has_several_tenants and not settings.nats_accounts:
+        yield (
+            "tenants: with nats_url and without nats_accounts "
+            f"every caller is tenant {DEFAULT_TENANT}; set nats_accounts"
+        )
+
+
+def _tenants(settings: "Settings") -> Iterator[str]:
+    owners: dict[tuple[str, str], str] = {}
+    for name, tenant in settings.tenants.items():
+        if tenant.users and settings.nats_url is not None:
+            yield f"tenants.{name}.users: expected only without nats_url; the external server knows its users"
+        if tenant.accounts and not settings.nats_accounts:
+            yield f"tenants.{name}.accounts: expected only with nats_url and nats_accounts"
+        claims = [("accounts", account) for account in tenant.accounts]
+        claims += [("users", user.name) for user in tenant.users]
+        claims += [("users", user.nkey) for user in tenant.users if user.nkey]
+        claims += [("api_tokens", token.get_secret_value()) for token in tenant.api_tokens]
+        for kind, what in claims:
+            if (kind, what) in owners:
+                shown = "a token" if kind == "api_tokens" else what
+                yield f"tenants.{name}.{kind}: {shown} is already one of tenant {owners[kind, what]}"
+            owners[kind, what] = name

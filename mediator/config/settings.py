@@ -1,0 +1,387 @@
+"""The settings: the options of the core, the sections of the parts, and where each value comes from.
+
+Sources, the first that names an option wins: command-line flags, the environment (``MEDIATOR_MAX_PENDING``, nested
+``MEDIATOR_QUOTAS__MAILBOX_RATE``), a TOML file, the default. ``docs/configuration.md`` is generated from this module.
+"""
+
+import hashlib
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, create_model, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mediator.config.consistency import contradictions
+from mediator.config.sections import (
+    CleanupSettings,
+    EditionsSettings,
+    GatewaySettings,
+    JournalSettings,
+    PushSettings,
+    QuotaSettings,
+)
+from mediator.config.sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
+from mediator.config.tenants import TenantSettings
+from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole
+from mediator.endpoint import Endpoint, without_login
+from mediator.errors import SetupError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
+from mediator.parts import find_parts
+
+S = TypeVar("S", bound=PartSettings)
+
+_KIB, _MIB = 1024, 1024 * 1024
+# A NATS server buffers at most 64 MiB for a client by default and refuses a larger max_payload; N7 takes ¾ of that.
+_MAX_MESSAGE = 47 * _MIB
+
+
+def _ack_wait(value: int) -> int:
+    if value and not MIN_ACK_WAIT <= value <= MAX_ACK_WAIT:
+        raise ValueError(f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT} milliseconds")
+    return value
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    if not _is_url(value.get_secret_value(), {"postgresql", "postgres"}):
+        raise ValueError("expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    return value
+
+
+def _nats_url(value: SecretStr) -> SecretStr:
+    for part in value.get_secret_value().split(","):
+        if not _is_url(part.strip(), {"nats", "tls", "ws", "wss"}) or not urlsplit(part.strip()).hostname:
+            raise ValueError("expected nats://HOST:PORT (or tls://, ws://, wss://), several joined by commas")
+    return value
+
+
+def _is_url(text: str, schemes: set[str]) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and text.startswith(f"{parts.scheme}://") and (parts.port or 0) >= 0
+    except ValueError:
+        return False
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("expected a directory, the user after ~ is not known here") from None
+
+
+def _instance(validated: dict[str, Any]) -> str:
+    """Make a name of host and data directory: it differs between services and stays the same over restarts."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:48] or "mediator"
+    return f"{host}-{hashlib.sha256(str(validated.get('data_dir')).encode()).hexdigest()[:6]}"
+
+
+def _log_format() -> Literal["console", "json"]:
+    return "console" if sys.stderr.isatty() else "json"
+
+
+class Settings(BaseSettings):
+    """The options of the core; :meth:`load` and :meth:`of` add a section for each installed part."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+    )
+
+    data_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+        default=Path("mediator-data"),
+        validate_default=True,
+        description="Directory for the database, the journal and the managed NATS server's files. Everything that must "
+        "survive is here: put it on a disk that is backed up. A relative path starts at the working directory "
+        "of the service.",
+        json_schema_extra={"default_text": "./mediator-data"},
+        examples=["/var/lib/mediator"],
+    )
+    nats: Address = Field(
+        default=Endpoint("127.0.0.1", 4222),
+        description="HOST:PORT where NATS clients connect: to the gateway, or to the managed NATS server itself while "
+        "gateway.enabled is false; port 0 takes a free one. Loopback protects mail from the network: set "
+        "0.0.0.0:4222 together with tenants that have users. Not used with nats_url.",
+    )
+    nats_max_subscriptions: Whole = Field(
+        default=1000,
+        ge=10,
+        le=1_000_000,
+        description="Subscriptions that one client's connection to the managed NATS server may have, besides those to "
+        "stored mail, which gateway.max_subscriptions limits. Protects the server's memory, up to 5 KiB each; "
+        "raise it for clients that subscribe to very many subjects of their own.",
+    )
+    nats_url: Annotated[SecretStr, AfterValidator(_nats_url)] | None = Field(
+        default=None,
+        description="URL of an existing NATS server or cluster (nats://HOST:PORT, several joined by commas) to use "
+        "instead of starting one. Set it when you run NATS already, or when several services share the mail.",
+        examples=["nats://nats.example.com:4222"],
+    )
+    nats_accounts: bool = Field(
+        default=False,
+        description="With nats_url: whether the server's accounts are the tenants, with requests on "
+        "`mq9.<account>.$mq9.AI.>`; otherwise every caller is tenant `default`, with requests on `$mq9.AI.>`. "
+        "Set it to separate tenants on a server of your own; `mediator check` says whether that server is set "
+        "up for it.",
+    )
+    http: Address = Field(
+        default=Endpoint("127.0.0.1", 8080),
+        description="HOST:PORT for health, metrics, pages and the registry's REST API; port 0 takes a free one. Set "
+        "0.0.0.0:8080 when a probe or Prometheus runs on another machine; the registry then requires API "
+        "tokens.",
+    )
+    http_max_connections: Whole = Field(
+        default=1000,
+        ge=16,
+        le=1_000_000,
+        description="HTTP connections that may be open at once, except WebSockets, which didcomm.max_sockets limits. "
+        "Protects open files and memory: above it, a new connection replaces one that is idle or does not "
+        "finish its request, first from the address with the most; while all are busy, everything but /livez, "
+        "/readyz and /metrics gets 503. Raise it for very many concurrent clients.",
+    )
+    database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
+        default=None,
+        description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Without it mail is kept in an SQLite file in "
+        "data_dir, which one service owns. Set it when several services share the mail.",
+        json_schema_extra={"default_text": "an SQLite file in data_dir"},
+        examples=["postgresql://mediator:PASSWORD@db.example.com/mediator"],
+    )
+    control_key: Key | None = Field(
+        default=None,
+        description="32 random bytes in base64 that authenticate control messages between services and gateways, on "
+        "subjects that begin with `mq9ctl.`. Without it a key is generated once and kept in the database, "
+        "where all services that share mail find it. Set it, the same for services and gateways, when "
+        "`mediator gateway` runs with nats_url where no service uses its data_dir. Protects subscriptions and "
+        "live sessions from clients that publish there.",
+        json_schema_extra={"default_text": "made once, kept in the database"},
+        examples=["32 RANDOM BYTES IN BASE64: openssl rand -base64 32"],
+    )
+    allow_anonymous: bool = Field(
+        default=False,
+        description="Accept clients without credentials as tenant `default`, even when other machines can reach the "
+        "managed NATS server; while that tenant has users of its own, everybody needs credentials. Protects "
+        "all mail while false; set it only on a network you trust.",
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
+        default="info",
+        description="The least severe level that is logged. Use debug to follow single requests for a while.",
+    )
+    log_format: Annotated[Literal["console", "json"], ANY_CASE] = Field(
+        default_factory=_log_format,
+        description="Log lines for people (console) or for a log collector (json). Both go to standard error.",
+        json_schema_extra={"default_text": "console on a terminal, else json"},
+        examples=["json"],
+    )
+    default_mailbox_ttl: Whole = Field(
+        default=0,
+        ge=0,
+        le=MAX_TTL,
+        description="Seconds a mailbox lives when its CREATE has no ttl; 0 is for ever. Protects the disk from "
+        "forgotten mailboxes. A change affects mailboxes created afterwards.",
+    )
+    default_ack_wait_ms: Annotated[Whole, AfterValidator(_ack_wait)] = Field(
+        default=0,
+        description="Milliseconds a fetched message is leased to its reader, unless mailbox or FETCH set a lease; "
+        f"0 is no lease, else {MIN_ACK_WAIT} to {MAX_ACK_WAIT}. Set it when several workers share a group through an "
+        "SDK that cannot request a lease: each message then goes to one of them, and to another one if that fails.",
+    )
+    max_message_bytes: Whole = Field(
+        default=Bounds().max_message,
+        ge=_KIB,
+        le=_MAX_MESSAGE,
+        description="Bytes one message may have, headers included. Protects memory: the managed NATS server's "
+        "max_payload follows from it. An external server's own max_payload can lower it further.",
+    )
+    quotas: QuotaSettings = Field(
+        default=QuotaSettings(), description="Bounds on what is stored and how fast; all off by default."
+    )
+    archive_limit: Whole = Field(
+        default=Bounds().archive_limit,
+        ge=1,
+        description="Messages that may wait for the archive. Protects the disk when the archiving pipeline does not "
+        "run: above it, messages that ask to be archived are refused. Raise it when the pipeline rarely runs.",
+    )
+    max_pending: Whole = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Requests in progress inside the service, except FETCHes; a request counts once more for each 32 "
+        "KiB of its body. Protects memory and latency: above it, requests are refused as busy. It is shared: one "
+        "tenant gets at most 3/4 of it, one connection 3/5, and less the fuller it is, so others always find "
+        "room. Raise it when many clients send in bursts.",
+    )
+    max_waiting: Whole = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="FETCH requests in progress at once, most of which wait for mail. Protects memory, and is shared "
+        "like max_pending; raise it to twice the number of readers that are idle at the same time.",
+    )
+    drain_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        le=600,
+        allow_inf_nan=False,
+        description="Seconds a stopping service may take to answer the requests it has accepted. Keep it below the "
+        "time after which your service manager kills it.",
+    )
+    tenants: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")], TenantSettings] = Field(
+        default_factory=dict,
+        description="Tenants by name (lowercase letters, digits, `_` and `-`). Tenants never see each other's mail; "
+        "equal addresses in two tenants are two mailboxes. Without any, everybody is tenant `default`.",
+        json_schema_extra={"default_text": "none: everybody is tenant `default`"},
+    )
+    journal: JournalSettings = Field(default=JournalSettings(), description="The journal of lifecycle events.")
+    cleanup: CleanupSettings = Field(default=CleanupSettings(), description="Removal of what has expired.")
+    editions: EditionsSettings = Field(default=EditionsSettings(), description="The older editions of the protocol.")
+    gateway: GatewaySettings = Field(default=GatewaySettings(), description="The gateway before the NATS server.")
+    push: PushSettings = Field(default=PushSettings(), description="Mail that is pushed to subscriptions.")
+    instance: str = Field(
+        default_factory=_instance,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of this service in logs and in the database. It must differ between services that share a "
+        "database and stay the same over restarts. Set it in containers, where host names change.",
+        json_schema_extra={"default_text": "the host name and a hash of data_dir"},
+        examples=["mediator-1"],
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Use only arguments: :meth:`load` merges the sources itself, to report which one a wrong value came from."""
+        return (init_settings,)
+
+    @classmethod
+    def of(cls, **options: Any) -> "Settings":
+        """Make settings from these options alone, without the environment and files."""
+        return all_settings()(**options)
+
+    @classmethod
+    def load(cls, config: Path | None = None, **overrides: object) -> "Settings":
+        """Read all sources: ``config`` or MEDIATOR_CONFIG is the TOML file, ``overrides`` are flags (None: not given).
+
+        Raises :class:`SetupError` with a line per problem: the option, what was expected, the value and its source.
+        """
+        flags = {name: value for name, value in overrides.items() if value is not None}
+        whole = all_settings()
+        environment = Environment(whole)
+        sources = (Source(flags, "the command line"), environment.source(), read_file(config))
+        problems = environment.problems
+        try:
+            settings = whole(**merge(sources))
+        except ValidationError as error:
+            problems += explain(error, sources, whole)
+        if problems:
+            # Not chained: the cause's traceback could show a secret beside the wrong value.
+            raise SetupError("\n".join(problems)) from None
+        return settings
+
+    @property
+    def tenant_names(self) -> list[str]:
+        """All tenants in order, ``default`` among them."""
+        return sorted({DEFAULT_TENANT, *self.tenants})
+
+    @property
+    def store_url(self) -> str | None:
+        """The URL of the PostgreSQL database with its password, None for SQLite in the data directory."""
+        return None if self.database_url is None else self.database_url.get_secret_value()
+
+    def section(self, kind: type[S]) -> S:
+        """Return the section of an installed part; raises LookupError for any other."""
+        for section in self.part_sections.values():
+            if isinstance(section, kind):
+                return section
+        raise LookupError(f"no installed part has a section {kind.__name__}")
+
+    @property
+    def part_sections(self) -> Mapping[str, PartSettings]:
+        """The sections of all installed parts by name."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in values.items() if isinstance(value, PartSettings)}
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether the managed server lets clients without credentials in, as tenant ``default`` (A6)."""
+        return self.allow_anonymous or not (self.has_users or self.has_several_tenants)
+
+    @property
+    def http_anonymous(self) -> bool:
+        """Whether the registry accepts HTTP requests without an API token, as tenant ``default`` (A6).
+
+        Only where only users of this machine can connect and nothing separates them: no API tokens, no users or
+        accounts of NATS, no second tenant, a loopback address, and no proxy in front.
+        """
+        separated = self.nats_accounts or self.has_users or self.has_several_tenants or self._has_api_tokens
+        proxied = any(section.behind_proxy for section in self.part_sections.values())
+        return not separated and self.http.loopback and not proxied
+
+    @property
+    def client_nats_url(self) -> str | None:
+        """The ``nats_url`` as clients use it; with accounts its login is the service's own, and is left out."""
+        if self.nats_url is None:
+            return None
+        url = self.nats_url.get_secret_value()
+        return without_login(url) if self.nats_accounts else url
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of the domain (N7, S6, S7, F8, M1); spans become milliseconds."""
+        quotas = self.quotas
+        return Bounds(
+            max_message=self.max_message_bytes,
+            default_ttl=self.default_mailbox_ttl * 1000,
+            default_ack_wait=self.default_ack_wait_ms,
+            archive_limit=self.archive_limit,
+            mailbox=Quota(quotas.mailbox_messages, quotas.mailbox_bytes, quotas.mailbox_rate),
+            tenant=Quota(quotas.tenant_messages, quotas.tenant_bytes, quotas.tenant_rate),
+        )
+
+    @property
+    def has_users(self) -> bool:
+        """Whether a tenant has users of the managed NATS server."""
+        return any(tenant.users for tenant in self.tenants.values())
+
+    @property
+    def _has_api_tokens(self) -> bool:
+        return any(tenant.api_tokens for tenant in self.tenants.values())
+
+    @property
+    def has_several_tenants(self) -> bool:
+        """Whether there are tenants beside ``default``."""
+        return bool(set(self.tenants) - {DEFAULT_TENANT})
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if problems := list(contradictions(self)):
+            raise ValueError("\n".join(problems))
+        return self
+
+
+@cache
+def all_settings() -> type[Settings]:
+    """Return the settings with a section for each installed part; raises :class:`SetupError` where two collide."""
+    sections: dict[str, Any] = {}
+    for part in find_parts():
+        if (kind := part.settings()) is None:
+            continue
+        if part.name in Settings.model_fields:
+            raise SetupError(f"part {part.name}: the core has an option of this name; rename the part")
+        summary = (kind.__doc__ or part.name).strip().partition("\n")[0]
+        sections[part.name] = kind, Field(default=kind(), description=summary)
+    return create_model("Settings", __base__=Settings, __doc__=Settings.__doc__, **sections)

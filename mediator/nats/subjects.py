@@ -1,0 +1,180 @@
+"""Classifies subjects: which subscriptions are served from the store, and which are refused (E1, E2, E6, E9, E10, N10).
+
+All others are left to NATS. Pure; gateway and service both use it, and so agree.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from mediator.mailboxes.address import MAX_ADDRESS, RESERVED
+from mediator.nats import control_messages
+
+API: Final = "$mq9.AI."
+"""The prefix of the subjects of all verbs."""
+OPEN: Final = "PUSH.OPEN"
+"""The verb, behind :data:`API`, with which a gateway opens a subscription to stored mail."""
+PUSH: Final = "$mq9.PUSH."
+"""What the subject of a push begins with on a client's connection; the secret token and the real subject follow."""
+ANY: Final = "*"
+"""The wildcard for one token; as a lane word, all lanes of a mailbox."""
+MAX_PATTERN: Final = 512
+"""Characters of a BROADCAST pattern."""
+
+_INBOX: Final = "INBOX."
+_MSG: Final = "MAILBOX.MSG."
+_BROADCAST: Final = "BROADCAST."
+BROADCAST: Final = API + _BROADCAST
+"""The prefix of the subjects of broadcasts."""
+_PUBLIC: Final = "PUBLIC.LIST"
+_ADDRESS: Final = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
+_TOKEN: Final = re.compile(r"[^\s.*>#]+")
+_OURS: Final = frozenset({"$mq9", control_messages.ROOT.rstrip(".")})
+
+
+class Edition(Enum):
+    """The family of subjects of a subscription; each has lane words of its own (E1)."""
+
+    FIRST = "INBOX"
+    LATER = "MAILBOX.MSG"
+
+
+WORDS: Final = {
+    Edition.FIRST: frozenset({"urgent", "normal", "notify"}),
+    Edition.LATER: frozenset({"critical", "high", "urgent", "normal", "low"}),
+}
+"""The words that are the lane at the end of a subject, and never part of the address (E2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSubject:
+    """A subject that is left to NATS."""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxSubject:
+    """The mail of one mailbox, which may not exist."""
+
+    edition: Edition
+    address: str
+    word: str
+    """One of :data:`WORDS`, :data:`ANY`, or empty for the bare address."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastSubject:
+    """Broadcasts; ``pattern`` is the whole subject, with NATS's wildcards whatever the client wrote."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicListSubject:
+    """The tenant's public mailboxes."""
+
+    subject: str
+
+    @property
+    def delivered_on(self) -> str:
+        """The subject of each push; with a wildcard for the lane, that of normal messages."""
+        return self.subject[:-1] + "normal" if self.subject.endswith(".*") else self.subject
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSubject:
+    """A subject that nobody may subscribe to; ``text`` goes into ``-ERR``."""
+
+    text: str
+
+
+Subject = PlainSubject | MailboxSubject | BroadcastSubject | PublicListSubject | RefusedSubject
+
+
+def split_request(subject: str) -> tuple[str | None, str]:
+    """Split the subject of a request into the NATS account it came from, None without accounts, and the rest."""
+    if subject.startswith(API):
+        return None, subject[len(API) :]
+    _, account, rest = subject.split(".", 2)
+    return account, rest[len(API) :]
+
+
+def classify(subject: str) -> Subject:
+    """Classify the subject of a SUB. Never raises: what NATS would refuse is plain, or refused here."""
+    if not subject.startswith(API):
+        return RefusedSubject(violation(subject)) if _covers_others(subject) else PlainSubject()
+    name = subject[len(API) :]
+    if name == _PUBLIC:
+        return PublicListSubject(subject)
+    if name.startswith(_MSG):
+        return _mailbox(subject, Edition.LATER, name[len(_MSG) :])
+    if name.startswith(_INBOX):
+        return _mailbox(subject, Edition.FIRST, name[len(_INBOX) :])
+    if name.startswith(_BROADCAST):
+        return _broadcast(subject, name[len(_BROADCAST) :])
+    return RefusedSubject(violation(subject))
+
+
+def violation(subject: str) -> str:
+    """Word a refusal as nats-server does."""
+    return f'Permissions Violation for Subscription to "{subject}"'
+
+
+def split_word(edition: Edition, rest: str) -> tuple[str, str]:
+    """Split what follows the family's name into the address and a trailing lane word, empty if there is none (E2)."""
+    address, dot, last = rest.rpartition(".")
+    return (address, last) if dot and last in WORDS[edition] else (rest, "")
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Return whether some subject matches both patterns."""
+    ours, theirs = one.split("."), other.split(".")
+    for mine, yours in zip(ours, theirs, strict=False):
+        if ">" in (mine, yours):
+            return True
+        if mine != yours and ANY not in (mine, yours):
+            return False
+    return len(ours) == len(theirs)
+
+
+def stream_allowed(subject: str) -> bool:
+    """Return whether a JetStream stream may have a subject: no requests, pushes or replies."""
+    return not any(overlaps(subject, pattern) for pattern in ("$mq9.>", "_INBOX.>", control_messages.ROOT + ">"))
+
+
+def _mailbox(subject: str, edition: Edition, rest: str) -> Subject:
+    address, word = split_word(edition, rest)
+    if not word and rest.endswith(".*"):
+        address, word = rest[:-2], ANY
+    if set(address) & {"*", ">"} or not address:
+        return RefusedSubject(violation(subject))
+    if edition is Edition.LATER and address in RESERVED:
+        return PublicListSubject(subject)
+    if len(address) > MAX_ADDRESS or not _ADDRESS.fullmatch(address):
+        return RefusedSubject(f"mailbox {address[:MAX_ADDRESS]} does not exist")
+    return MailboxSubject(edition, address, word)
+
+
+def _broadcast(subject: str, rest: str) -> Subject:
+    tokens = rest.split(".")
+    if tokens[-1] == "#":
+        tokens[-1] = ">"
+    inner = tokens[:-1] if tokens[-1] == ">" else tokens
+    if (
+        len(rest) > MAX_PATTERN
+        or not rest.isprintable()
+        or not all(token == ANY or _TOKEN.fullmatch(token) for token in inner)
+    ):
+        return RefusedSubject(violation(subject))
+    return BroadcastSubject(BROADCAST + ".".join(tokens))
+
+
+def _covers_others(subject: str) -> bool:
+    """Return whether a pattern covers the service's own subjects, or the replies to others, which are secrets."""
+    first, *rest = subject.split(".")
+    second = rest[0] if rest else ""
+    if first == ">" or first in _OURS:
+        return True
+    if first == "_INBOX":
+        return second in (ANY, ">")
+    return first == ANY and second in (ANY, ">", "AI", "PUSH", *control_messages.SECOND_TOKENS)

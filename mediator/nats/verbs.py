@@ -1,0 +1,126 @@
+"""The table of verbs: for each subject what reads the request, the use case, and what writes the reply (M, F, K, Q, E).
+
+SEND, BATCH and the publishes of older editions are not here: the door answers them without a task of their own.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from mediator.broker import Broker
+from mediator.fields import Fields, parse_body
+from mediator.mailboxes.address import parse_address
+from mediator.nats import replies, requests
+from mediator.nats.client import Request
+from mediator.nats.reply_queue import ReplyQueue
+
+ReplyRoom = Callable[[], int]
+"""Returns how many bytes a reply may have; raises :class:`BusyError` while too many are under way."""
+VerbHandler = Callable[[str, bytes, ReplyRoom], Awaitable[bytes]]
+"""A verb of another part: takes the tenant, the body as it came and the room for a reply, and returns the reply."""
+
+
+ImmediateHandler = Callable[[str, str, Request, float], None]
+"""Takes the tenant, what follows the verb in the subject, the request, and when it came; must not wait."""
+
+
+class VerbCall(NamedTuple):
+    """One request to a verb."""
+
+    tenant: str
+    tail: str
+    """What follows the verb in the subject: an address, an address and a msg_id, or nothing."""
+    message: Request
+    replies: ReplyQueue
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of the body; raises :class:`BadRequestError`."""
+        return parse_body(self.message.data)
+
+    @property
+    def address(self) -> str:
+        """The address in the subject; raises :class:`BadRequestError`."""
+        return parse_address(self.tail)
+
+
+class Verb(NamedTuple):
+    """What one subject asks for."""
+
+    name: str
+    """As metrics and logs call it."""
+    answer: Callable[[VerbCall], Awaitable[bytes]]
+    empty: Mapping[str, Any] = {}
+    """The fields of its reply when it failed (N1)."""
+
+
+class ImmediateVerb(NamedTuple):
+    """A verb that is answered without a task."""
+
+    name: str
+    handle: ImmediateHandler
+    empty: Mapping[str, Any] = {}
+    """The fields of its reply when it failed (N1)."""
+
+
+class MailboxVerbs:
+    """The verbs of the current edition."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.table: Mapping[str, Verb] = {
+            "MAILBOX.CREATE": Verb("CREATE", self._create, replies.NOT_CREATED),
+            "MAILBOX.UPDATE.": Verb("UPDATE", self._update, {"mail_address": ""}),
+            "MSG.FETCH.": Verb("FETCH", self._fetch, {"messages": []}),
+            "MSG.ACK.": Verb("ACK", self._ack, {"acknowledged": 0}),
+            "MSG.NACK.": Verb("NACK", self._nack, {"returned": 0}),
+            "MSG.EXTEND.": Verb("EXTEND", self._extend, {"extended": 0}),
+            "MSG.QUERY.": Verb("QUERY", self._query, {"messages": []}),
+            "MSG.DELETE.": Verb("DELETE", self._delete, {"deleted": False}),
+        }
+        """By the subject behind the prefix, up to the address where it has one."""
+
+    async def _create(self, call: VerbCall) -> bytes:
+        return replies.created(await self._broker.create(requests.create(call.tenant, call.fields)))
+
+    async def _update(self, call: VerbCall) -> bytes:
+        mailbox = await self._broker.update(requests.update(call.tenant, call.address, call.fields))
+        return replies.success(mail_address=mailbox.address)
+
+    async def _fetch(self, call: VerbCall) -> bytes:
+        fields = call.fields
+        text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
+        request = requests.fetch(call.tenant, call.address, fields, call.replies.budget)
+        return replies.messages(await self._broker.fetch(request), text=text)
+
+    async def _query(self, call: VerbCall) -> bytes:
+        fields = call.fields
+        text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
+        request = requests.query(call.tenant, call.address, fields, call.replies.budget)
+        return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
+
+    async def _ack(self, call: VerbCall) -> bytes:
+        acknowledged = await self._broker.ack(requests.ack(call.tenant, call.address, call.fields))
+        return replies.success(acknowledged=acknowledged)
+
+    async def _nack(self, call: VerbCall) -> bytes:
+        returned = await self._broker.nack(requests.nack(call.tenant, call.address, call.fields))
+        return replies.success(returned=returned)
+
+    async def _extend(self, call: VerbCall) -> bytes:
+        extended = await self._broker.extend(requests.extend(call.tenant, call.address, call.fields))
+        return replies.success(extended=extended)
+
+    async def _delete(self, call: VerbCall) -> bytes:
+        # The subject says all; SDKs send anything as the body.
+        address, msg_id = requests.address_and_id(call.tail)
+        await self._broker.delete(call.tenant, address, msg_id)
+        return replies.success(deleted=True)
+
+
+def verb_of_part(name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> Verb:
+    """Return the verb of another part: its subject has no tail."""
+
+    async def answer(call: VerbCall) -> bytes:
+        return await handler(call.tenant, call.message.data, call.replies.room)
+
+    return Verb(name, answer, empty)

@@ -1,0 +1,1 @@
+"""Operations: scheduler, clean-up, journal, control socket, doctor, metrics, run history."""

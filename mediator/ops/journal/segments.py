@@ -1,0 +1,240 @@
+"""The journal's files: one open, the others closed for readers, with a bound on their total size; docs/journal.md.
+
+Every call may block on the disk, so none is for the event loop.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from mediator.system.private_files import make_folder, open_file
+
+FOLDER = "journal"
+"""Below the data directory."""
+FINAL = ".jsonl"
+ACTIVE = ".jsonl.open"
+GAPS = "gaps.jsonl"
+READ = "read.json"
+GAPS_BYTES = 1 << 20
+"""Bytes of the file of gaps; above, its older half is dropped."""
+
+Line = dict[str, Any]
+
+
+class Segments:
+    """The files one instance writes into a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        instance: str,
+        *,
+        segment_bytes: int,
+        total_bytes: int,
+        segment_seconds: float,
+        dropped: Callable[[], None],
+    ) -> None:
+        """``dropped`` is called for each file that was dropped unread."""
+        self._folder = folder
+        self._instance = instance
+        self._segment_bytes = segment_bytes
+        self._total_bytes = total_bytes
+        self._segment_seconds = segment_seconds
+        self._dropped = dropped
+        self._active: Path | None = None
+        self._file = -1
+        self._number = 0
+        self._size = 0
+        self._begun = 0.0
+
+    def settle(self) -> bool:
+        """Close the file a former run left open, without its torn last line; return whether there was none."""
+        make_folder(self._folder)
+        left = sorted(self._folder.glob(f"*{ACTIVE}"))
+        for path in left:
+            self._finish(path, _mend(path))
+        return not left
+
+    def begin(self, number: int) -> None:
+        """Open a new file; ``number`` is the first seq that may come into it."""
+        self._open(number)
+        self._make_room()
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines to the disk; :class:`OSError` leaves the file as it was."""
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fsync(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+                os.lseek(self._file, self._size, os.SEEK_SET)
+            raise
+        self._size += len(lines)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a file is open."""
+        return self._active is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time for a new file."""
+        old = time.monotonic() - self._begun >= self._segment_seconds
+        return self.written and (old or self._size >= self._segment_bytes)
+
+    @property
+    def written(self) -> bool:
+        """Whether the open file has lines."""
+        return self._active is not None and self._size > 0
+
+    def rotate(self, number: int) -> None:
+        """Begin a new file and then close the one before, so that a crash between them shows in two open files."""
+        before, file, size = self._active, self._file, self._size
+        self._open(number)
+        os.close(file)
+        assert before is not None
+        self._finish(before, size)
+        self._make_room()
+
+    def close(self, settled: bool) -> None:
+        """Close the file; unless ``settled`` it keeps its open name for the next start to check."""
+        if self._active is None:
+            return
+        os.close(self._file)
+        path, self._active = self._active, None
+        if settled:
+            self._finish(path, self._size)
+
+    def gap(self, **fields: object) -> None:
+        """Record a gap: events that readers will not find."""
+        path = self._folder / GAPS
+        kept = path.read_bytes() if path.exists() else b""
+        if len(kept) > GAPS_BYTES:
+            kept = kept[kept.index(b"\n", len(kept) // 2) + 1 :]
+        _replace(path, kept + orjson.dumps({"at": time.time_ns() // 1_000_000, **fields}) + b"\n")
+
+    def _open(self, number: int) -> None:
+        number = max(number, self._number + 1)
+        path = self._folder / f"{number:020d}-{self._instance}{ACTIVE}"
+        file = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            self._sync_folder()
+        except OSError:
+            os.close(file)
+            path.unlink()
+            raise
+        self._file, self._active, self._number, self._size = file, path, number, 0
+        self._begun = time.monotonic()
+
+    def _finish(self, path: Path, size: int) -> None:
+        if size:
+            path.rename(path.with_name(path.name.removesuffix(ACTIVE) + FINAL))
+        else:
+            path.unlink()
+        self._sync_folder()
+
+    def _make_room(self) -> None:
+        """Drop the oldest closed files until there is room for the open one to fill up."""
+        closed = [(path, path.stat().st_size) for path in closed_segments(self._folder)]
+        total = sum(size for _, size in closed) + self._segment_bytes
+        read = read_up_to(self._folder)
+        for path, size in closed:
+            if total <= self._total_bytes:
+                break
+            held = _summary(path) if path.name > read else None
+            # Before the gap is recorded, which may need the space on a full disk.
+            path.unlink()
+            total -= size
+            if held is not None:
+                self._dropped()
+                self.gap(why="space", segment=path.name, **held)
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def closed_segments(folder: Path) -> list[Path]:
+    """Return the closed files, in order."""
+    return [path for path in sorted(folder.glob(f"*{FINAL}")) if path.name != GAPS]
+
+
+def read_segment(path: Path) -> Iterator[Line]:
+    """Return the lines of a file in order; of the open one, those that are complete."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield orjson.loads(line)
+
+
+def read_gaps(folder: Path) -> list[Line]:
+    """Return what was dropped before it was read, oldest first."""
+    path = folder / GAPS
+    return list(read_segment(path)) if path.exists() else []
+
+
+def mark_read(folder: Path, segment: str) -> None:
+    """Record that this closed file and all before it were read, so that dropping them leaves no gap."""
+    _replace(folder / READ, orjson.dumps({"segment": segment}))
+
+
+def read_up_to(folder: Path) -> str:
+    """Return the name of the last file that was read, empty if none was."""
+    try:
+        return str(orjson.loads((folder / READ).read_bytes())["segment"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _mend(path: Path) -> int:
+    """Truncate an incomplete last line; return the remaining size."""
+    with path.open("r+b") as file:
+        if not path.stat().st_size:
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            whole = data.rfind(b"\n") + 1
+        file.truncate(whole)
+        os.fsync(file.fileno())
+    return whole
+
+
+def _summary(path: Path) -> Line:
+    """Return the range of seqs and times of a file, and its size."""
+    seqs: dict[str, list[int]] = {}
+    first, last, events = [], [], 0
+    for line in read_segment(path):
+        span = seqs.setdefault(line["instance"], [line["seq"], line["seq"]])
+        span[0], span[1] = min(span[0], line["seq"]), max(span[1], line["seq"])
+        if line["at"]:
+            first.append(min(line["at"]))
+            last.append(max(line["at"]))
+        events += len(line["what"])
+    return {
+        "seqs": seqs,
+        "from": min(first, default=0),
+        "to": max(last, default=0),
+        "events": events,
+        "bytes": path.stat().st_size,
+    }
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    with os.fdopen(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

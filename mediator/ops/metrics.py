@@ -1,0 +1,162 @@
+"""The Prometheus metrics of the service: few labels with few values, cheap to update on the hot path.
+
+Values that clients choose (addresses, tenants, groups, keys) never become labels.
+"""
+
+from collections import Counter as Tally
+from functools import partial
+from operator import attrgetter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from mediator.mailboxes.events import EventType
+from mediator.mailboxes.lanes import LANES
+from mediator.store.writer import Committed
+
+OK = "ok"
+"""The outcome of a request that succeeded; a failed one has the code of its error."""
+
+_MESSAGE_EVENTS = {
+    EventType.STORED: "stored",
+    EventType.DELAYED: "delayed",
+    EventType.RELEASED: "released",
+    EventType.DELIVERED: "delivered",
+    EventType.LEASED: "leased",
+    EventType.ACKNOWLEDGED: "acknowledged",
+    EventType.EXPIRED: "expired",
+    EventType.COMPACTED: "compacted",
+    EventType.DELETED: "deleted",
+    EventType.DEAD: "dead",
+}
+_MAILBOX_EVENTS = {
+    EventType.MAILBOX_CREATED: "created",
+    EventType.MAILBOX_EXPIRED: "expired",
+    EventType.MAILBOX_DELETED: "deleted",
+}
+_TYPE_AND_LANE = attrgetter("type", "lane")
+# An event without a lane carries -1, which finds the last.
+_LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
+_REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_LATE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300)
+
+
+class Metrics:
+    """All series, on a registry of their own; durations are seconds.
+
+    What needs no labels is public: count and observe it there, set a gauge, or give it a function to ask.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._requests = counter(
+            "mediator_requests", "Requests by verb and outcome (ok, or the error's code).", ["verb", "outcome"]
+        )
+        self._request_seconds = histogram(
+            "mediator_request_seconds",
+            "Time from a request's arrival to its answer; a FETCH that waits for mail is in it.",
+            ["verb"],
+            buckets=_REQUEST_SECONDS,
+        )
+        self._bound_requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        messages = counter("mediator_messages", "What happened to messages, by lane.", ["event", "lane"])
+        self._messages = {
+            what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in _MESSAGE_EVENTS.items()
+        }
+        mailboxes = counter("mediator_mailboxes", "What happened to mailboxes.", ["event"])
+        self._mailboxes = {what: mailboxes.labels(word) for what, word in _MAILBOX_EVENTS.items()}
+        self._batch_size = histogram("mediator_store_batch_size", "Changes in one commit.", buckets=_BATCH_SIZES)
+        self._commit_seconds = histogram(
+            "mediator_store_commit_seconds", "Time one commit took.", buckets=_COMMIT_SECONDS
+        )
+        self.late_seconds = histogram(
+            "mediator_delayed_late_seconds",
+            "Time between a delayed message's due time and its release.",
+            buckets=_LATE_SECONDS,
+        )
+        self._removed = counter("mediator_cleanup_removed", "What the clean-up removed, by kind.", ["kind"])
+        self.journal_bytes = counter("mediator_journal_bytes", "Bytes written to the journal.")
+        self.journal_dropped = counter(
+            "mediator_journal_dropped_segments", "Journal files dropped for space before they were read."
+        )
+        self.missing_messages = gauge(
+            "mediator_missing_messages", "Messages that the journal had and the database lacked at the last start."
+        )
+        self.pending = gauge("mediator_pending_requests", "Requests waiting inside the service.")
+        self.waiting = gauge("mediator_waiting_fetches", "FETCH requests waiting for mail.")
+        self.expiry_paused = gauge(
+            "mediator_expiry_paused", "1 while expiry is paused until a jump of the clock is confirmed."
+        )
+        runs = counter("mediator_pipeline_runs", "Runs of the pipeline that ended, by outcome.", ["outcome"])
+        self._runs = {outcome: runs.labels(outcome) for outcome in ("succeeded", "failed", "killed")}
+        self.pipeline_failing = gauge(
+            "mediator_pipeline_failing", "1 while the last ingest or the last report of the pipeline did not succeed."
+        )
+        self.gateway_connections = gauge("mediator_gateway_connections", "Clients connected through the gateway.")
+        self.gateway_subscriptions = gauge(
+            "mediator_gateway_subscriptions", "Subscriptions to stored mail in the gateway."
+        )
+        self.gateway_waiting = gauge(
+            "mediator_gateway_waiting", "Subscriptions to stored mail that no instance serves yet."
+        )
+        self.push_subscriptions = gauge(
+            "mediator_push_subscriptions", "Subscriptions to stored mail that this instance serves."
+        )
+        self.push_waiting = gauge("mediator_push_waiting", "Messages pushed to clients and not yet confirmed by them.")
+        self.pushed = counter("mediator_pushed", "Messages pushed to subscriptions.")
+        self.broadcasts_lost = counter(
+            "mediator_broadcasts_lost",
+            "Broadcasts that were not kept, and that a subscriber lost because it did not read in time.",
+        )
+        self.http_connections = gauge("mediator_http_connections", "HTTP connections that are open, WebSockets aside.")
+        self._http_closed = counter(
+            "mediator_http_closed",
+            "HTTP connections closed before their time: slow heads, evicted for others, refused.",
+            ["reason"],
+        )
+        self._control_refused = counter(
+            "mediator_control_refused",
+            "Control messages between services and gateways that were dropped: forged, replayed or late.",
+            ["reason"],
+        )
+        self.nats_up = gauge("mediator_nats_up", "1 while connected to NATS.")
+
+    def request(self, verb: str, outcome: str, seconds: float) -> None:
+        """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
+        bound = self._bound_requests.get((verb, outcome))
+        if bound is None:
+            bound = self._requests.labels(verb, outcome), self._request_seconds.labels(verb)
+            self._bound_requests[verb, outcome] = bound
+        bound[0].inc()
+        bound[1].observe(seconds)
+
+    def committed(self, committed: Committed) -> None:
+        """Count one commit of the store, and what it did to messages and mailboxes."""
+        self._batch_size.observe(committed.size)
+        self._commit_seconds.observe(committed.seconds)
+        for (kind, lane), count in Tally(map(_TYPE_AND_LANE, committed.events)).items():
+            if lanes := self._messages.get(kind):
+                lanes[lane].inc(count)
+            else:
+                self._mailboxes[kind].inc(count)
+
+    def removed(self, kind: str, count: int) -> None:
+        """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""
+        self._removed.labels(kind).inc(count)
+
+    def http_closed(self, reason: str) -> None:
+        """Count an HTTP connection that was closed before its time; ``reason`` is slow, evicted or refused."""
+        self._http_closed.labels(reason).inc()
+
+    def control_refused(self, reason: str) -> None:
+        """Count a control message that was dropped; ``reason`` is forged, replayed or late."""
+        self._control_refused.labels(reason).inc()
+
+    def run_ended(self, outcome: str) -> None:
+        """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""
+        self._runs[outcome].inc()

@@ -1,0 +1,76 @@
+"""Control commands for the history of runs, and the doctor's findings about them."""
+
+from typing import Any
+
+from mediator.errors import BadRequestError
+from mediator.ops.control import ControlRequest, ControlServer, read_number, read_text
+from mediator.ops.diagnosis import Finding, Level
+from mediator.ops.runs.history import SCHEDULED, RunHistory, describe_run
+from mediator.ops.runs.records import KEPT, Outcome, Run
+from mediator.ops.runs.rules import MAX_ARGUMENTS, find_failed
+from mediator.ops.units import format_time
+
+_MAX_NUMBER = 2**63 - 1
+_ENDS = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
+
+
+class RunCommands:
+    """The commands ``run-begin``, ``run-end`` and ``run-list``, and findings. Times in answers are Unix seconds."""
+
+    def __init__(self, book: RunHistory, every: int) -> None:
+        """``every``: hours between scheduled runs; 0: none."""
+        self._book = book
+        self._every = every
+
+    def register(self, control: ControlServer) -> None:
+        """Register the commands."""
+        control.add_command("run-begin", self._begin)
+        control.add_command("run-end", self._end)
+        control.add_command("run-list", self._list)
+
+    async def examine(self) -> list[Finding]:
+        """Return findings about commands whose last run failed."""
+        runs = await self._book.newest()
+        trouble = find_failed(runs, self._book.instance)
+        if self._every and not any(run.command in SCHEDULED for run in trouble):
+            return [_fine(runs, self._book.instance), *map(self._trouble, trouble)]
+        return [self._trouble(run) for run in trouble]
+
+    def _trouble(self, run: Run) -> Finding:
+        when = f"at {format_time(run.started_at / 1000)}"
+        word = "was killed" if run.outcome is Outcome.KILLED else "failed"
+        return Finding(
+            Level.PROBLEM if self._every and run.command in SCHEDULED else Level.NOTE,
+            f"The last run of `mediator pipeline {run.command}`, {when}, {word}: {run.error or 'no reason known'}.",
+            "`mediator pipeline runs` shows earlier ones. The next successful run does what this one has not done.",
+        )
+
+    async def _begin(self, request: ControlRequest) -> dict[str, Any]:
+        arguments = request.get("arguments", [])
+        if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
+            raise BadRequestError("arguments", "expected a list of texts")
+        # One more than is kept shows that some were cut off.
+        arguments = arguments[: MAX_ARGUMENTS + 1]
+        return {"run": await self._book.begin(read_text(request, "name"), arguments, read_text(request, "process"))}
+
+    async def _end(self, request: ControlRequest) -> dict[str, Any]:
+        outcome = _ENDS.get(read_text(request, "outcome"))
+        if outcome is None:
+            raise BadRequestError("outcome", f"expected one of {', '.join(_ENDS)}")
+        numbers = request.get("numbers", {})
+        if not isinstance(numbers, dict):
+            raise BadRequestError("numbers", "expected an object")
+        run = read_number(request, "run", 1, _MAX_NUMBER)
+        return {"ended": await self._book.end(run, outcome, numbers, read_text(request, "error_text"))}
+
+    async def _list(self, request: ControlRequest) -> dict[str, Any]:
+        return {"runs": [describe_run(run) for run in await self._book.newest(read_number(request, "limit", 1, KEPT))]}
+
+
+def _fine(runs: list[Run], instance: str) -> Finding:
+    for run in runs:
+        if run.instance == instance and run.command == list(SCHEDULED)[-1] and run.outcome is Outcome.SUCCEEDED:
+            return Finding(
+                Level.OK, f"The last report of the pipeline was made at {format_time(run.started_at / 1000)}."
+            )
+    return Finding(Level.NOTE, "The pipeline has made no report yet.")

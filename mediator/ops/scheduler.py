@@ -1,0 +1,160 @@
+"""The service's periodic jobs: release of delayed mail, clean-up, upkeep of the store, and their health check."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from mediator.broker import Broker
+from mediator.config.sections import CleanupSettings
+from mediator.ops.clock import steady_clock
+from mediator.ops.coalescing import CoalescingTask
+from mediator.ops.collector import CleanupStep, Collector
+from mediator.ops.control import ControlServer
+from mediator.ops.metrics import Metrics
+from mediator.ops.releaser import Releaser
+
+BEAT_SECONDS = 1
+STILL_SECONDS = 10.0
+"""Without a heartbeat for this long the scheduler counts as stalled; jobs only start work, so none delays it."""
+SET_BACK = 500
+"""Milliseconds by which the clock must be set back for the jobs to be rescheduled."""
+PASS_SECONDS = 3600.0
+"""Time limit of a requested pass of the clean-up."""
+
+_log = structlog.get_logger("scheduler")
+
+
+class Scheduler:
+    """Runs the jobs. Created and used on the event loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        cleanup: CleanupSettings,
+        steps: Sequence[CleanupStep],
+        metrics: Metrics,
+        control: ControlServer,
+        *,
+        keep_groups: int = 0,
+    ) -> None:
+        """``control`` gets the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
+
+        ``steps`` and ``keep_groups`` are those of :class:`Collector`.
+        """
+        self._broker = broker
+        self._cleanup = cleanup
+        self.collector = Collector(broker.clock(), steps, metrics, keep_groups=keep_groups)
+        broker.trust(self.collector.trusts)
+        self.releaser = Releaser(broker, metrics, self.collector.trusts)
+        self._collecting = CoalescingTask("cleanup", self._collect)
+        self._keeping = CoalescingTask("upkeep", broker.upkeep)
+        self.jobs = AsyncIOScheduler(
+            timezone=UTC, job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1}
+        )
+        self._pulse: asyncio.Task[None] | None = None
+        self.beat_at = time.monotonic()
+        control.add_command("cleanup", self._clean_up_now, PASS_SECONDS)
+        control.add_command("cleanup-plan", self._plan)
+        control.add_command("confirm-clock", self._confirm_clock)
+        control.add_command("status", self._status)
+
+    async def start(self) -> None:
+        """Start; mail that fell due while no service ran is released at once (S4)."""
+        self.beat_at = time.monotonic()
+        self.releaser.start()
+        # A job only starts the work, so none delays the next.
+        for job, seconds in (
+            (self._beat, BEAT_SECONDS),
+            (self._look_for_due, 1),
+            (self._keep_house, 1),
+            *([(self._look_for_expired, self._cleanup.interval_seconds)] if self._cleanup.enabled else []),
+        ):
+            self.add_job(job, seconds)
+        self.jobs.start()
+        self._pulse = asyncio.create_task(self._watch_clock(), name="clock")
+
+    def add_job(self, job: Callable[[], Awaitable[None]], seconds: int) -> None:
+        """Run another job every so many seconds, the first time at once."""
+        self.jobs.add_job(job, IntervalTrigger(seconds=seconds, timezone=UTC), next_run_time=datetime.now(UTC))
+
+    async def stop(self) -> None:
+        """Stop all jobs; unfinished work waits for the next start."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+            self.jobs.shutdown(wait=False)
+            # It shuts down in the next iteration of the loop.
+            await asyncio.sleep(0)
+        await self.releaser.stop()
+        await self._collecting.stop()
+        await self._keeping.stop()
+
+    async def check(self) -> str | None:
+        """Return that the scheduler is stalled, or that expiry is paused."""
+        still = time.monotonic() - self.beat_at
+        if still > STILL_SECONDS:
+            return f"the scheduler is stalled: no heartbeat for {still:.0f} s"
+        return self.collector.paused
+
+    async def _beat(self) -> None:
+        self.beat_at = time.monotonic()
+
+    async def _look_for_due(self) -> None:
+        self.releaser.look()
+
+    async def _keep_house(self) -> None:
+        self._keeping.call()
+
+    async def _look_for_expired(self) -> None:
+        if not self.collector.paused:
+            self._collecting.call()
+
+    async def _collect(self) -> None:
+        await self.collector.run(self._broker)
+
+    async def _watch_clock(self) -> None:
+        stood = self._broker.clock() - steady_clock()
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            wall = self._broker.clock()
+            self.collector.look(wall)
+            stands = wall - steady_clock()
+            if stands < stood - SET_BACK:
+                self._reschedule()
+            stood = stands
+
+    def _reschedule(self) -> None:
+        """Run every job now: its next time is by the clock before it was set back, and may be hours away."""
+        _log.warning("the clock was set back")
+        for job in self.jobs.get_jobs():
+            job.modify(next_run_time=datetime.now(UTC) + timedelta(milliseconds=1))
+
+    # Control commands.
+
+    async def _clean_up_now(self, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"removed": dict(await self.collector.run(self._broker))}
+
+    async def _plan(self, _request: dict[str, Any]) -> dict[str, Any]:
+        findings = await self.collector.plan(self._broker)
+        return {"findings": [asdict(finding) for finding in findings], "paused": self.collector.paused}
+
+    async def _confirm_clock(self, _request: dict[str, Any]) -> dict[str, Any]:
+        ahead = self.collector.confirm(self._broker.clock())
+        return {"ahead_seconds": ahead // 1000}
+
+    async def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "scheduler": await self.check(),
+            "collecting": self._collecting.running,
+            "last_removed": dict(self.collector.last),
+            "next_due": None if self.releaser.next_due is None else self.releaser.next_due / 1000,
+        }

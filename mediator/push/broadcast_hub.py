@@ -1,0 +1,252 @@
+"""Fans out broadcasts that are not stored, from the instance that took one to all subscribers at any instance (E9).
+
+They travel on control subjects. An instance subscribes to each pattern that its clients subscribe to, so nats-server
+does the matching, and gives each broadcast to one of the instances that have members of a queue group.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+
+from nats.errors import Error as NatsError
+
+from mediator.errors import UnavailableError
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import HIDDEN_ID
+from mediator.nats import control_messages
+from mediator.nats.client import Request
+from mediator.nats.connection import NatsConnection, NatsSubscription
+from mediator.nats.frames import decode_body, encode_body, encode_publish_body
+from mediator.push.push_writer import PushWriter
+from mediator.push.subscriber import Subscriber, log_failure
+
+BACKLOG = 10_000
+"""Broadcasts that wait for one subscriber to read."""
+BACKLOG_BYTES = 8 * 1024 * 1024
+HELD_BYTES = 256 * 1024 * 1024
+"""Bytes of all broadcasts that wait at an instance, each counted once, plus its places in queues."""
+TURN_BYTES = 4 * 1024 * 1024
+"""Bytes that are written before other pushes, and replies to gateways, have their turn."""
+_OBJECT_BYTES = 512
+"""Bytes that a broadcast takes besides its content."""
+_PLACE_BYTES = 16
+"""Bytes of each queue entry that refers to it."""
+_ITEM = (Lane.NORMAL, HIDDEN_ID)
+
+
+class BroadcastMessage:
+    """One broadcast."""
+
+    def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
+        """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
+        self.name = name
+        self.size = len(headers) + len(payload)
+        self.body = encode_body(headers, payload)
+        self.holders = 0
+
+
+class BroadcastListener:
+    """The broadcasts that wait for one subscription."""
+
+    def __init__(self, hub: "BroadcastHub", subscriber: Subscriber, to: bytes) -> None:
+        """``to``: what the subjects of its pushes begin with; the name of the broadcast follows."""
+        self.subscriber = subscriber
+        self.waiting: deque[BroadcastMessage] = deque()
+        self._hub = hub
+        self._to = to
+        self._bytes = 0
+        self._started = False
+
+    def start(self) -> None:
+        """Start pushing."""
+        self._started = True
+        self.push_soon()
+
+    def push_soon(self) -> None:
+        """Push what waits soon, as far as there is room."""
+        if self._started and self.waiting:
+            self._hub.serve(self)
+
+    def take(self, message: BroadcastMessage) -> bool:
+        """Queue a broadcast; False: too much waits already."""
+        if len(self.waiting) >= BACKLOG or (self.waiting and self._bytes + message.size > BACKLOG_BYTES):
+            return False
+        if not self._hub.hold(message):
+            return False
+        self.waiting.append(message)
+        self._bytes += message.size
+        self.push_soon()
+        return True
+
+    def frames(self) -> Iterator[bytes]:
+        """Take what there is room for, as frames; the other half of the window is for stored broadcasts."""
+        while self.waiting and self.subscriber.window.fits(self.waiting[0].size, 2):
+            message = self._pop()
+            self.subscriber.window.add(_ITEM, message.size)
+            self.subscriber.in_flight.add()
+            yield encode_publish_body(self._to + message.name, message.body)
+
+    def empty(self) -> list[BroadcastMessage]:
+        """Stop, and return what waits."""
+        self._started = False
+        return [self._pop() for _ in range(len(self.waiting))]
+
+    def _pop(self) -> BroadcastMessage:
+        message = self.waiting.popleft()
+        self._bytes -= message.size
+        self._hub.release(message)
+        return message
+
+
+class BroadcastChannel:
+    """The subscriptions at this instance that share a pattern, and the queue group if they have one."""
+
+    def __init__(self, queue: str, lost: Callable[[], None]) -> None:
+        self.listeners: deque[BroadcastListener] = deque()
+        """With a queue group: in turn, the first gets the next broadcast."""
+        self._queue = queue
+        self._lost = lost
+        self.subscribed: asyncio.Future[NatsSubscription] = asyncio.get_running_loop().create_future()
+
+    async def begin(self, connection: NatsConnection, subject: str) -> None:
+        """Subscribe at once: broadcasts after an OPEN was read are written behind this."""
+        try:
+            self.subscribed.set_result(await connection.subscribe_control(subject, self._queue, self._receive))
+        except NatsError as error:
+            self.subscribed.set_exception(error)
+
+    async def end(self) -> None:
+        """Unsubscribe."""
+        with suppress(NatsError):
+            await (await self.subscribed).drop()
+
+    def _receive(self, request: Request) -> None:
+        name = request.subject.split(".", 3)[-1]
+        self.give(BroadcastMessage(name.encode(), *decode_body(request.data)))
+
+    def give(self, message: BroadcastMessage) -> None:
+        """Give a broadcast to all, or to the member of the queue group whose turn it is."""
+        for listener in [self._next()] if self._queue else list(self.listeners):
+            if listener is None or not listener.take(message):
+                self._lost()
+
+    def _next(self) -> BroadcastListener | None:
+        """Return the next member for which nothing waits, else the one with the shortest queue."""
+        for _ in range(len(self.listeners)):
+            self.listeners.rotate(-1)
+            if not self.listeners[-1].waiting:
+                return self.listeners[-1]
+        return min(self.listeners, key=lambda listener: len(listener.waiting), default=None)
+
+
+class BroadcastHub:
+    """All subscriptions to broadcasts at this instance."""
+
+    def __init__(self, connection: NatsConnection, writer: PushWriter, lost: Callable[[], None]) -> None:
+        """``lost`` is called for each broadcast that a subscription, or a queue, does not get."""
+        self._connection = connection
+        self._writer = writer
+        self._lost = lost
+        self._channels: dict[tuple[str, str], BroadcastChannel] = {}
+        self._ready: dict[BroadcastListener, None] = {}
+        self._something = asyncio.Event()
+        self._held = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._paused = False
+        self._server: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start pushing."""
+        self._server = asyncio.create_task(log_failure(self._run()), name="push-broadcasts")
+
+    def pause(self) -> None:
+        """Stop pushing."""
+        self._paused = True
+        self._something.set()
+
+    async def join(self, listener: BroadcastListener, tenant: str, pattern: str, queue: str) -> Callable[[], None]:
+        """Give a subscription the broadcasts that match a pattern; call the returned function when it ends.
+
+        Raises :class:`UnavailableError`.
+        """
+        # Every member must match what its queue group gets, so each pattern has groups of its own.
+        group = blake2b(f"{queue} {pattern}".encode(), digest_size=16).hexdigest() if queue else ""
+        key = f"{control_messages.BROADCAST}{tenant}.{pattern}", group
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = BroadcastChannel(group, self._lost)
+            channel.listeners.append(listener)
+            await channel.begin(self._connection, key[0])
+        else:
+            channel.listeners.append(listener)
+
+        def leave() -> None:
+            self._leave(key, channel, listener)
+
+        try:
+            await channel.subscribed
+        except NatsError as error:
+            leave()
+            raise UnavailableError(str(error) or type(error).__name__) from error
+        return leave
+
+    def _leave(self, key: tuple[str, str], channel: BroadcastChannel, listener: BroadcastListener) -> None:
+        channel.listeners.remove(listener)
+        self._ready.pop(listener, None)
+        left = listener.empty()
+        if not channel.listeners:
+            if self._channels.get(key) is channel:
+                del self._channels[key]
+            task = asyncio.create_task(log_failure(channel.end()), name="push-broadcasts-end")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif key[1]:
+            for message in left:
+                channel.give(message)
+
+    def hold(self, message: BroadcastMessage) -> bool:
+        """Count a broadcast that waits; False: too much waits at this instance."""
+        cost = self._cost(message)
+        if self._held + cost > HELD_BYTES:
+            return False
+        self._held += cost
+        message.holders += 1
+        return True
+
+    def release(self, message: BroadcastMessage) -> None:
+        """Count off a broadcast that no longer waits."""
+        message.holders -= 1
+        self._held -= self._cost(message)
+
+    @staticmethod
+    def _cost(message: BroadcastMessage) -> int:
+        """Return the bytes of one more queue entry of a broadcast."""
+        return _PLACE_BYTES if message.holders else _PLACE_BYTES + _OBJECT_BYTES + message.size
+
+    def serve(self, listener: BroadcastListener) -> None:
+        """Push to a subscription soon."""
+        self._ready[listener] = None
+        self._something.set()
+
+    async def _run(self) -> None:
+        while not self._paused:
+            await self._something.wait()
+            self._something.clear()
+            while self._ready and not self._paused:
+                for _ in range(await self._writer.send(self._frames())):
+                    self._lost()
+
+    def _frames(self) -> Iterator[bytes]:
+        """Take what waits, at most about :data:`TURN_BYTES`."""
+        rest = TURN_BYTES
+        while self._ready and not self._paused:
+            listener = next(iter(self._ready))
+            del self._ready[listener]
+            for frame in listener.frames():
+                yield frame
+                rest -= len(frame)
+                if rest <= 0:
+                    listener.push_soon()
+                    return

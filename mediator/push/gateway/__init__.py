@@ -1,0 +1,1 @@
+"""The gateway: the public NATS port, which adds subscriptions to stored mail to nats-server (E6, N10)."""

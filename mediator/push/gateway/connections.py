@@ -1,0 +1,322 @@
+"""A client's two sockets, its own and the one to nats-server, and the backpressure between them.
+
+While one side does not read, nothing is read from the other, so a connection holds little memory, whoever is slow.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+import structlog
+
+from mediator.nats.frames import ProtocolViolationError
+from mediator.push.gateway.session import GatewaySession
+
+BUFFER_BYTES: Final = 256 * 1024
+"""Bytes that may wait to be written to one side before reading from the other stops."""
+UNREAD_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the gateway's own frames that may wait for a client that writes but does not read, or for the end of a
+payload that does not come. Reading from the server has stopped then, so nothing else is added."""
+CONNECT_SECONDS: Final = 5.0
+"""For connecting to nats-server."""
+HELLO_SECONDS: Final = 10.0
+"""For the client's CONNECT, and its TLS handshake."""
+CLOSE_SECONDS: Final = 5.0
+"""For a peer to read what was written before its connection is closed."""
+
+_TLS_HANDSHAKE: Final = b"\x16"
+"""What TLS begins with (RFC 8446 §5.1)."""
+
+log = structlog.get_logger("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The address of a nats-server."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+
+
+class GatewayContext(Protocol):
+    """What a client's connection needs of the gateway."""
+
+    tls: ssl.SSLContext | None
+
+    def admit(self, client: "ClientConnection") -> bool:
+        """Return whether there is room for one more client, and count it in."""
+
+    def session(self, client_ip: str) -> GatewaySession:
+        """Make the state of a connection."""
+
+    def upstreams(self) -> list[Upstream]:
+        """Return the servers, in the order in which to try them."""
+
+    def leave(self, client: "ClientConnection") -> None:
+        """Count a client out."""
+
+
+class _Side(asyncio.Protocol):
+    """One socket; while its write buffer is full, reading from the other stops."""
+
+    transport: asyncio.Transport | None = None
+    other: "_Side | None" = None
+    _full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Bound what waits to be written."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def pause_writing(self) -> None:
+        """Stop reading from the other side."""
+        self._full = True
+        if self.other is not None:
+            self.other.read(False)
+
+    def resume_writing(self) -> None:
+        """Continue reading from the other side."""
+        self._full = False
+        if self.other is not None:
+            self.other.read(True)
+
+    def read(self, on: bool) -> None:
+        """Start or stop reading; it stays stopped while the other side is full."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        if on and not (self.other is not None and self.other._full):
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def write(self, data: bytes) -> None:
+        """Write, if there is anything and the socket is open."""
+        if data and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def end(self) -> None:
+        """Close when everything is written, or after :data:`CLOSE_SECONDS`."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.transport.abort)
+
+
+class UpstreamConnection(_Side):
+    """The socket to nats-server."""
+
+    def __init__(self, client: "ClientConnection") -> None:
+        self.other = client
+        self._client = client
+        self._greeting = b""
+        self.greeted: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future()
+        """The server's first line; None once it was handled."""
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what the server sent."""
+        if self.greeted is None:
+            self._client.from_server(data)
+            return
+        self._greeting += data
+        if b"\n" in self._greeting and not self.greeted.done():
+            self.read(False)
+            self.greeted.set_result(self._greeting)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the client's connection: it will connect again."""
+        if self.greeted is not None and not self.greeted.done():
+            self.greeted.set_exception(ConnectionResetError("nats-server closed the connection"))
+        self._client.over()
+
+
+class ClientConnection(_Side):
+    """A client's socket, and the session between the two sockets."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._session: GatewaySession | None = None
+        self._server: UpstreamConnection | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._early = b""
+        """What the client sent before its INFO."""
+        self._admitted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connect to a server; what the client sends meanwhile waits."""
+        super().connection_made(transport)
+        self._admitted = self._context.admit(self)
+        if not self._admitted:
+            self.fail("maximum connections exceeded")
+            return
+        loop = asyncio.get_running_loop()
+        self._late = loop.call_later(HELLO_SECONDS, self.fail, "Authentication Timeout")
+        self._opening = loop.create_task(self._open(), name="gateway-opening")
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what the client sent."""
+        session = self._session
+        if session is None:
+            if self._opening is not None:
+                # uvloop starts reading after connection_made, even if that paused it, so it is paused here.
+                self.read(False)
+                self._early += data
+            return
+        try:
+            session.from_client(data)
+        except ProtocolViolationError as error:
+            self._pass_on()
+            self.fail(str(error))
+            return
+        self._pass_on()
+        if session.waiting:
+            self.read(False)
+        if self._late is not None and session.connected:
+            self._late.cancel()
+            self._late = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the server's connection, once everything is written to it."""
+        self.over()
+
+    def from_server(self, data: bytes) -> None:
+        """Pass on what the server sent."""
+        if self._session is None:
+            return
+        try:
+            self._session.from_server(data)
+        except ProtocolViolationError as error:
+            log.warning("invalid data from nats-server", error=str(error))
+            self.over()
+            return
+        self._pass_on()
+
+    def fail(self, text: str) -> None:
+        """Send the client an error, and close."""
+        self.write(f"-ERR '{text}'\r\n".encode())
+        self.over()
+
+    def over(self) -> None:
+        """Close both sides, once everything is written."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        if self._opening is not None and self._opening is not asyncio.current_task():
+            self._opening.cancel()
+        if self._server is not None:
+            self._server.end()
+            self._server = self.other = None
+        self.end()
+        if self._admitted:
+            self._admitted = False
+            self._context.leave(self)
+
+    def _resume(self) -> None:
+        self.read(True)
+        self.data_received(b"")
+
+    def _pass_on(self) -> None:
+        session = self._session
+        if session is not None and self._server is not None:
+            to_server, to_client, unread = session.take()
+            self._server.write(to_server)
+            self.write(to_client)
+            if self._full and self.transport is not None:
+                unread += self.transport.get_write_buffer_size()
+            if unread > UNREAD_BYTES and self.transport is not None:
+                log.info("client writes but does not read, connection aborted")
+                self.transport.abort()
+
+    async def _open(self) -> None:
+        try:
+            upstream, server = await self._connect()
+            self._server = self.other = server
+            assert server.greeted is not None
+            assert server.transport is not None
+            async with asyncio.timeout(CONNECT_SECONDS):
+                greeting = await server.greeted
+                server.greeted = None
+                if upstream.tls is not None:
+                    server.transport = await _encrypted(server, upstream.tls, upstream.host)
+            await self._greet(greeting)
+            server.read(True)
+            self.read(True)
+        except (OSError, TimeoutError) as error:
+            log.debug("client not connected to nats-server", reason=str(error) or type(error).__name__)
+            self.over()
+        finally:
+            self._opening = None
+
+    async def _connect(self) -> tuple[Upstream, UpstreamConnection]:
+        problem: Exception = ConnectionError("no nats-server to connect to")
+        loop = asyncio.get_running_loop()
+        for upstream in self._context.upstreams():
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    _, server = await loop.create_connection(
+                        lambda: UpstreamConnection(self), upstream.host, upstream.port
+                    )
+                return upstream, server
+            except (OSError, TimeoutError) as error:
+                problem = error
+        raise problem
+
+    async def _greet(self, greeting: bytes) -> None:
+        """Send the INFO on; after it, TLS starts if clients have to use it."""
+        assert self.transport is not None
+        peer = self.transport.get_extra_info("peername")
+        self._session = self._context.session(peer[0] if peer else "")
+        self._session.changed = self._pass_on
+        self._session.resume = self._resume
+        self.from_server(greeting)
+        early, self._early = self._early, b""
+        if self._context.tls is not None:
+            self.read(False)
+            # Nothing that came in the clear may be taken for the client's.
+            if early or not await _begins_tls(self.transport):
+                self.fail("Secure Connection - TLS Required")
+                return
+            self.transport = await _encrypted(self, self._context.tls, None)
+        elif early:
+            self.data_received(early)
+
+
+async def _begins_tls(transport: asyncio.Transport) -> bool:
+    """Wait for the first bytes and return whether they are TLS, leaving that unread; anything else is discarded."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    # The loop refuses a second watcher on the transport's own descriptor.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+        loop.add_reader(peer, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(peer)
+        if peer.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+            return True
+        # Closing a connection with unread bytes resets it, and the peer may miss the error.
+        peer.recv(BUFFER_BYTES)
+        return False
+
+
+async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:
+    """Start TLS on a socket, as the server if ``host`` is None; raises OSError or TimeoutError."""
+    assert side.transport is not None
+    transport = await asyncio.get_running_loop().start_tls(
+        side.transport,
+        side,
+        context,
+        server_side=host is None,
+        server_hostname=host,
+        ssl_handshake_timeout=HELLO_SECONDS,
+    )
+    if transport is None:
+        raise ConnectionResetError("the peer closed the connection")
+    transport.set_write_buffer_limits(high=BUFFER_BYTES)
+    return transport

@@ -1,0 +1,299 @@
+"""Passes chunks of bytes through the gateway, and shows a watcher the few frames that matter.
+
+Each direction has a stream. What the watcher returns takes the frame's place; all other bytes are passed on as they
+came. A line is passed on only when it is whole, a payload as it comes: so the gateway can insert a frame of its own
+wherever no payload is under way. A stream must see exactly the frames that nats-server sees, or a client could hide one
+from it: what is not plainly one of them is refused.
+"""
+
+import re
+from typing import Final, Protocol
+
+from mediator.nats import frames
+from mediator.nats.frames import MAX_CONNECT, MAX_LINE, ProtocolViolationError
+
+MAX_SERVER_LINE: Final = 1 << 20
+MAX_INSPECTED: Final = 1 << 20
+"""Bytes of a payload that the watcher is shown."""
+AHEAD: Final = 80
+"""Bytes at the beginning of a push's headers that hold its msg_id and its lane, if it has them."""
+
+# The first words of push subjects are secret tokens, see mediator.nats.subjects.PUSH.
+_PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.(?:AI\.)?PUSH\.)|mq9ctl\.")
+_MESSAGE: Final = frames.message_pattern(rb"\$mq9\.PUSH\.")
+_PUSH_WORDS: Final = rb"\$mq9\.PUSH\.([^ .\n]++)\.([^ \n]++) ([^ \n]++) (?:[^ \n]++ )??"
+_STORED_HEADERS: Final = rb"NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n(?:mq9-priority: ?(critical|urgent|low)\r\n)?"
+_PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:%b)?)" % (_PUSH_WORDS, _STORED_HEADERS))
+_BARE_PUSH: Final = re.compile(rb"MSG %b(\d+)\r\n" % _PUSH_WORDS)
+
+
+class ClientWatcher(Protocol):
+    """Sees the frames of a client that matter; what its methods return replaces the frame."""
+
+    def connect(self, frame: bytes, options: bytes) -> bytes:
+        """Take a CONNECT."""
+
+    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
+        """Take a SUB; an empty queue is none. None: not decided yet; nothing behind it is read.
+
+        Called again with each chunk until it is decided.
+        """
+
+    def unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
+        """Take an UNSUB after ``most`` messages in all; 0: now."""
+
+    def pong(self, frame: bytes) -> bytes:
+        """Take a PONG."""
+
+    def publishing(self) -> None:
+        """Take note that a publish passes; called only while ``count_publishes`` is set."""
+
+    def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
+        """Return whether a publish to a reserved subject or to JetStream passes; None: that depends on its body.
+
+        Called again with each chunk until the body is there.
+        """
+
+    def may_contain(self, subject: bytes, body: bytes | None) -> bool:
+        """Return whether a publish with this body passes; None: it has more than :data:`MAX_INSPECTED` bytes."""
+
+
+class ServerWatcher(Protocol):
+    """Sees the frames of a server that matter; what its methods return replaces the frame."""
+
+    def info(self, frame: bytes) -> bytes:
+        """Take an INFO."""
+
+    def ping(self, frame: bytes) -> bytes:
+        """Take a PING."""
+
+    def succeeded(self, frame: bytes) -> bytes:
+        """Take a +OK."""
+
+    def failed(self, frame: bytes) -> bytes:
+        """Take an -ERR."""
+
+    def flushed(self, frame: bytes) -> bytes:
+        """Take a PONG: the server has read what came before the PING that it answers."""
+
+    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
+        """Return whether a push passes; its subject then loses the secret. No lane is the normal one."""
+
+
+class _Stream:
+    """Where the last chunk ended, and inserted frames that wait for the end of a payload."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self._missing = 0
+        """Bytes that are missing at least before the kept ones make a frame."""
+        self._left = 0
+        """Bytes of a payload that are still to come."""
+        self._dropping = 0
+        """Bytes of a refused payload that are still to come."""
+        self._waiting: list[bytes] = []
+        self._so_far = 0, 0
+        self.held = 0
+        """Bytes of the inserted frames that wait."""
+        self.violation: ProtocolViolationError | None = None
+        """What was wrong behind the frames that were passed on last; nothing more may be fed."""
+
+    def insert(self, frame: bytes) -> bytes:
+        """Return a frame if it can be inserted now; otherwise :meth:`feed` inserts it as soon as possible."""
+        if not self._left:
+            return frame
+        self._waiting.append(frame)
+        self.held += len(frame)
+        return b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a chunk and return what to pass on; sets ``violation``."""
+        if self._dropping:
+            dropped = min(self._dropping, len(data))
+            self._dropping -= dropped
+            data = data[dropped:]
+            if not data:
+                return []
+        if self._rest:
+            self._rest.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data = b"".join(self._rest)
+            self._rest.clear()
+        out: list[bytes] = []
+        mark = at = min(self._left, len(data))
+        self._left -= at
+        if self._waiting and not self._left:
+            out += (data[:at], *self._waiting)
+            self._waiting.clear()
+            self.held = 0
+        else:
+            mark = 0
+        try:
+            self._frames(data, at, mark, out)
+        except ProtocolViolationError as error:
+            self.violation = error
+            mark, at = self._so_far
+            out.append(data[mark:at])
+        return out
+
+    def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        """Read frames from ``at`` on; the bytes from ``mark`` to ``at`` are still to be passed on.
+
+        Raises :class:`ProtocolViolationError`, having set how far the data was good.
+        """
+        raise NotImplementedError
+
+    def _drop(self, data: bytes, at: int, end: int, mark: int, out: list[bytes]) -> int:
+        """Pass on the bytes before ``at``, drop those up to ``end``, and return where to continue."""
+        out.append(data[mark:at])
+        self._dropping = max(0, end - len(data))
+        return min(end, len(data))
+
+    def _end(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        """Pass on up to ``at``, which may be in a later chunk, and keep the rest."""
+        if at > len(data):
+            self._left = at - len(data)
+        elif at < len(data):
+            self._rest.append(data[at:])
+        if mark < at:
+            out.append(data[mark:at] if mark or at < len(data) else data)
+
+
+class ClientStream(_Stream):
+    """Reads what a client writes."""
+
+    def __init__(self, watcher: ClientWatcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+        self.count_publishes = True
+        """Whether the watcher is called for each publish."""
+
+    def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        quick = _PUBLISH.match
+        size = len(data)
+        self._missing = 0
+        while at < size:
+            found = quick(data, at)
+            if found is not None:
+                at = found.end() + int(found[1]) + 2
+                if self.count_publishes:
+                    self._watcher.publishing()
+                continue
+            end = data.find(b"\n", at, at + MAX_CONNECT)
+            line = data[at : end if end >= 0 else at + MAX_CONNECT]
+            self._so_far = mark, at
+            if len(line) > MAX_LINE and (len(line) == MAX_CONNECT or line[:7].upper() != b"CONNECT"):
+                raise ProtocolViolationError("maximum control line exceeded")
+            if end < 0:
+                break
+            verb, words = frames.decode_command(line)
+            frame = data[at : end + 1]
+            if verb in (b"PUB", b"HPUB"):
+                subject, reply, head, length = frames.decode_publish(verb, words)
+                after = end + 1 + length + 2
+                passes = self._watcher.may_publish(subject, reply)
+                if passes is None and length > MAX_INSPECTED:
+                    passes = self._watcher.may_contain(subject, None)
+                elif passes is None:
+                    if after > size:
+                        self._missing = after - size
+                        break
+                    passes = self._watcher.may_contain(subject, data[end + 1 + head : end + 1 + length])
+                if passes:
+                    at = after
+                    if self.count_publishes:
+                        self._watcher.publishing()
+                    continue
+                mark = at = self._drop(data, at, after, mark, out)
+                continue
+            instead = self._instead(verb, words, frame)
+            if instead is None:
+                break
+            if instead is not frame:
+                out += (data[mark:at], instead)
+                mark = end + 1
+            at = end + 1
+        self._end(data, at, mark, out)
+
+    def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
+        watcher = self._watcher
+        if verb == b"SUB" and len(words) in (2, 3):
+            return watcher.subscribe(frame, words[0], words[1] if len(words) == 3 else b"", words[-1])
+        if verb == b"UNSUB" and len(words) in (1, 2):
+            return watcher.unsubscribe(frame, words[0], frames.decode_count(words[1]) if len(words) == 2 else 0)
+        if verb == b"CONNECT":
+            return watcher.connect(frame, frame[7:].strip())
+        if verb == b"PONG":
+            return watcher.pong(frame)
+        if verb == b"PING":
+            return frame
+        raise ProtocolViolationError("Unknown Protocol Operation")
+
+
+class ServerStream(_Stream):
+    """Reads what a server writes."""
+
+    def __init__(self, watcher: ServerWatcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        quick, pushed, watcher = _MESSAGE.match, _PUSH.match, self._watcher
+        size = len(data)
+        while at < size:
+            found = quick(data, at)
+            if found is not None:
+                at = found.end() + int(found[1]) + 2
+                continue
+            before = at
+            # Pushes come many together.
+            while (push := pushed(data, at)) is not None:
+                token, _, sid, head, total, msg_id, lane = push.groups()
+                start = push.end()
+                if size - start < AHEAD and size - start < int(head):
+                    self._end(data, at, mark, out)
+                    return
+                after = start + int(total) + 2
+                if watcher.pushed(token, sid, msg_id, lane):
+                    out.append(data[mark : at + 5])
+                    mark, at = push.start(2), after
+                else:
+                    mark = at = self._drop(data, at, after, mark, out)
+            if (push := _BARE_PUSH.match(data, at)) is not None:
+                after = push.end() + int(push[4]) + 2
+                if watcher.pushed(push[1], push[3], None, None):
+                    out.append(data[mark : at + 4])
+                    mark, at = push.start(2), after
+                else:
+                    mark = at = self._drop(data, at, after, mark, out)
+            if at != before:
+                continue
+            self._so_far = mark, at
+            end = data.find(b"\r\n", at) + 2
+            if end < 2:
+                if size - at > MAX_SERVER_LINE:
+                    raise ProtocolViolationError("the server's line is too long")
+                break
+            frame = data[at:end]
+            instead = self._instead(frame)
+            if instead is not frame:
+                out += (data[mark:at], instead)
+                mark = end
+            at = end
+        self._end(data, at, mark, out)
+
+    def _instead(self, frame: bytes) -> bytes:
+        verb = frame[:4].upper()
+        if verb == b"PING":
+            return self._watcher.ping(frame)
+        if verb == b"-ERR":
+            return self._watcher.failed(frame)
+        if verb == b"INFO":
+            return self._watcher.info(frame)
+        if verb == b"+OK\r":
+            return self._watcher.succeeded(frame)
+        if verb == b"PONG":
+            return self._watcher.flushed(frame)
+        raise ProtocolViolationError("unknown operation of the server")

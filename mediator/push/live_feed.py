@@ -1,0 +1,237 @@
+"""Pushes the mail of one mailbox to all subscriptions without a queue group (E6).
+
+Subscriptions that have got everything are *live*: one read serves all of them. A new subscription, or one whose client
+reads more slowly than mail comes, is served alone (it *catches up*) until it is live too.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from mediator.broker import Broker
+from mediator.errors import MediatorError, NoSuchMailboxError
+from mediator.mailboxes import pushing
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.pushing import Cursor, Found, Place
+from mediator.push.encoding import MessageEncoder
+from mediator.push.push_writer import PushWriter
+from mediator.push.read_marks import ReadMarks
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES, Subscriber, log_failure
+
+FAN_OUT_BYTES = 8 * 1024 * 1024
+"""Bytes of pushes that one read leads to, if it finds more than one message."""
+FAN_OUT = 20_000
+"""Pushes that one read leads to."""
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger("push")
+
+
+class FeedSubscription:
+    """A subscription without a queue."""
+
+    def __init__(self, feed: "LiveFeed", subscriber: Subscriber, cursor: Cursor) -> None:
+        self.subscriber = subscriber
+        self.cursor = cursor
+        self.closed = False
+        self._feed = feed
+        self._more = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start pushing."""
+        self.catch_up_soon()
+
+    def catch_up_soon(self) -> None:
+        """Be served alone until it is live."""
+        self._more = True
+        if self._task is None and not self.closed:
+            self._task = asyncio.create_task(log_failure(self._catch_up()), name="push-catch-up")
+
+    async def _catch_up(self) -> None:
+        try:
+            # A confirmation that comes while it is served may be what it has to wait for.
+            while self._more and not self._feed.is_live(self):
+                self._more = False
+                await self._feed.catch_up(self)
+        finally:
+            self._task = None
+
+    def confirm(self, total: int) -> None:
+        """Take note that the client has confirmed so many messages since the opening."""
+        items = self.subscriber.confirm(total)
+        if items:
+            self._feed.confirmed(items)
+            if not self._feed.is_live(self):
+                self.catch_up_soon()
+
+    def close(self, how: str) -> None:
+        """End it; nothing is kept, however it ended."""
+        del how
+        self.closed = True
+        self.subscriber.forget()
+        self._feed.leave(self)
+
+
+class LiveFeed:
+    """All subscriptions to one mailbox; ends with the last."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        writer: PushWriter,
+        read_marks: ReadMarks,
+        place: Place,
+        no: int,
+        ended: Callable[[], object],
+        encode: MessageEncoder,
+    ) -> None:
+        self._broker = broker
+        self._writer = writer
+        self._read_marks = read_marks
+        self._place = place
+        self._no = no
+        self._ended = ended
+        self._encode = encode
+        self._subscriptions: set[FeedSubscription] = set()
+        self._live: dict[FeedSubscription, None] = {}
+        self._marks = [-1] * len(LANES)
+        """Up to where the live subscriptions were served."""
+        self._wake: asyncio.Event | None = None
+        self._gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    def join(self, subscriber: Subscriber, cursor: Cursor) -> FeedSubscription:
+        """Add a subscription."""
+        subscription = FeedSubscription(self, subscriber, cursor)
+        self._subscriptions.add(subscription)
+        if self._task is None:
+            self._task = asyncio.create_task(log_failure(self._run()), name="push-feed")
+        return subscription
+
+    def leave(self, subscription: FeedSubscription) -> None:
+        """Remove a subscription."""
+        self._subscriptions.discard(subscription)
+        self._live.pop(subscription, None)
+        if not self._subscriptions:
+            self.stop()
+            self._ended()
+
+    def stop(self) -> None:
+        """Stop pushing."""
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def is_live(self, subscription: FeedSubscription) -> bool:
+        """Return whether a subscription is live."""
+        return subscription in self._live
+
+    def confirmed(self, items: Sequence[pushing.Item]) -> None:
+        """Note how far the mailbox's mail was confirmed."""
+        self._read_marks.add(self._no, items)
+
+    async def catch_up(self, subscription: FeedSubscription) -> None:
+        """Serve one subscription alone, until it is live or has no more room."""
+        window = subscription.subscriber.window
+        while window.room and not (subscription.closed or self._gone):
+            async with self._writer.reads:
+                found = await self._read(subscription.cursor, window.room, window.room_bytes)
+                if found is None or subscription.closed:
+                    return
+                messages = found.messages
+                whole = True
+                frames: list[bytes] = []
+                for message in messages:
+                    if not subscription.subscriber.takes(message):
+                        subscription.cursor.gave(message)
+                        continue
+                    if not window.fits(message.size):
+                        whole = False
+                        break
+                    frames.append(subscription.subscriber.push(self._encode(message)))
+                    subscription.cursor.gave(message)
+                if whole:
+                    subscription.cursor.marks = found.marks
+                await self._writer.send(frames)
+            if not (frames or whole):
+                return
+            if whole and found.complete and self._make_live(subscription):
+                return
+
+    def _make_live(self, subscription: FeedSubscription) -> bool:
+        """Make a subscription that has got everything live, unless the others have got more; return whether it is."""
+        if subscription.closed:
+            return True
+        if not self._live:
+            # Nothing needs to be read from lanes that it does not subscribe to.
+            self._marks = [
+                mark if lane in subscription.cursor.lanes else max(subscription.cursor.marks)
+                for lane, mark in zip(LANES, subscription.cursor.marks, strict=True)
+            ]
+        elif not subscription.cursor.reaches(self._marks):
+            return False
+        self._live[subscription] = None
+        # Mail that came since its last read woke the feed before it was live.
+        if self._wake is not None:
+            self._wake.set()
+        return True
+
+    async def _run(self) -> None:
+        with self._broker.watching(self._place) as woken:
+            self._wake = woken
+            while not self._gone:
+                await woken.wait()
+                woken.clear()
+                while self._live and await self._round():
+                    pass
+
+    async def _round(self) -> bool:
+        """Push what is next to the live subscriptions; return whether there may be more."""
+        count, marks = len(self._live), self._marks
+        async with self._writer.reads:
+            cursor = Cursor(LANES, marks)
+            limit, budget = max(1, FAN_OUT // count), max(1, FAN_OUT_BYTES // count)
+            found = await self._read(cursor, min(WINDOW, limit), min(WINDOW_BYTES, budget))
+            if found is None:
+                return False
+            if self._marks is not marks:
+                # All of them ended meanwhile, and a new one is live at another position.
+                return True
+            self._marks = found.marks
+            await self._writer.send(self._fan_out(found))
+        return not found.complete
+
+    def _fan_out(self, found: Found) -> list[bytes]:
+        pushes: list[bytes] = []
+        made = [(message, self._encode(message)) for message in found.messages]
+        # The pushes of one subscription are adjacent, so that the server and the gateway get them in one piece.
+        for subscription in tuple(self._live):
+            for message, frames in made:
+                if not subscription.cursor.wants(message):
+                    continue
+                if not subscription.subscriber.takes(message):
+                    subscription.cursor.gave(message)
+                elif subscription.subscriber.window.fits(message.size):
+                    pushes.append(subscription.subscriber.push(frames))
+                    subscription.cursor.gave(message)
+                else:
+                    # From here on it is served alone, once it has confirmed something.
+                    del self._live[subscription]
+                    break
+        return pushes
+
+    async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
+        """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""
+        # The cursor may move during the read.
+        still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
+        while not self._gone:
+            try:
+                return await self._broker.look(self._place, self._no, still, limit, budget)
+            except NoSuchMailboxError:
+                self.stop()
+            except MediatorError as error:
+                log.warning("mail not read", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        return None

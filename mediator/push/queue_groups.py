@@ -1,0 +1,243 @@
+"""Queue groups: each message goes to one member, in turn, and is settled when that member confirms it (E7).
+
+Each instance has the members whose gateways asked it; the store decides what each instance gets.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from mediator.broker import Broker
+from mediator.errors import MediatorError, NoSuchMailboxError
+from mediator.mailboxes.fetching import Fetched
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
+from mediator.push.encoding import MessageEncoder
+from mediator.push.push_writer import PushWriter
+from mediator.push.subscriber import Subscriber, log_failure
+
+AT_ONCE = 256
+"""Messages taken at a time, so that members at other instances get their share of a backlog."""
+RENEW_SECONDS = 5.0
+STUCK_SECONDS = 120.0
+"""A member that confirms nothing for so long loses what it holds to the others."""
+RESEND_SECONDS = 300.0
+"""How long confirmed messages are remembered, to be sent again if the member's connection breaks."""
+MAX_RESEND = 10_000
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger("push")
+
+
+class QueueGroupMember:
+    """A subscription with a queue group."""
+
+    def __init__(self, subscriber: Subscriber, find: Callable[[], "QueueGroup"]) -> None:
+        """``find`` returns the group at the start of the subscription: until then its last member may leave."""
+        self.subscriber = subscriber
+        self.moved_at = time.monotonic()
+        """When it last confirmed something, or had nothing to confirm."""
+        self._find = find
+        self._group: QueueGroup | None = None
+        self._done: deque[tuple[float, Item]] = deque(maxlen=MAX_RESEND)
+
+    def start(self) -> None:
+        """Start pushing."""
+        self._group = self._find()
+        self._group.add(self)
+
+    def confirm(self, total: int) -> None:
+        """Take note that the client has confirmed so many messages since the opening."""
+        self.moved_at = time.monotonic()
+        items = self.subscriber.confirm(total)
+        while self._done and self._done[0][0] < self.moved_at - RESEND_SECONDS:
+            self._done.popleft()
+        self._done.extend((self.moved_at, item) for item in items)
+        if self._group is not None:
+            self._group.confirmed(items)
+
+    def close(self, how: str) -> None:
+        """End it; others get what it has not confirmed, and what it confirmed lately if its connection broke."""
+        since = time.monotonic() - RESEND_SECONDS
+        recent = [item for at, item in self._done if at >= since] if how == "broken" else []
+        if self._group is not None:
+            self._group.remove(self, self.subscriber.forget(), recent)
+
+
+class QueueGroup:
+    """The members at this instance; ends when the last has left and everything is stored."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        writer: PushWriter,
+        place: Place,
+        no: int,
+        name: str,
+        ended: Callable[[], object],
+        encode: MessageEncoder,
+        concerns: Callable[[Message], bool],
+    ) -> None:
+        """``concerns``: whether a message is for the group at all; other messages are settled at once."""
+        self._broker = broker
+        self._writer = writer
+        self._place = place
+        self._no = no
+        self._name = name
+        self._ended = ended
+        self._encode = encode
+        self._concerns = concerns
+        self._members: deque[QueueGroupMember] = deque()
+        """In turn: the first gets the next message that it subscribes to and has room for."""
+        self._confirmed: list[Item] = []
+        self._returned: list[Item] = []
+        self._again: list[Item] = []
+        self._renewed_at = 0.0
+        self._blocked = False
+        """Whether no window had room for a message that was taken; until one has, taking more is useless."""
+        self._paused = False
+        self._woken = asyncio.Event()
+        self._gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, member: QueueGroupMember) -> None:
+        """Add a member."""
+        self._members.append(member)
+        self._wake_up()
+        if self._task is None:
+            self._task = asyncio.create_task(log_failure(self._run()), name="push-queue")
+
+    def remove(self, member: QueueGroupMember, unconfirmed: list[Item], recent: list[Item]) -> None:
+        """Remove a member, and give what it had to the others."""
+        if member in self._members:
+            self._members.remove(member)
+        self._returned += unconfirmed
+        self._again += recent
+        self._wake_up()
+
+    def confirmed(self, items: list[Item]) -> None:
+        """Settle what a member confirmed."""
+        if items:
+            self._confirmed += items
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        self._blocked = False
+        self._woken.set()
+
+    def pause(self) -> None:
+        """Take no more messages."""
+        self._paused = True
+
+    async def end(self) -> None:
+        """Wait until everything is stored; all members have left."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            with self._broker.watching(self._place) as woken:
+                # Events of this instance wake the loop in the same way.
+                self._woken = woken
+                woken.set()
+                while not self._gone and (self._members or self._confirmed or self._returned or self._again):
+                    woken.clear()
+                    rest = await self._turns()
+                    if self._members and rest > 0:
+                        try:
+                            await asyncio.wait_for(woken.wait(), rest)
+                        except TimeoutError:
+                            continue
+        finally:
+            self._task = None
+            self._ended()
+
+    async def _turns(self) -> float:
+        """Give out what there is; return the seconds after which to look again without being woken."""
+        while True:
+            taken = await self._turn()
+            if taken is None:
+                return 0.0
+            await self._give(taken.messages)
+            if not taken.messages:
+                break
+        rest = RENEW_SECONDS if any(member.subscriber.window.count for member in self._members) else SEEN_EVERY / 1000
+        if taken.retry_at is not None:
+            rest = min(rest, max(0.001, (taken.retry_at - self._broker.clock()) / 1000))
+        return rest
+
+    async def _turn(self) -> Fetched | None:
+        """Report to the store what was done, and take what is next; None: it failed."""
+        request = self._request()
+        if not (request.confirmed or request.returned or request.again or request.waiting or request.room):
+            return Fetched(self._no, [])
+        self._confirmed, self._returned, self._again = [], [], []
+        try:
+            return await self._broker.take_turn(request)
+        except NoSuchMailboxError:
+            # The mailbox is gone; its subscriptions stay, and stay silent.
+            self._gone = True
+        except MediatorError as error:
+            log.warning("mail not taken", error=str(error))
+            self._confirmed = [*request.confirmed, *self._confirmed]
+            self._returned = [*request.returned, *self._returned]
+            self._again = [*request.again, *self._again]
+            await asyncio.sleep(RETRY_SECONDS)
+        return None
+
+    def _request(self) -> Turn:
+        resting = self._blocked or self._paused
+        free = [] if resting else [member for member in self._members if member.subscriber.window.room]
+        wanted = {lane for member in free for lane in member.subscriber.subjects}
+        # Take what one window has room for: a message given back would be overtaken at another instance (A8).
+        widest = max((member.subscriber.window for member in free), key=lambda window: window.room_bytes, default=None)
+        now = time.monotonic()
+        waiting: list[int] = []
+        if now - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = now
+            moving = (member for member in self._members if now - member.moved_at < STUCK_SECONDS)
+            waiting = [msg_id for member in moving for _, msg_id in member.subscriber.window.waiting]
+        return Turn(
+            self._place,
+            self._no,
+            self._name,
+            self._confirmed,
+            self._returned,
+            self._again,
+            waiting,
+            [lane for lane in LANES if lane in wanted],
+            0 if widest is None else min(AT_ONCE, widest.room),
+            0 if widest is None else widest.room_bytes,
+        )
+
+    async def _give(self, messages: list[Message]) -> None:
+        """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
+        frames: list[bytes] = []
+        blocked: set[Lane] = set()
+        for message in messages:
+            if not self._concerns(message):
+                self._confirmed.append((message.lane, message.msg_id))
+                continue
+            member = None if message.lane in blocked else self._next(message)
+            if member is None:
+                self._returned.append((message.lane, message.msg_id))
+                blocked.add(message.lane)
+                self._blocked = True
+                continue
+            if not member.subscriber.window.count:
+                member.moved_at = time.monotonic()
+            frames.append(member.subscriber.push(self._encode(message)))
+        await self._writer.send(frames)
+
+    def _next(self, message: Message) -> QueueGroupMember | None:
+        for _ in range(len(self._members)):
+            member = self._members[0]
+            self._members.rotate(-1)
+            # The last message may exceed the window's bytes: otherwise it would have to be given back.
+            if member.subscriber.takes(message) and member.subscriber.window.room:
+                return member
+        return None

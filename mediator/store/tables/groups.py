@@ -1,0 +1,183 @@
+"""Consumer groups and their leases in SQL."""
+
+from collections.abc import Iterable, Sequence
+
+from mediator.mailboxes.group import NO_LEASE, Group, Lease
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.ports import LeasePlace, LiveLeaseCount
+from mediator.store import rows
+from mediator.store.rows import Row
+from mediator.store.session import Session, Table
+
+
+class Groups(Table):
+    """See :class:`mediator.mailboxes.ports.Groups`."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._positions = session.positions
+        self._before: dict[int, bytes | None] = {}
+
+    def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        row = self._session.first(
+            f"{_GROUP} WHERE mailbox_no = ? AND name = ? AND push = ?", (mailbox.no, name, int(push))
+        )
+        return None if row is None else self._read(row)
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
+        sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
+        return [self._read(row) for row in self._execute(sql, (mailbox.no, limit))]
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+        found = self._for_each(_GROUP + " WHERE {among}", "no", sorted(numbers))
+        return {row[0]: self._read(row) for row in found}
+
+    def count(self, mailbox: Mailbox) -> int:
+        return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
+
+    def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
+        start = [-1] * len(LANES)
+        group = Group(0, mailbox.no, name, start, list(start), push=push)
+        group.no = self._session.one(
+            "INSERT INTO consumer (mailbox_no, name, state, push) VALUES (?, ?, ?, ?) RETURNING no",
+            (mailbox.no, name, rows.group_state(group), int(push)),
+        )[0]
+        return group
+
+    def save(self, group: Group) -> None:
+        self._change(group.no, None)
+        self._write(group.no, rows.group_state(group))
+
+    def remember(self, group: Group) -> None:
+        self._change(group.no, rows.group_state(group))
+        for no, state in self._positions.surplus():
+            self._change(no, None)
+            self._write(no, state)
+
+    def _read(self, row: Row) -> Group:
+        return rows.group(row, self._positions.get(row[0]) or row[3])
+
+    def _write(self, no: int, state: bytes) -> None:
+        self._execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
+
+    def _change(self, no: int, state: bytes | None) -> None:
+        if not self._before:
+            self._session.on_rollback.append(self._restore)
+        self._before.setdefault(no, self._positions.get(no))
+        self._positions.put(no, state)
+
+    def _restore(self) -> None:
+        for no, state in self._before.items():
+            self._positions.put(no, state)
+
+    def write_positions(self) -> None:
+        """Write every position that is newer than its row."""
+        for no, state in self._positions.all():
+            self._change(no, None)
+            self._write(no, state)
+
+    def see(self, group: Group, now: int) -> None:
+        group.seen_at = now
+        self._execute("UPDATE consumer SET seen_at = ? WHERE no = ?", (now, group.no))
+
+    def unseen(self, before: int, limit: int) -> list[Group]:
+        sql = f"{_GROUP} WHERE push = 1 AND seen_at < ? ORDER BY seen_at LIMIT ?"
+        return [self._read(row) for row in self._execute(sql, (before, limit))]
+
+    def drop(self, group: Group) -> None:
+        self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
+        self._execute("DELETE FROM consumer WHERE no = ?", (group.no,))
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        gone = 0
+        for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)):
+            gone += len(
+                self._execute(
+                    "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
+                    " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id",
+                    (no, no, limit - gone),
+                )
+            )
+            if gone >= limit:
+                break
+            self._execute("DELETE FROM consumer WHERE no = ?", (no,))
+            gone += 1
+        return gone
+
+
+class Leases(Table):
+    """See :class:`mediator.mailboxes.ports.Leases`."""
+
+    def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        found = self._for_each(_LEASE + " WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
+        return [_lease(row) for row in found]
+
+    def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        self._dialect.many(
+            "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (group_no, msg_id)"
+            " DO UPDATE SET until = excluded.until, deliveries = excluded.deliveries, dead = excluded.dead",
+            [(group.no, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead)) for x in leases],
+        )
+
+    def remove(self, group: Group, ids: Sequence[int]) -> None:
+        self._for_each("DELETE FROM lease WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
+
+    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
+        sql = f"{_LEASE} WHERE group_no = ? AND dead = 0 AND until <= ? ORDER BY lane, msg_id LIMIT ?"
+        return [_lease(row) for row in self._execute(sql, (group.no, now, limit))]
+
+    def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
+        sql = (
+            "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND until = ? AND lane = ? AND msg_id <= ?"
+            " ORDER BY msg_id"
+        )
+        return [row[0] for row in self._execute(sql, (group.no, NO_LEASE, lane.value, last))]
+
+    def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
+        sql = f"{_LEASE} WHERE group_no = ? AND dead = 1 AND msg_id > ? ORDER BY msg_id LIMIT ?"
+        return [_lease(row) for row in self._execute(sql, (group.no, after, limit))]
+
+    def count(self, group: Group) -> int:
+        return int(self._session.one("SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0", (group.no,))[0])
+
+    def living(self, mailbox: Mailbox, group: Group, now: int) -> LiveLeaseCount:
+        self._session.flush()
+        # In this order of tables: SQLite would not know that the mailbox may hold far more than the group has leased.
+        sql = (
+            "SELECT count(*), min(expire_at) FROM lease CROSS JOIN message WHERE group_no = ? AND dead = 0"
+            " AND mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?)"
+        )
+        return LiveLeaseCount(*self._session.one(sql, (group.no, mailbox.no, now)))
+
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
+        self._session.flush()
+        self._execute(
+            "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND NOT EXISTS (SELECT 1 FROM message"
+            " WHERE mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))",
+            (group.no, mailbox.no, now),
+        )
+
+    def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+        sql = (
+            "SELECT until, group_no, msg_id FROM lease WHERE (until, group_no, msg_id) > (?, ?, ?)"
+            " AND until <= ? ORDER BY until, group_no, msg_id LIMIT ?"
+        )
+        return [LeasePlace(*row) for row in self._execute(sql, (*after, now, limit))]
+
+    def next_end(self, group: Group, now: int) -> int | None:
+        sql = "SELECT min(until) FROM lease WHERE group_no = ? AND dead = 0 AND until > ?"
+        row = self._session.one(sql, (group.no, now))
+        return None if row[0] is None else int(row[0])
+
+    def clear(self, group: Group) -> None:
+        self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
+
+
+_GROUP = f"SELECT {rows.GROUP} FROM consumer"
+_LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(row[0], LANES[row[1]], row[2], row[3], bool(row[4]))

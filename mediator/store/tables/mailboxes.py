@@ -1,0 +1,147 @@
+"""The mailboxes in SQL."""
+
+from collections.abc import Iterable, Sequence
+
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
+from mediator.mailboxes.ports import MAX_EXPIRED, Usage
+from mediator.store import rows
+from mediator.store.rows import KeptMailbox, Row
+from mediator.store.session import Table
+from mediator.store.tables.messages import EXPIRED
+
+
+class Mailboxes(Table):
+    """See :class:`mediator.mailboxes.ports.Mailboxes`."""
+
+    def find(self, tenant: str, address: str) -> Mailbox | None:
+        known = self._session.mailboxes.at(tenant, address)
+        if known is not None:
+            return known
+        sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? {self._dialect.lock()}"
+        row = self._session.first(sql, (tenant, address))
+        return None if row is None else self._take(row)
+
+    def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+        found: dict[int, Mailbox] = {}
+        missing = []
+        for no in sorted(numbers):
+            known = self._session.mailboxes.numbered(no) or self._session.touched.get(no)
+            if known is None:
+                missing.append(no)
+            else:
+                found[no] = known
+        sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE {{among}} ORDER BY no {self._dialect.lock()}"
+        return found | {row[0]: self._take(row) for row in self._for_each(sql, "no", missing)}
+
+    def _take(self, row: Row) -> KeptMailbox:
+        mailbox = rows.mailbox(row)
+        self._dialect.settle_counters(mailbox)
+        if mailbox.address:
+            self._session.mailboxes.add(mailbox)
+        else:
+            self._session.touched[mailbox.no] = mailbox
+        return mailbox
+
+    def add(self, new: NewMailbox) -> Mailbox | None:
+        row = self._session.first(
+            "INSERT INTO mailbox (tenant, address, created_at, expire_at, description, tags, public, kind, retention,"
+            " archive, ack_wait, token_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING no",
+            (
+                new.tenant,
+                new.address,
+                new.created_at,
+                new.expire_at,
+                new.desc,
+                rows.join_tags(new.tags) or "",
+                int(new.public),
+                new.kind.value,
+                new.retention.value,
+                int(new.archive),
+                new.ack_wait,
+                new.token_hash,
+            ),
+        )
+        if row is None:
+            return None
+        mailbox = KeptMailbox.made(row[0], new)
+        self._session.mailboxes.add(mailbox)
+        self._session.touch(mailbox)
+        return mailbox
+
+    def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
+        kept = self._session.touch(mailbox)
+        kept.desc, kept.tags, kept.ack_wait = desc, tags, ack_wait
+        self._execute(
+            "UPDATE mailbox SET description = ?, tags = ?, ack_wait = ? WHERE no = ?",
+            (desc, rows.join_tags(tags) or "", ack_wait, mailbox.no),
+        )
+
+    def retire(self, mailbox: Mailbox) -> None:
+        kept = self._session.touch(mailbox)
+        self._session.mailboxes.forget(kept)
+        kept.address = ""
+        self._execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.no,))
+
+    def expired(self, now: int, limit: int) -> list[Mailbox]:
+        found = self._execute(
+            "SELECT no FROM mailbox WHERE expire_at <= ? AND address IS NOT NULL ORDER BY expire_at LIMIT ?",
+            (now, limit),
+        )
+        numbers = [row[0] for row in found]
+        mailboxes = self.by_no(numbers)
+        # Another instance may have been first while this one waited for the lock.
+        return [mailboxes[no] for no in numbers if no in mailboxes and mailboxes[no].address]
+
+    def retired(self, limit: int) -> list[Mailbox]:
+        found = self._execute("SELECT no FROM mailbox WHERE address IS NULL ORDER BY no LIMIT ?", (limit,))
+        return list(self.by_no(row[0] for row in found).values())
+
+    def drop(self, mailbox: Mailbox) -> None:
+        self._session.mailboxes.forget(mailbox)
+        self._session.touched.pop(mailbox.no, None)
+        self._session.flush_held()
+        for table in ("held", "pushed"):
+            self._execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
+        self._execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
+
+    def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        tagged = f" AND {self._dialect.has_tag()}" * len(tags)
+        found = self._execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND public = 1"
+            f" AND (expire_at IS NULL OR expire_at > ?){tagged} ORDER BY address LIMIT ? OFFSET ?",
+            (tenant, after, now, *tags, limit, skip),
+        )
+        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
+
+    def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
+        found = self._execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND (expire_at IS NULL OR expire_at > ?)"
+            " AND kind <> ? ORDER BY address LIMIT ?",
+            (tenant, after, now, Kind.BROADCAST.value, limit),
+        )
+        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
+
+    def tenants(self) -> Sequence[str]:
+        found: list[str] = []
+        # From one to the next in the index, instead of through all mailboxes.
+        question = "SELECT tenant FROM mailbox WHERE tenant > ? AND address IS NOT NULL ORDER BY tenant LIMIT 1"
+        while (row := self._session.first(question, (found[-1] if found else "",))) is not None:
+            found.append(row[0])
+        return sorted(found)
+
+    def usage(self, tenant: str, now: int = 0) -> Usage:
+        self._session.write_mailboxes()
+        messages, size = self._dialect.usage(tenant, now)
+        delayed = self._session.one(
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed JOIN mailbox ON mailbox_no = no WHERE tenant = ?"
+            " AND (delayed.expire_at IS NULL OR delayed.expire_at > ?)"
+            " AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)",
+            (tenant, now, now),
+        )
+        expired = self._session.one(
+            f"SELECT count(*), coalesce(sum(size), 0) FROM ({EXPIRED}) AS gone JOIN mailbox ON mailbox_no = no"
+            " WHERE tenant = ? AND (expire_at IS NULL OR expire_at > ?)",
+            (now, MAX_EXPIRED, tenant, now),
+        )
+        return Usage(int(messages + delayed[0] - expired[0]), int(size + delayed[1] - expired[1]))

@@ -1,0 +1,218 @@
+"""Visible messages in SQL."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import Handle, Message
+from mediator.mailboxes.ports import MAX_EXPIRED, Expired, Filter, Usage
+from mediator.store import rows
+from mediator.store.dialect import chunks
+from mediator.store.session import Table
+
+EXPIRED = "SELECT mailbox_no, msg_id, size FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
+"""Which messages expired first, of all mailboxes; the index alone answers it."""
+
+
+class Messages(Table):
+    """See :class:`mediator.mailboxes.ports.Messages`."""
+
+    def append(self, mailbox: Mailbox, message: Message) -> None:
+        kept = self._session.touch(mailbox)
+        kept.next_id = message.msg_id + 1
+        kept.messages += 1
+        kept.bytes += message.size
+        kept.last_at = message.created_at
+        self._session.write_later(kept, message)
+        if message.recipient is not None:
+            self._session.hold(kept, message.recipient, 1, message.size)
+
+    def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
+        self._session.flush()
+        sql = (
+            f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {{among}}"
+            " AND (expire_at IS NULL OR expire_at > ?)"
+        )
+        found = self._for_each(sql, "msg_id", ids, (mailbox.no,), (now,))
+        return {row[0]: rows.handle(row) for row in found}
+
+    def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
+        if self._session.unwritten(mailbox, key):
+            self._session.flush()
+        row = self._session.first(
+            f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key)
+        )
+        return None if row is None else rows.handle(row)
+
+    def lane(
+        self,
+        mailbox: Mailbox,
+        lane: Lane,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
+    ) -> list[Message]:
+        self._session.flush()
+        others, parameters = self._others(without)
+        source = (
+            f"{self._dialect.lane_source(lane)} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
+            f" AND (expire_at IS NULL OR expire_at > ?){others}"
+        )
+        return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget)
+
+    def _others(self, without: Collection[int]) -> tuple[str, Sequence[Any]]:
+        """Return what a condition ends with to pass messages over, and its parameters."""
+        if not without:
+            return "", ()
+        among, parameters = self._dialect.any_of("msg_id", list(without))
+        return f" AND NOT ({among})", parameters
+
+    def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+        self._session.flush()
+        found: list[Message] = []
+        for chunk in chunks(sorted(ids)):
+            wanted, parameters = self._dialect.any_of("msg_id", chunk)
+            source = f"message WHERE mailbox_no = ? AND {wanted} AND (expire_at IS NULL OR expire_at > ?)"
+            left = budget - sum(message.size for message in found)
+            found += self._within(source, (mailbox.no, *parameters, now), "msg_id", len(chunk), left)
+            if sum(message.size for message in found) >= budget:
+                break
+        return found
+
+    def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+        source, parameters = self._wanted(mailbox, wanted, now)
+        return self._within(source, parameters, "msg_id DESC", limit, budget)[::-1]
+
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        source, parameters = self._wanted(mailbox, wanted, now)
+        sql = f"SELECT {rows.HEAD} FROM {source} ORDER BY msg_id DESC LIMIT ?"
+        found = self._execute(sql, (*parameters, limit))
+        return [rows.message((*row, b"")) for row in found][::-1]
+
+    def _wanted(self, mailbox: Mailbox, wanted: Filter, now: int) -> tuple[str, list[Any]]:
+        self._session.flush()
+        where = ["mailbox_no = ?", "(expire_at IS NULL OR expire_at > ?)"]
+        parameters: list[Any] = [mailbox.no, now]
+        if wanted.key is not None:
+            where.append("key = ?")
+            parameters.append(wanted.key)
+        for tag in wanted.tags:
+            where.append(self._dialect.has_tag())
+            parameters.append(tag)
+        if wanted.recipient is not None:
+            where.append("recipient = ?")
+            parameters.append(wanted.recipient)
+        if wanted.since is not None:
+            where.append("msg_id >= ?")
+            parameters.append(self.first_since(mailbox, wanted.since))
+        if wanted.before_id is not None:
+            where.append("msg_id < ?")
+            parameters.append(wanted.before_id)
+        return f"message WHERE {' AND '.join(where)}", parameters
+
+    def _within(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> list[Message]:
+        taken: list[Message] = []
+        for row in self._dialect.budgeted(source, parameters, order, limit, budget):
+            taken.append(rows.message(row))
+            budget -= taken[-1].size
+            if budget <= 0:
+                break
+        return taken
+
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
+        self._session.flush()
+        sql = (
+            f"SELECT {rows.HANDLE} FROM {self._dialect.lane_source(lane)}"
+            f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
+            " AND (expire_at IS NULL OR expire_at > ?) ORDER BY msg_id"
+        )
+        return [rows.handle(row) for row in self._execute(sql, (mailbox.no, after, last, now))]
+
+    def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+        self._session.flush()
+        sql = f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? ORDER BY msg_id LIMIT ?"
+        return [rows.handle(row) for row in self._execute(sql, (mailbox.no, limit))]
+
+    def first_since(self, mailbox: Mailbox, at: int) -> int:
+        """Search by halves: ``created_at`` never goes back while msg_ids grow, so no index on it is needed."""
+        self._session.flush()
+        low, high = 0, mailbox.next_id
+        while low < high:
+            middle = (low + high) // 2
+            row = self._session.first(
+                "SELECT msg_id, created_at FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
+                (mailbox.no, middle),
+            )
+            if row is None or row[0] >= high or row[1] >= at:
+                high = middle
+            else:
+                low = row[0] + 1
+        row = self._session.first(
+            "SELECT msg_id FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
+            (mailbox.no, low),
+        )
+        return mailbox.next_id if row is None else int(row[0])
+
+    def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
+        self._session.flush()
+        self._session.removed = True
+        kept = self._session.touch(mailbox)
+        kept.dirty = True
+        bodies: list[int] = []
+        sql = "DELETE FROM message WHERE mailbox_no = ? AND {among} RETURNING size, recipient, body_no"
+        removed = self._for_each(sql, "msg_id", [handle.msg_id for handle in handles], (mailbox.no,))
+        for size, recipient, body_no in removed:
+            kept.messages -= 1
+            kept.bytes -= size
+            if recipient is not None:
+                self._session.hold(kept, recipient, -1, -size)
+            if body_no is not None:
+                bodies.append(body_no)
+        for body_no in sorted(bodies):  # in one order everywhere, so that two instances never wait for each other
+            self._execute("UPDATE body SET refs = refs - 1 WHERE no = ?", (body_no,))
+            self._execute("DELETE FROM body WHERE no = ? AND refs <= 0", (body_no,))
+
+    def expired(self, now: int, limit: int) -> list[Expired]:
+        self._session.flush()
+        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
+        return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (now, limit))]
+
+    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+        self._session.flush()
+        sql = f"SELECT msg_id FROM ({EXPIRED}) AS gone WHERE mailbox_no = ? LIMIT ?"
+        found = self._execute(sql, (now, MAX_EXPIRED, mailbox.no, limit))
+        # At the beginning of time nothing has expired.
+        return list(self.handles(mailbox, [row[0] for row in found], 0).values())
+
+    def volatile(self, instance: str, limit: int) -> list[Expired]:
+        self._session.flush()
+        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
+        return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (instance, limit))]
+
+    def addressed(
+        self,
+        mailbox: Mailbox,
+        recipient: str,
+        after: int,
+        limit: int,
+        budget: int,
+        now: int,
+        without: Collection[int] = (),
+    ) -> list[Message]:
+        self._session.flush()
+        others, parameters = self._others(without)
+        source = (
+            "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ?"
+            f" AND (expire_at IS NULL OR expire_at > ?){others}"
+        )
+        return self._within(source, (mailbox.no, recipient, after, now, *parameters), "msg_id", limit, budget)
+
+    def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+        self._session.flush_held()
+        row = self._session.first(
+            "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
+        )
+        return Usage(0, 0) if row is None else Usage(row[0], row[1])

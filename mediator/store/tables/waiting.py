@@ -1,0 +1,191 @@
+"""Delayed messages, dedup ids and the archive outbox in SQL."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mediator.mailboxes.bounds import MAX_DEDUP_IDS
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
+from mediator.mailboxes.ports import Copy, Expired, Usage
+from mediator.store import rows
+from mediator.store.session import Session, Table
+from mediator.store.tables.mailboxes import Mailboxes
+
+OUTBOX = "outbox"
+"""What the copies that wait in the outbox, or will, are counted under."""
+
+
+class Delays(Table):
+    """See :class:`mediator.mailboxes.ports.Delays`."""
+
+    def add(self, delayed: Delayed) -> None:
+        message = delayed.message
+        self._count_copies(delayed.archive)
+        self._execute(
+            "INSERT INTO delayed (mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient,"
+            " extra, payload, volatile) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                delayed.mailbox_no,
+                delayed.due_at,
+                int(delayed.archive),
+                message.lane.value,
+                message.size,
+                message.sent_at,
+                *rows.particulars(message),
+                message.payload,
+                message.volatile,
+            ),
+        )
+
+    def due(self, now: int, limit: int, budget: int) -> list[Delayed]:
+        # Locked, so that of two instances only one releases a message; weighed before any payload is read.
+        sql = f"SELECT seq, size FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ? {self._dialect.lock()}"
+        chosen: list[int] = []
+        for seq, size in self._execute(sql, (now, limit)):
+            if budget <= 0:
+                break
+            chosen.append(seq)
+            budget -= size
+        sql = f"SELECT {rows.DELAYED} FROM delayed WHERE {{among}} ORDER BY due_at, seq"
+        return [rows.delayed(row) for row in self._for_each(sql, "seq", chosen)]
+
+    def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
+        sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
+        return [rows.delayed(row) for row in self._execute(sql, (mailbox.no, limit))]
+
+    def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
+        row = self._session.one(
+            "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?"
+            " AND (expire_at IS NULL OR expire_at > ?)",
+            (mailbox.no, now),
+        )
+        return Usage(int(row[0]), int(row[1]))
+
+    def remove(self, delayed: Sequence[Delayed]) -> None:
+        self._count_copies(-sum(item.archive for item in delayed))
+        self._for_each("DELETE FROM delayed WHERE {among}", "seq", [item.seq for item in delayed])
+
+    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        gone = self._execute(
+            "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE volatile = ? LIMIT ?)"
+            f" RETURNING {HIDDEN_ID}, lane, size, sent_at, recipient, extra, mailbox_no, archive",
+            (instance, limit),
+        )
+        self._count_copies(-sum(row[7] for row in gone))
+        return [Expired(row[6], rows.handle(row)) for row in gone]
+
+    def next_due(self) -> int | None:
+        row = self._session.one("SELECT min(due_at) FROM delayed")
+        return None if row[0] is None else int(row[0])
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        gone = self._execute(
+            "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE mailbox_no = ? LIMIT ?) RETURNING archive",
+            (mailbox.no, limit),
+        )
+        self._count_copies(-sum(archive for (archive,) in gone))
+        return len(gone)
+
+    def _count_copies(self, by: int) -> None:
+        """Note how many more will need a copy in the outbox."""
+        if by:
+            self._session.add_count(OUTBOX, by)
+
+
+class DedupIds(Table):
+    """See :class:`mediator.mailboxes.ports.DedupIds`."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._mailboxes = session.table(Mailboxes)
+
+    def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
+        row = self._session.first(
+            "SELECT msg_id FROM dedup WHERE mailbox_no = ? AND dedup_id = ? AND expire_at > ?",
+            (mailbox.no, dedup_id, now),
+        )
+        return None if row is None else int(row[0])
+
+    def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
+        kept = self._session.touch(mailbox)
+        kept.dirty = True
+        kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+        self._execute(
+            "INSERT INTO dedup (mailbox_no, dedup_id, msg_id, expire_at) VALUES (?, ?, ?, ?)",
+            (mailbox.no, dedup_id, msg_id, expire_at),
+        )
+        if kept.dedup_ids > MAX_DEDUP_IDS:
+            kept.dedup_ids -= self._delete(
+                "seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? ORDER BY seq LIMIT ?)",
+                (mailbox.no, kept.dedup_ids - MAX_DEDUP_IDS),
+            )
+
+    def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
+        self._execute(
+            "UPDATE dedup SET msg_id = ? WHERE mailbox_no = ? AND dedup_id = ?", (msg_id, mailbox.no, dedup_id)
+        )
+
+    def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
+        kept = self._session.touch(mailbox)
+        kept.dirty = True
+        kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+
+    def collect(self, now: int, limit: int) -> int:
+        ended = self._execute("SELECT seq, mailbox_no FROM dedup WHERE expire_at <= ? LIMIT ?", (now, limit))
+        mailboxes = self._mailboxes.by_no({row[1] for row in ended})
+        gone = self._for_each("DELETE FROM dedup WHERE {among} RETURNING mailbox_no", "seq", [row[0] for row in ended])
+        for (no,) in gone:
+            if no in mailboxes:
+                kept = self._session.touch(mailboxes[no])
+                kept.dirty = True
+                kept.dedup_ids -= 1
+        return len(ended)
+
+    def clear(self, mailbox: Mailbox, limit: int) -> int:
+        return self._delete("seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? LIMIT ?)", (mailbox.no, limit))
+
+    def _delete(self, where: str, parameters: Sequence[Any]) -> int:
+        return len(self._execute(f"DELETE FROM dedup WHERE {where} RETURNING seq", parameters))
+
+
+class Outbox(Table):
+    """See :class:`mediator.mailboxes.ports.Outbox`."""
+
+    def backlog(self) -> int:
+        return self._session.count(OUTBOX, self._count)
+
+    def _count(self) -> int:
+        # The oldest go first, so the numbers say it; counting a million rows would hold up senders.
+        sql = (
+            "SELECT (SELECT coalesce(max(seq) - min(seq) + 1, 0) FROM outbox)"
+            " + (SELECT count(*) FROM delayed WHERE archive = 1)"
+        )
+        return int(self._session.one(sql)[0])
+
+    def add(self, mailbox: Mailbox, message: Message) -> None:
+        self._session.add_count(OUTBOX, 1)
+        self._execute(
+            "INSERT INTO outbox (tenant, address, mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags,"
+            " recipient, extra, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                mailbox.tenant,
+                mailbox.address,
+                mailbox.no,
+                message.msg_id,
+                message.lane.value,
+                message.size,
+                message.created_at,
+                *rows.particulars(message),
+                message.payload,
+            ),
+        )
+
+    def remove(self, copies: Sequence[Copy]) -> int:
+        named = set(copies)
+        sql = "SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {among}"
+        found = self._for_each(sql, "seq", [copy.seq for copy in copies])
+        there = [row[0] for row in found if Copy(*row) in named]
+        gone = len(self._for_each("DELETE FROM outbox WHERE {among} RETURNING seq", "seq", there))
+        if gone:
+            self._session.add_count(OUTBOX, -gone)
+        return gone

@@ -1,0 +1,1 @@
+"""Help with the operating system: private files, file descriptors, child processes."""

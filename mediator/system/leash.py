@@ -1,0 +1,34 @@
+"""Runs a program that dies with its parent: a script that asks the kernel for that, then becomes the program.
+
+``python -I -S leash.py PARENT_PID PROGRAM ARGUMENT…``. A script, because the same call between fork and exec can
+deadlock in a process with threads, and a call before the fork would bind the service itself.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> None:
+    """Become the program on the command line, bound to the parent; exit with a line on stderr when that fails."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    # SIGKILL and not SIGTERM: it frees the port even from a program that is stopped or stuck, nats-server keeps
+    # nothing on disk that a clean end would save, and nobody is left to follow up on a SIGTERM.
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
+    # A parent that died before the call above sends no signal.
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
+    # Python ignores SIGPIPE, and the program would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

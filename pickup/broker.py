@@ -1,0 +1,346 @@
+"""The use cases of mediation, awaited: what protocol handlers, sessions, the relay and commands call, nothing below.
+
+Each runs one rule of :mod:`pickup.mediation` in one transaction of the broker of mailboxes. Changes return after the
+commit. Times are milliseconds since the epoch.
+"""
+
+import asyncio
+import copy
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from mediator.broker import Broker
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.sending import KindHooks
+from mediator.store.base import Place, Transaction
+from pickup.mediation import (
+    attached_keys,
+    connecting,
+    forwarding,
+    invitations,
+    keylist,
+    listing,
+    message_queue,
+    replays,
+)
+from pickup.mediation.forwarding import Forward, ForwardOutcome
+from pickup.mediation.keylist import KeylistResult, KeylistUpdate
+from pickup.mediation.listing import ConnectionPage, ConnectionView, DeviceQueue
+from pickup.mediation.message_queue import QueueStatus
+from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.records import Connection, Invitation, MediationRules, NewConnection, PushDevice, Route
+from pickup.mediation.replays import ReplayedError, SeenEnvelope
+from pickup.tables import MediationTables
+
+T = TypeVar("T")
+Work = Callable[[MediationTransaction, int], T]
+"""A function of a transaction and the time in milliseconds."""
+
+MAX_LEADS = 100_000
+
+
+class Arrived(NamedTuple):
+    """Messages that arrived, and the cursor to continue with."""
+
+    messages: list[Message]
+    cursor: int
+
+
+MEDIATION_HOOKS = KindHooks(
+    check_send=lambda tx, mailbox, draft: forwarding.check_send(tx.table(MediationTables), mailbox, draft),
+    find_holder=lambda tx, mailbox: forwarding.find_holder(tx.table(MediationTables), mailbox),
+)
+"""What mediation adds to the rules for the mailboxes that it grants, whether the door is open or not."""
+
+
+class MediationBroker:
+    """Every use case of mediation, for one service.
+
+    Where a caller's connection is given, its mailbox is locked before the connection. :class:`NotEnrolledError` is
+    raised by all that need a mailbox when the connection has none.
+    """
+
+    def __init__(self, broker: Broker, rules: MediationRules) -> None:
+        self.broker = broker
+        """The mailboxes: for what mediation does not change."""
+        self.rules = rules
+        self.clock = broker.clock
+        self._envelope: SeenEnvelope | None = None
+        self._leads: dict[tuple[str, str], Place] = {}
+        """Where keys led last. It may be wrong: it only orders the locks of mailboxes."""
+
+    def once(self, envelope: SeenEnvelope) -> "MediationBroker":
+        """Return use cases whose first change stores the envelope with it, or raises :class:`ReplayedError` (D13)."""
+        guarded = copy.copy(self)
+        guarded._envelope = envelope
+        return guarded
+
+    async def read(self, work: Work[T]) -> T:
+        """Run a read of committed data, on a reader thread."""
+        return await self.broker.read(lambda tx, now: work(tx.table(MediationTables), now))
+
+    async def write(self, work: Work[T], connection: Connection | None = None, *, when_full: bool = False) -> T:
+        """Run a change with the next commit; ``when_full`` as for :meth:`mediator.broker.Broker.write`."""
+        place = None if connection is None else connection.place
+        envelope = self._envelope
+        if envelope is None:
+            return await self.broker.write(
+                lambda tx, now: work(tx.table(MediationTables), now), place, when_full=when_full
+            )
+
+        def first(tx: Transaction, now: int) -> tuple[T] | None:
+            tables = tx.table(MediationTables)
+            return replays.once(tables, envelope, lambda: work(tables, now), now)
+
+        done = await self.broker.write(first, place, when_full=when_full)
+        if done is None:
+            raise ReplayedError
+        self._envelope = None
+        return done[0]
+
+    async def remember_envelope(self) -> None:
+        """Store the envelope of :meth:`once` where nothing else is changed (D13)."""
+        await self.write(lambda _tx, _now: None, when_full=True)
+
+    # Connections and invitations.
+
+    async def find_connection(self, tenant: str, caller: str) -> Connection | None:
+        """Return the connection whose envelopes this canonical key or DID seals (D8)."""
+        return await self.broker.read_inline(
+            lambda tx, _now: tx.table(MediationTables).connections.called(tenant, caller)
+        )
+
+    async def note_use(self, connection: Connection) -> None:
+        """Note that a connection made a request, at most once an hour; unused ones are forgotten (D8)."""
+        if self.clock() - connection.seen_at >= connecting.SEEN_EVERY:
+            await self.write(lambda tx, now: connecting.note_use(tx, connection, now), when_full=True)
+
+    async def get_connection(self, no: int) -> Connection | None:
+        """Return a connection by its number."""
+        return await self.read(lambda tx, _now: tx.connections.get(no))
+
+    async def connect(self, new: NewConnection) -> Connection:
+        """Connect a v1 peer after its handshake; see :func:`pickup.mediation.connecting.connect` (D8)."""
+        return await self.write(lambda tx, now: connecting.connect(tx, self.rules, new, now))
+
+    async def reuse(self, connection: Connection, invitation: str) -> Connection:
+        """Use a connection for an invitation of ours (RFC 0434 §reuse)."""
+        return await self.write(lambda tx, now: connecting.reuse(tx, connection, invitation, now), connection)
+
+    async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:
+        """Grant a mailbox (RFC 0211 §mediation-request); ``new`` is a v2 peer, connected by this very request (D1).
+
+        Raises :class:`MediationDeniedError` by the policy, :class:`NotEnrolledError` for a stranger of v1.
+        """
+        bounds = self.broker.bounds
+        return await self.write(
+            lambda tx, now: connecting.request_mediation(tx, bounds, os.urandom, self.rules, connection, new, now),
+            connection,
+        )
+
+    async def set_push_device(self, connection: Connection, device: PushDevice | None) -> Connection:
+        """Keep the phone to notify for a connection, None: no more (RFC 0734, RFC 0699)."""
+        return await self.write(lambda tx, _now: connecting.set_push_device(tx, connection, device), connection)
+
+    async def disconnect(self, tenant: str, no: int) -> None:
+        """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
+        connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))
+        await self.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection, when_full=True)
+
+    async def list_connections(self, tenant: str, after: int, limit: int) -> ConnectionPage:
+        """Return connections of a tenant behind a number, in order, with what waits for each."""
+        return await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
+
+    async def show_connection(self, tenant: str, no: int, max_routes: int) -> ConnectionView:
+        """Return one connection with at most so many keys; :class:`NoSuchConnectionError` when there is none."""
+        return await self.read(lambda tx, now: listing.connection(tx, tenant, no, max_routes, now))
+
+    async def add_invitation(self, tenant: str, make: Callable[[int], Invitation]) -> Invitation:
+        """Keep an invitation that ``make`` writes for the time of the transaction."""
+        return await self.write(lambda tx, now: invitations.add(tx, tenant, make(now), now))
+
+    async def list_invitations(self, tenant: str, limit: int) -> list[Invitation]:
+        """Return invitations of a tenant, the newest first."""
+        return await self.read(lambda tx, _now: tx.invitations.list(tenant, limit))
+
+    async def open_invitation(self, id: str) -> Invitation:
+        """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
+        return await self.read(lambda tx, now: invitations.find_open(tx, id, now))
+
+    async def remove_invitation(self, tenant: str, id: str) -> None:
+        """Forget an invitation; :class:`NoSuchInvitationError` when the tenant has none of this id."""
+        await self.write(lambda tx, _now: invitations.remove(tx, tenant, id), when_full=True)
+
+    async def find_invitation(self, key: str, id: str | None = None) -> Invitation | None:
+        """Return the invitation that has a canonical key, else the one with an id."""
+        return await self.read(lambda tx, _now: invitations.find(tx, key, id))
+
+    # Keylists.
+
+    async def update_keylist(
+        self,
+        connection: Connection,
+        updates: Sequence[KeylistUpdate],
+        proven: frozenset[str],
+        own: Collection[str],
+    ) -> list[KeylistResult]:
+        """Change a keylist, each update on its own (RFC 0211 §keylist-update); see :func:`keylist.update` (D8)."""
+        return await self.write(
+            lambda tx, now: keylist.update(tx, self.rules, connection, updates, proven, now, own), connection
+        )
+
+    async def query_keylist(self, connection: Connection, offset: int, limit: int) -> tuple[list[Route], int]:
+        """Return a page of a keylist, oldest first, and how many keys it has (RFC 0211 §keylist-query)."""
+        return await self.read(lambda tx, now: keylist.query(tx, connection, offset, limit, now))
+
+    async def attach_key(self, tenant: str, key: str, address: str) -> Route:
+        """Let what is forwarded to a key go to a mailbox; see :func:`attached_keys.attach` (D11)."""
+        return await self.broker.write(
+            lambda tx, now: attached_keys.attach(tx.table(MediationTables), tenant, key, address, now),
+            (tenant, address),
+        )
+
+    async def detach_key(self, tenant: str, key: str) -> None:
+        """End what :meth:`attach_key` did; :class:`BadRequestError` when the key is not attached (D11)."""
+        await self.write(lambda tx, _now: attached_keys.detach(tx, tenant, key), when_full=True)
+
+    async def list_attached_keys(self, tenant: str, limit: int) -> list[Route]:
+        """Return the keys that operators attached, in order of creation."""
+        return await self.read(lambda tx, _now: tx.routes.attached(tenant, limit))
+
+    # Forwards.
+
+    async def forward(self, request: Forward) -> ForwardOutcome:
+        """Queue a forward for each of its recipients (RFC 0094, D4); its sender learns nothing of them (D9)."""
+        if len(request.keys) <= 1:
+            return await self._forward(request)
+        # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
+        keys = dict.fromkeys(request.keys)
+        parts = await asyncio.gather(*(self._forward(replace(request, keys=(key,))) for key in keys))
+        return sum(parts, ForwardOutcome())
+
+    async def _forward(self, request: Forward) -> ForwardOutcome:
+        lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
+        bounds, quotas = self.broker.bounds, self.broker.quotas
+        # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
+        outcome = await self.broker.write_padded(
+            lambda tx, now: forwarding.forward(tx.table(MediationTables), bounds, quotas, self.rules, request, now),
+            self._leads.get(lead),
+        )
+        if outcome.places and self._leads.get(lead) != outcome.places[0]:
+            if len(self._leads) >= MAX_LEADS:
+                self._leads.clear()
+            self._leads[lead] = outcome.places[0]
+        return outcome
+
+    # The queue of a connection.
+
+    async def get_status(
+        self, connection: Connection, recipient: str | None = None, leased: Collection[int] = ()
+    ) -> QueueStatus:
+        """Return the status (RFC 0685 §status), for all keys or for one; see :func:`message_queue.status` (D1, D6)."""
+        return await self.read(lambda tx, now: message_queue.status(tx, connection, recipient, now, leased))
+
+    async def deliver(
+        self,
+        connection: Connection,
+        limit: int,
+        budget: int,
+        recipient: str | None = None,
+        leased: Collection[int] = (),
+        *,
+        confirm_batch: bool = True,
+    ) -> list[Message]:
+        """Hand out the oldest messages (RFC 0685 §delivery-request); they stay queued (D1, D2).
+
+        ``budget`` is in bytes. ``confirm_batch``: the last batch without acknowledgement came, and is removed (D7).
+        """
+
+        def work(tx: MediationTransaction, now: int) -> list[Message]:
+            settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
+            return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
+
+        return await self.write(work, connection, when_full=True)
+
+    async def pick(
+        self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
+    ) -> list[Message]:
+        """Hand out exactly these messages (RFC 0212 §list-pickup), those that are there; see :meth:`deliver`."""
+
+        def work(tx: MediationTransaction, now: int) -> list[Message]:
+            settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
+            return message_queue.pick(tx, settled, ids, budget, now)
+
+        return await self.write(work, connection, when_full=True)
+
+    async def acknowledge(
+        self, connection: Connection, ids: Sequence[int], leased: Collection[int] = ()
+    ) -> QueueStatus:
+        """Remove exactly these messages (RFC 0685 §messages-received), and return the status (D2)."""
+
+        def work(tx: MediationTransaction, now: int) -> QueueStatus:
+            settled = message_queue.confirm_batch(tx, connection, now)
+            message_queue.acknowledge(tx, settled, ids, now)
+            return message_queue.status(tx, settled, None, now, leased)
+
+        return await self.write(work, connection, when_full=True)
+
+    async def confirm(self, connection: Connection, ids: Sequence[int], *, in_use: bool = False) -> None:
+        """Remove messages that the transport says have come (D7); ``in_use``: that shows its holder is there."""
+
+        def work(tx: MediationTransaction, now: int) -> None:
+            message_queue.acknowledge(tx, connection, ids, now)
+            if in_use:
+                connecting.note_use(tx, connection, now)
+
+        await self.write(work, connection, when_full=True)
+
+    async def note_batch(self, connection: Connection, messages: Sequence[Message], named: Collection[str]) -> None:
+        """Note a batch without acknowledgement (RFC 0212 §batch-pickup); see :func:`message_queue.note_batch` (D7)."""
+        await self.write(
+            lambda tx, _now: message_queue.note_batch(tx, connection, messages, named), connection, when_full=True
+        )
+
+    async def confirm_batch(self, connection: Connection) -> None:
+        """Remove what the last batch carried: its holder asks again (D7)."""
+        await self.write(lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection, when_full=True)
+
+    async def keep_batch(self, connection: Connection, about: Collection[str]) -> None:
+        """Let the last batch stay queued after a problem report about it (D7)."""
+        await self.write(lambda tx, _now: message_queue.keep_batch(tx, connection, about), connection, when_full=True)
+
+    # Live mode, relay and push notifications.
+
+    async def open_live(self, connection: Connection) -> tuple[QueueStatus, int]:
+        """Return the status, and the cursor from which a live session pushes (RFC 0685 §live mode, D6)."""
+        return await self.read(lambda tx, now: message_queue.open_live(tx, connection, now))
+
+    async def next_arrived(
+        self, connection: Connection, cursor: int, limit: int, budget: int, leased: Collection[int] = ()
+    ) -> Arrived:
+        """Hand out messages from ``cursor`` on in order of msg_id; they stay queued (D6, D10)."""
+        return Arrived(
+            *await self.write(
+                lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
+                connection,
+                when_full=True,
+            )
+        )
+
+    async def has_arrived(self, connection: Connection, cursor: int) -> bool:
+        """Whether a message waits whose msg_id is ``cursor`` or above."""
+        return await self.read(lambda tx, now: message_queue.has_arrived(tx, connection, cursor, now))
+
+    async def find_relayed(self, places: Sequence[Place]) -> list[Connection | None]:
+        """Return for each mailbox the connection it was granted to; None for mailboxes of others."""
+        return await self.read(lambda tx, _now: [listing.connection_of(tx, place) for place in places])
+
+    async def list_waiting(self, tenant: str, after: int, limit: int) -> tuple[list[Connection], int | None]:
+        """Return those of the next ``limit`` connections with mail and an endpoint, and where the next page begins."""
+        return await self.read(lambda tx, now: listing.waiting(tx, tenant, after, limit, now))
+
+    async def list_devices(self, mailbox_nos: Sequence[int]) -> list[DeviceQueue]:
+        """Return the phones to notify for these mailboxes, and how much mail waits for each."""
+        return await self.read(lambda tx, now: listing.devices(tx, mailbox_nos, now))

@@ -1,0 +1,223 @@
+"""Gives every opened message to the handler of its protocol.
+
+A handler is a coroutine ``(InboundRequest) -> Sequence[ReplyMessage]``. A :class:`MediatorError` it raises is answered
+by a problem report when the sender is known (D12). To add a protocol, call :meth:`Dispatcher.register`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
+from pickup.broker import MediationBroker
+from pickup.mediation import replays
+from pickup.mediation.records import Connection, Generation
+from pickup.mediation.replays import SeenEnvelope
+from pickup.message import DidcommMessage, Json, ReplyMessage
+from pickup.problem_reports import is_report, report
+
+if TYPE_CHECKING:
+    from pickup.context import DidcommContext
+
+
+class TransportChannel(Protocol):
+    """Where a message came in, and where replies may go back (D5)."""
+
+    routes: set[str]
+    """Canonical callers with return route ``all`` on this channel (RFC 0092); the reply sender bounds it (D5)."""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it can carry live mode: a WebSocket (D6)."""
+
+    async def send(self, envelope: bytes, generation: Generation) -> bool:
+        """Send an envelope; False when the peer is gone, or HTTP has had its one reply."""
+
+    async def confirmed(self) -> bool:
+        """Wait until the peer has read what was sent, by ping and pong; False when it did not (D7)."""
+
+
+@dataclass(slots=True)
+class InboundRequest:
+    """One message, its sender, and what a handler may use."""
+
+    context: "DidcommContext"
+    tenant: str
+    message: DidcommMessage
+    me: str
+    """Our DID (v2) or canonical key (v1) that the message was sealed for."""
+    caller: str | None
+    """Canonical DID (v2) or key (v1) that sealed it; None: anonymous (D8)."""
+    sender: str | None
+    """The same as the envelope has it, such as a did:peer:4 in its long form; replies are sealed for it."""
+    connection: Connection | None
+    channel: TransportChannel
+    mark: bytes
+    """Identifies the envelope among all of its sender."""
+    repeated: bool = False
+    """This envelope was handled before: it comes from a transport that retries, or from an attacker (D13).
+
+    It gets its reply, but changes nothing that another message may have changed since.
+    """
+    after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
+    """Called once the replies are sent: True when they went out on the request's channel."""
+
+    mediation: MediationBroker = field(init=False)
+    """The use cases. For a message that is handled once, the first change stores its envelope too (D13)."""
+
+    def __post_init__(self) -> None:
+        self.mediation = self.context.mediation
+
+    def connected(self) -> Connection:
+        """Return the caller's connection; :class:`NotEnrolledError` for a stranger (D8)."""
+        if self.connection is None:
+            raise NotEnrolledError("the sender is not connected")
+        return self.connection
+
+    def enrolled(self) -> Connection:
+        """Return the caller's connection; :class:`NotEnrolledError` when it has no mediation (D8)."""
+        if self.connection is None or self.connection.mailbox_no is None:
+            raise NotEnrolledError
+        return self.connection
+
+    def reply(
+        self, name: str, body: Json | None = None, *, pthid: str | None = None, decorators: Json | None = None
+    ) -> ReplyMessage:
+        """Return a reply in the protocol, the prefix and the thread of the message."""
+        type, thread = self.message.type.named(name), self.message.thread
+        return ReplyMessage(type, body or {}, thid=thread, pthid=pthid, decorators=decorators or {})
+
+
+Handler = Callable[[InboundRequest], Awaitable[Sequence[ReplyMessage]]]
+
+Version = tuple[int, int]
+"""Major and minor."""
+
+log = structlog.get_logger("didcomm.dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    handler: Handler
+    newest: int
+    """The highest minor version of its major one."""
+    generations: AbstractSet[Generation]
+    anonymous: bool
+    once: bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProtocolVersion:
+    """One version of a protocol that is spoken here."""
+
+    family: str
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.family}/{self.major}.{self.minor}"
+
+
+class Dispatcher:
+    """Finds the handler of each message type."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int, str], _Registration] = {}
+        self._spoken: set[ProtocolVersion] = set()
+
+    def register(
+        self,
+        family: str,
+        versions: AbstractSet[Version],
+        names: Mapping[str, Handler],
+        *,
+        generations: AbstractSet[Generation],
+        anonymous: bool = False,
+        once: AbstractSet[str] = frozenset(),
+    ) -> None:
+        """Set the handlers of a protocol, by the names of its messages.
+
+        ``anonymous``: also messages without a sender; those are never answered. ``once`` names the messages that hand
+        out, remove or re-route mail: their envelopes are stored with the handler's first change,
+        which must come before anything that a replay must not repeat (D13). Raises ValueError when a message already
+        has a handler, or ``once`` names an unknown message.
+        """
+        if not once <= names.keys():
+            raise ValueError(f"{family} has no handler for {sorted(once - names.keys())}")
+        for major in {major for major, _ in versions}:
+            newest = max(minor for of, minor in versions if of == major)
+            for name, handler in names.items():
+                if (family, major, name) in self._entries:
+                    raise ValueError(f"{family}/{major}.{newest}/{name} is registered already")
+                self._entries[family, major, name] = _Registration(
+                    handler, newest, generations, anonymous, name in once
+                )
+        self._spoken |= {ProtocolVersion(family, major, minor) for major, minor in versions}
+
+    def protocols(self) -> list[ProtocolVersion]:
+        """Return all versions that are spoken, in order."""
+        return sorted(self._spoken)
+
+    async def handle(self, request: InboundRequest) -> list[ReplyMessage]:
+        """Handle a message and return the replies, at most one of them a problem report (D12).
+
+        An anonymous sender gets no reply: errors are raised. So is :class:`ReplayedError`.
+        """
+        try:
+            entry = self._entry(request)
+            _check_expiry(request)
+            envelope = _seen_envelope(request) if entry.once and not request.repeated else None
+            if envelope is not None:
+                request.mediation = request.mediation.once(envelope)
+            replies = await entry.handler(request)
+        except MediatorError as error:
+            if request.caller is None:
+                raise
+            return self._refused(request, error)
+        return [] if request.caller is None else list(replies)
+
+    def _entry(self, request: InboundRequest) -> _Registration:
+        message = request.message
+        entry = self._entries.get((message.type.family, message.type.major, message.type.name))
+        if entry is None or message.type.minor > entry.newest or message.generation not in entry.generations:
+            raise UnsupportedMessageError(str(message.type))
+        if request.caller is None and not entry.anonymous:
+            raise NotEnrolledError("the message is anonymous")
+        return entry
+
+    def _refused(self, request: InboundRequest, error: MediatorError) -> list[ReplyMessage]:
+        log.debug("message refused", code=error.code, generation=request.message.generation.value)
+        if is_report(request.message.type):
+            # A report in reply to a report could go on for ever.
+            return []
+        request.context.metrics.reported(error.code)
+        return [report(request.message, error)]
+
+
+def _check_expiry(request: InboundRequest) -> None:
+    """Refuse an expired message; a forward is not refused, since its sender must learn nothing (D9)."""
+    expires, name = request.message.expires_time, request.message.type.name
+    if expires is not None and name != "forward" and expires * 1000 <= request.mediation.clock():
+        raise BadRequestError("expires_time", "must be in the future")
+
+
+def _seen_envelope(request: InboundRequest) -> SeenEnvelope | None:
+    """Return what is stored of a request with a known sender; BadRequestError when it is too old for that."""
+    if request.caller is None:
+        return None
+    message = request.message
+    created, expires = message.created_time, message.expires_time
+    envelope = SeenEnvelope(
+        tenant=request.tenant,
+        sender=request.caller,
+        kind=f"{message.type.family}/{message.type.name}",
+        mark=request.mark,
+        created_at=None if created is None else created * 1000,
+        expire_at=None if expires is None else expires * 1000,
+    )
+    if created is not None:
+        replays.check_age(envelope, request.mediation.clock())
+    return envelope

@@ -1,0 +1,309 @@
+"""Pushes mail to holders over their sockets: live mode (RFC 0685) and implicit pickup (RFC 0212) (D6, D7)."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from mediator.broker import WAKE_KEY_BYTES
+from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
+from mediator.mailboxes.bounds import DAY
+from mediator.parts import Announcer
+from pickup.broker import MediationBroker
+from pickup.dispatcher import InboundRequest, TransportChannel
+from pickup.live_leases import LiveLeases
+from pickup.mediation.message_queue import QueueStatus
+from pickup.mediation.records import Connection
+from pickup.message import MessageType, ReplyMessage
+from pickup.metrics import DidcommMetrics
+from pickup.protocols.message_pickup import delivery
+
+BATCH = 10
+"""Messages in one push."""
+BATCH_BYTES = 64 * 1024
+"""Payload bytes in one push, or one larger message: what a slow socket keeps in memory."""
+LOOK_SECONDS = 60.0
+"""How often a session checks for mail without a wake-up, which another instance may have lost."""
+RETRY_SECONDS = 0.5
+"""Wait after a failed push; it doubles up to :data:`LOOK_SECONDS`."""
+MAX_SESSIONS = 100_000
+
+_ANNOUNCEMENT = struct.Struct(f">{WAKE_KEY_BYTES}sQ")
+_MAX_INSTANCE = 256
+
+log = structlog.get_logger("didcomm.sessions")
+
+
+class ReplySealer(Protocol):
+    """Seals what is pushed; :class:`~pickup.reply_sender.ReplySender` does."""
+
+    async def seal(self, connection: Connection, reply: ReplyMessage) -> bytes:
+        """Seal a message for a connection, from the identity it knows."""
+
+
+class _GoneError(Exception):
+    """The channel is closed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    connection: Connection
+    channel: TransportChannel
+    type: MessageType | None
+    """A message type of the protocol version and prefix to push with; None: bare envelopes (implicit pickup)."""
+    cursor: int
+    key: bytes
+    stamp: int
+    leases: LiveLeases
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        place = self.connection.place
+        assert place is not None, "a session needs a mailbox"
+        return place
+
+
+class LiveSessions:
+    """At most one session for each holder; the newest wins, on all instances."""
+
+    def __init__(
+        self,
+        mediation: MediationBroker,
+        sealer: ReplySealer,
+        metrics: DidcommMetrics,
+        *,
+        live_lease: int,
+        instance: str,
+        announcer: Announcer | None = None,
+    ) -> None:
+        """``live_lease`` is how long pushed mail is leased to its session, in milliseconds (D6)."""
+        self._mediation = mediation
+        self._broker = mediation.broker
+        self._sealer = sealer
+        self._metrics = metrics
+        self._instance = instance.encode()[:_MAX_INSTANCE]
+        self._announcer = announcer
+        self._live_lease = live_lease
+        self._of: dict[int, _Session] = {}
+        self._keyed: dict[bytes, _Session] = {}
+        self._on: dict[TransportChannel, set[_Session]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._latest = 0
+        self._closing = False
+        metrics.live.set_function(lambda: len(self._of))
+
+    async def open(self) -> None:
+        """Listen to the other instances."""
+        if self._announcer is not None:
+            await self._announcer.listen(self._heard)
+
+    async def live(self, request: InboundRequest, on: bool) -> QueueStatus:
+        """Turn live mode on or off for the caller's channel, and return the status to reply with (D6).
+
+        Pushing begins once the reply went out on the channel, in the version and prefix of the request.
+        Raises :class:`LiveModeError` where the channel cannot carry it, :class:`NotEnrolledError` without mediation.
+        """
+        connection, channel = request.enrolled(), request.channel
+        if not on:
+            session = self._of.get(connection.no)
+            if session is not None and session.channel is channel:
+                self._end(session)
+            return await self._mediation.get_status(connection)
+        if not channel.persistent:
+            raise LiveModeError
+        self._has_room(connection)
+        status, cursor = await self._mediation.open_live(connection)
+
+        async def begin(answered: bool) -> None:
+            # If the status could not be sent, mail cannot be either.
+            if answered:
+                self._begin(connection, channel, request.message.type, cursor)
+
+        request.after.append(begin)
+        return status
+
+    async def implicit(self, request: InboundRequest) -> None:
+        """Push bare envelopes, the backlog first, until the channel closes (D7); does nothing on HTTP."""
+        connection, channel = request.enrolled(), request.channel
+        session = self._of.get(connection.no)
+        if not channel.persistent or (session is not None and session.channel is channel):
+            return
+        self._has_room(connection)
+
+        async def begin(_answered: bool) -> None:
+            self._begin(connection, channel, None, 0)
+
+        request.after.append(begin)
+
+    def pushes_to(self, connection: Connection, channel: TransportChannel) -> bool | None:
+        """Whether live mode is on for the holder: ``live_delivery`` of a ``status``; on a socket, for that socket.
+
+        None: unknown, since over HTTP another instance may have the session.
+        """
+        session = self._of.get(connection.no)
+        if session is not None and session.type is not None:
+            return session.channel is channel or not channel.persistent
+        return None if self._announcer is not None and not channel.persistent else False
+
+    @asynccontextmanager
+    async def leases(self, connection: Connection) -> AsyncIterator[LiveLeases]:
+        """Lock the leases of the holder's live session for this block, and return them (D6).
+
+        Without a live session on this instance there are none, and new ones are not kept.
+        """
+        session = self._of.get(connection.no)
+        leases = LiveLeases(0) if session is None or session.type is None else session.leases
+        async with leases.lock:
+            yield leases
+
+    def has(self, connection_no: int) -> bool:
+        """Whether the holder has a session on this instance."""
+        return connection_no in self._of
+
+    async def left(self, channel: TransportChannel) -> None:
+        """End the sessions of a closed channel."""
+        for session in list(self._on.get(channel, ())):
+            self._end(session)
+
+    async def close(self) -> None:
+        """End all sessions; unacknowledged mail stays queued."""
+        self._closing = True
+        for session in list(self._of.values()):
+            self._end(session)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _has_room(self, connection: Connection) -> None:
+        if len(self._of) >= MAX_SESSIONS and connection.no not in self._of:
+            raise BusyError(f"{MAX_SESSIONS} holders have sessions already")
+
+    def _begin(self, connection: Connection, channel: TransportChannel, type: MessageType | None, cursor: int) -> None:
+        if self._closing:
+            return
+        before = self._of.get(connection.no)
+        if before is not None:
+            self._end(before)
+        self._latest = max(self._latest + 1, self._mediation.clock())
+        key = self._broker.wake_key(("session", str(connection.no)))
+        leases = LiveLeases(self._live_lease, start=cursor)
+        session = _Session(connection, channel, type, cursor, key, self._latest, leases)
+        self._of[connection.no] = self._keyed[key] = session
+        self._on.setdefault(channel, set()).add(session)
+        session.task = asyncio.create_task(self._run(session), name="didcomm-session")
+        self._tasks.add(session.task)
+        session.task.add_done_callback(self._tasks.discard)
+
+    def _end(self, session: _Session) -> None:
+        if self._of.get(session.connection.no) is session:
+            del self._of[session.connection.no], self._keyed[session.key]
+        others = self._on.get(session.channel, set())
+        others.discard(session)
+        if not others:
+            self._on.pop(session.channel, None)
+        if session.task is not None and session.task is not asyncio.current_task():
+            session.task.cancel()
+
+    def _heard(self, data: bytes) -> None:
+        """End the session of a holder that began a newer one on another instance."""
+        if not _ANNOUNCEMENT.size < len(data) <= _ANNOUNCEMENT.size + _MAX_INSTANCE:
+            return
+        key, stamp = _ANNOUNCEMENT.unpack_from(data)
+        instance = data[_ANNOUNCEMENT.size :]
+        if instance == self._instance or stamp > self._mediation.clock() + DAY:
+            return
+        # Stamps follow those received, so that the newer session wins although clocks differ.
+        self._latest = max(self._latest, stamp)
+        session = self._keyed.get(key)
+        if session is not None and (stamp, instance) > (session.stamp, self._instance):
+            self._end(session)
+
+    async def _run(self, session: _Session) -> None:
+        try:
+            if self._announcer is not None:
+                await self._announcer.publish(_ANNOUNCEMENT.pack(session.key, session.stamp) + self._instance)
+            await self._push_all(session)
+        except (_GoneError, NotEnrolledError):
+            pass
+        finally:
+            self._end(session)
+
+    async def _push_all(self, session: _Session) -> None:
+        push = self._push_bare if session.type is None else self._push_delivery
+        pause = RETRY_SECONDS
+        with self._broker.watching(session.place) as woken:
+            while True:
+                woken.clear()
+                try:
+                    while await push(session):
+                        pause = RETRY_SECONDS
+                    await self._wait(session, woken)
+                except (_GoneError, NotEnrolledError):
+                    raise
+                except Exception as error:
+                    # If the session ended here, its holder would wait on a socket that delivers nothing.
+                    code = error.code if isinstance(error, MediatorError) else MediatorError.code
+                    log.warning(
+                        "cannot push mail",
+                        connection=session.connection.no,
+                        code=code,
+                        exc_info=not isinstance(error, MediatorError),
+                    )
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LOOK_SECONDS)
+
+    async def _wait(self, session: _Session, woken: asyncio.Event) -> None:
+        """Wait until mail may have arrived."""
+        while not woken.is_set():
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await woken.wait()
+            except TimeoutError:
+                if await self._mediation.has_arrived(session.connection, session.cursor):
+                    return
+
+    async def _push_delivery(self, session: _Session) -> bool:
+        """Push one ``delivery`` of new mail, which stays queued until it is acknowledged (D6).
+
+        The messages are leased to the session meanwhile. After a lease they are not pushed again: the holder sees them
+        in the next ``status`` and requests them.
+        """
+        connection, cursor = session.connection, session.cursor
+        async with session.leases.lock:
+            leased = session.leases.leased(self._mediation.clock())
+            messages, behind = await self._mediation.next_arrived(connection, cursor, BATCH, BATCH_BYTES, leased)
+            session.leases.take(messages, self._mediation.clock())
+        if not messages:
+            session.cursor = behind
+            return False
+        assert session.type is not None
+        assert connection.mailbox_no is not None
+        try:
+            sealed = await self._sealer.seal(connection, delivery(session.type, connection.mailbox_no, messages))
+            if not await session.channel.send(sealed, connection.generation):
+                raise _GoneError
+        except BaseException:
+            session.leases.release([message.msg_id for message in messages])
+            raise
+        session.cursor = behind
+        self._metrics.delivered("live", len(messages))
+        return True
+
+    async def _push_bare(self, session: _Session) -> bool:
+        """Push bare envelopes, and remove them once the transport confirms that they were read (D7)."""
+        connection, channel = session.connection, session.channel
+        messages = await self._mediation.deliver(connection, BATCH, BATCH_BYTES, confirm_batch=False)
+        if not messages:
+            return False
+        for message in messages:
+            if not await channel.send(message.payload, connection.generation):
+                raise _GoneError
+        if not await channel.confirmed():
+            raise _GoneError
+        ids = [message.msg_id for message in messages]
+        await self._mediation.confirm(connection, ids)
+        self._metrics.delivered("implicit", len(messages))
+        return True

@@ -1,0 +1,200 @@
+"""Connections of peers: made by handshakes, recognised by their keys, and ended (D8)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mediator.errors import (
+    MediationDeniedError,
+    NoSuchConnectionError,
+    NoSuchInvitationError,
+    NotEnrolledError,
+    QuotaExceededError,
+    UnavailableError,
+)
+from mediator.mailboxes import creating
+from mediator.mailboxes.bounds import Bounds
+from pickup.mediation import granting
+from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.records import Connection, Invitation, MediationRules, NewConnection, PushDevice
+
+SEEN_EVERY = 3600 * 1000
+"""Milliseconds between two notes that a connection is in use."""
+
+
+def connect(tx: MediationTransaction, rules: MediationRules, new: NewConnection, now: int) -> Connection:
+    """Connect a v1 peer after its handshake, and return its connection.
+
+    Every key in ``new.callers`` must be proven by the handshake (D8): it moves here from any other connection. When one
+    of them has a connection already, that one is updated. Counts a use of the invitation. Raises
+    :class:`NoSuchInvitationError` when the invitation is closed, unless the peer came by it before, and
+    :class:`QuotaExceededError` when the tenant has too many connections.
+    """
+    holders = _holders(tx, new.tenant, new.callers)
+    mine = holders[0] if holders else None
+    invitation = None
+    if new.invitation is not None and (mine is None or mine.invitation != new.invitation):
+        invitation = _open_invitation(tx, new.tenant, new.invitation, now)
+        if invitation is None:
+            raise NoSuchInvitationError
+    if mine is None:
+        kept = _add(tx, rules, new, now)
+    else:
+        for other in holders[1:]:
+            left = tuple(caller for caller in other.callers if caller not in new.callers)
+            tx.connections.save(replace(other, callers=left))
+        kept = replace(
+            mine,
+            generation=new.generation,
+            their_did=new.their_did,
+            my_did=new.my_did,
+            callers=new.callers,
+            keys=new.keys,
+            endpoint=new.endpoint,
+            routing_keys=new.routing_keys,
+            label=new.label,
+            invitation=new.invitation or mine.invitation,
+            seen_at=max(now, mine.seen_at),
+        )
+        tx.connections.save(kept)
+    if invitation is not None:
+        tx.invitations.put(replace(invitation, uses=invitation.uses + 1))
+    return kept
+
+
+def meet(tx: MediationTransaction, rules: MediationRules, new: NewConnection, now: int) -> Connection:
+    """Return the connection of a v2 peer, made the first time.
+
+    ``new.invitation`` is the parent thread of its message: it counts as a use when that is an open invitation of ours
+    and the connection came by none before; otherwise it is ignored. Raises :class:`QuotaExceededError` when the tenant
+    has too many connections.
+    """
+    (caller,) = new.callers
+    known = tx.connections.called(new.tenant, caller)
+    came_by = None
+    if new.invitation is not None and (known is None or known.invitation is None):
+        came_by = _open_invitation(tx, new.tenant, new.invitation, now)
+    if known is None:
+        kept = _add(tx, rules, replace(new, invitation=None if came_by is None else came_by.id), now)
+    else:
+        kept = replace(
+            known,
+            # The short form of a did:peer:4 has no document, so a known long form is kept.
+            their_did=known.their_did if new.their_did == caller else new.their_did,
+            my_did=new.my_did,
+            endpoint=new.endpoint,
+            invitation=known.invitation if came_by is None else came_by.id,
+        )
+        if kept != known:
+            tx.connections.save(kept)
+    if came_by is not None:
+        tx.invitations.put(replace(came_by, uses=came_by.uses + 1))
+    return note_use(tx, kept, now)
+
+
+def request_mediation(
+    tx: MediationTransaction,
+    bounds: Bounds,
+    random: Callable[[int], bytes],
+    rules: MediationRules,
+    connection: Connection | None,
+    new: NewConnection | None,
+    now: int,
+) -> Connection:
+    """Grant mediation to a connection (RFC 0211 §mediation-request), or to the v2 peer ``new``, connected by it (D1).
+
+    Raises :class:`MediationDeniedError` by the policy, :class:`NotEnrolledError` when there is neither.
+    """
+    requester = connection if new is None else meet(tx, rules, new, now)
+    if requester is None:
+        raise NotEnrolledError("the sender is not connected")
+    try:
+        return granting.grant(tx, bounds, random, rules, requester, now)
+    except MediationDeniedError:
+        if connection is None:
+            # Strangers who are denied leave nothing behind.
+            disconnect(tx, requester, now)
+        raise
+
+
+def set_push_device(tx: MediationTransaction, connection: Connection, device: PushDevice | None) -> Connection:
+    """Keep the phone to notify for a connection, None: no more; :class:`NoSuchConnectionError` when it has ended."""
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NoSuchConnectionError(connection.no)
+    changed = replace(current, device=device)
+    tx.connections.save(changed)
+    return changed
+
+
+def reuse(tx: MediationTransaction, connection: Connection, invitation: str, now: int) -> Connection:
+    """Use a connection for another invitation, and return it (RFC 0434 §reuse).
+
+    It counts as a use when the connection came by no invitation before. Raises :class:`NoSuchInvitationError` when the
+    tenant has no such invitation, or it is closed.
+    """
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NotEnrolledError("there is no connection to reuse")
+    found = tx.invitations.get(invitation)
+    if found is None or found.tenant != current.tenant:
+        raise NoSuchInvitationError
+    if current.invitation is not None:
+        return current
+    if not found.open(now):
+        raise NoSuchInvitationError
+    reused = replace(current, invitation=found.id)
+    tx.connections.save(reused)
+    tx.invitations.put(replace(found, uses=found.uses + 1))
+    return reused
+
+
+def _holders(tx: MediationTransaction, tenant: str, callers: Sequence[str]) -> list[Connection]:
+    """Return the connections that have these callers, each once, in the callers' order."""
+    found = (tx.connections.called(tenant, caller) for caller in callers)
+    return list({connection.no: connection for connection in found if connection is not None}.values())
+
+
+def _open_invitation(tx: MediationTransaction, tenant: str, id: str, now: int) -> Invitation | None:
+    invitation = tx.invitations.get(id)
+    if invitation is None or invitation.tenant != tenant or not invitation.open(now):
+        return None
+    return invitation
+
+
+def _add(tx: MediationTransaction, rules: MediationRules, new: NewConnection, now: int) -> Connection:
+    if rules.max_connections and (there := tx.connections.about(new.tenant)) >= rules.max_connections:
+        raise QuotaExceededError("connections in the tenant", rules.max_connections, there)
+    connection = tx.connections.add(new)
+    if connection is None:
+        # A retry finds it.
+        raise UnavailableError("another instance made the connection at the same time")
+    return note_use(tx, connection, now)
+
+
+def note_use(tx: MediationTransaction, connection: Connection, now: int) -> Connection:
+    """Note that a connection is in use, at most once an hour; return it."""
+    if now - connection.seen_at < SEEN_EVERY:
+        return connection
+    # It may have changed since it was read in an earlier transaction.
+    current = tx.connections.get(connection.no)
+    if current is None or now - current.seen_at < SEEN_EVERY:
+        return current or connection
+    moved = replace(current, seen_at=now)
+    tx.connections.save(moved)
+    return moved
+
+
+def disconnect(tx: MediationTransaction, connection: Connection, now: int) -> None:
+    """End a connection: its keys become free, its mailbox is unreachable and collected later (D8, M4).
+
+    Raises :class:`NoSuchConnectionError` when it has ended already.
+    """
+    # Mailboxes are locked before connections.
+    granting.find_mailbox(tx, connection, now)
+    current = tx.connections.get(connection.no)
+    if current is None:
+        raise NoSuchConnectionError(connection.no)
+    mailbox = granting.find_mailbox(tx, current, now)
+    if mailbox is not None:
+        creating.delete(tx, mailbox.tenant, mailbox.address, now)
+    tx.connections.remove(current)

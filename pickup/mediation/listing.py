@@ -1,0 +1,100 @@
+"""Queries over connections, for operators, the relay to endpoints, and push notifications."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from mediator.errors import NoSuchConnectionError, NotEnrolledError
+from mediator.mailboxes.mailbox import Kind, Mailbox
+from pickup.mediation import granting, message_queue
+from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.records import Connection, PushDevice, Route
+
+
+class ConnectionView(NamedTuple):
+    """What an operator sees of a connection."""
+
+    connection: Connection
+    mailbox: Mailbox | None
+    keys: int
+    """How many keys its keylist has."""
+    routes: Sequence[Route] = ()
+    """The first of them, when requested."""
+
+
+class ConnectionPage(NamedTuple):
+    """Connections of a tenant."""
+
+    views: list[ConnectionView]
+    more: bool
+    total: int
+
+
+class DeviceQueue(NamedTuple):
+    """A phone that may be asleep, and how many messages wait for it."""
+
+    mailbox_no: int
+    connection_no: int
+    device: PushDevice
+    messages: int
+
+
+def get_connection(tx: MediationTransaction, tenant: str, no: int) -> Connection:
+    """Return a connection; :class:`NoSuchConnectionError` when the tenant has none of this number."""
+    connection = tx.connections.get(no)
+    if connection is None or connection.tenant != tenant:
+        raise NoSuchConnectionError(no)
+    return connection
+
+
+def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, now: int) -> ConnectionPage:
+    """Return connections of a tenant behind a number, in order."""
+    found = tx.connections.list(tenant, after, limit + 1)
+    views = [_view(tx, one, now) for one in found[:limit]]
+    return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
+
+
+def connection(tx: MediationTransaction, tenant: str, no: int, max_routes: int, now: int) -> ConnectionView:
+    """Return one connection with its first keys; :class:`NoSuchConnectionError` when there is none."""
+    found = get_connection(tx, tenant, no)
+    return _view(tx, found, now)._replace(routes=tx.routes.of(found, 0, max_routes))
+
+
+def _view(tx: MediationTransaction, connection: Connection, now: int) -> ConnectionView:
+    return ConnectionView(connection, granting.find_mailbox(tx, connection, now), tx.routes.count(connection))
+
+
+def connection_of(tx: MediationTransaction, place: tuple[str, str]) -> Connection | None:
+    """Return the connection that a mailbox was granted to; None for any other mailbox."""
+    mailbox = tx.mailboxes.find(*place)
+    if mailbox is None or mailbox.kind is not Kind.MEDIATION:
+        return None
+    return tx.connections.of_mailbox(mailbox.no)
+
+
+def waiting(
+    tx: MediationTransaction, tenant: str, after: int, limit: int, now: int
+) -> tuple[list[Connection], int | None]:
+    """Return those of the next ``limit`` connections that have an endpoint and mail, and where the next page begins."""
+    page = tx.connections.list(tenant, after, limit)
+    found = [one for one in page if one.endpoint is not None and _has_mail(tx, one, now)]
+    return found, page[-1].no if len(page) == limit else None
+
+
+def _has_mail(tx: MediationTransaction, connection: Connection, now: int) -> bool:
+    mailbox = granting.find_mailbox(tx, connection, now)
+    return mailbox is not None and mailbox.messages > 0
+
+
+def devices(tx: MediationTransaction, mailbox_nos: Sequence[int], now: int) -> list[DeviceQueue]:
+    """Return the phones registered for these mailboxes, and how many messages wait for each."""
+    found = []
+    for no in mailbox_nos:
+        holder = tx.connections.of_mailbox(no)
+        if holder is None or holder.device is None:
+            continue
+        # The mailbox may have been deleted by an operator.
+        with suppress(NotEnrolledError):
+            count = message_queue.status(tx, holder, None, now).count
+            found.append(DeviceQueue(no, holder.no, holder.device, count))
+    return found

@@ -1,0 +1,150 @@
+"""Records of mediation: connections, the routes of their keys, invitations, and the mediator's own identities.
+
+Keys and DIDs are in the canonical form of :mod:`pickup.mediation.names` wherever they are compared. Times are
+milliseconds since the epoch.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mediator.mailboxes.bounds import DAY, SECOND
+
+
+class Generation(StrEnum):
+    """The DIDComm version of a peer: v1 is Aries RFC 0019, v2 didcomm.org."""
+
+    V1 = "v1"
+    V2 = "v2"
+
+
+class Policy(StrEnum):
+    """Who is granted mediation."""
+
+    OPEN = "open"
+    INVITATION = "invitation"
+    """Only peers with an invitation of ours."""
+    ALLOW = "allow"
+    """Only DIDs and keys in the operator's list."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediationRules:
+    """The policy and limits of mediation. Spans are in milliseconds; a limit of 0 is off."""
+
+    policy: Policy = Policy.OPEN
+    allowed: frozenset[str] = frozenset()
+    """Canonical DIDs and keys, for ``Policy.ALLOW``."""
+    max_connections: int = 100_000
+    """Of one tenant."""
+    max_keys: int = 1000
+    max_messages: int = 100_000
+    max_bytes: int = 1 << 30
+    keep: int = 7 * DAY
+    """How long a forwarded message is kept for its holder."""
+    idle: int = 180 * DAY
+    """After this time without use a key is free, and a connection without mail is forgotten (D8); 0: never."""
+    live_lease: int = 30 * SECOND
+    """How long unacknowledged mail of a live session is neither counted nor delivered again (D6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushDevice:
+    """A phone that gets push notifications (RFC 0734, RFC 0699)."""
+
+    token: str
+    platform: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewConnection:
+    """A peer as its handshake or first request describes it."""
+
+    tenant: str
+    generation: Generation
+    their_did: str
+    """As the peer wrote it; a did:peer:4 in its long form, which holds the document."""
+    my_did: str
+    """The DID of ours that the peer knows; replies come from it."""
+    callers: tuple[str, ...]
+    """Canonical keys (v1) or DIDs (v2) under which its envelopes are recognised (D8)."""
+    created_at: int
+    keys: tuple[str, ...] = ()
+    """v1: canonical keys to seal for."""
+    endpoint: str | None = None
+    """Its own endpoint, to which mail is relayed (D10)."""
+    routing_keys: tuple[str, ...] = ()
+    """v1: keys of mediators in front of that endpoint, outermost last."""
+    label: str = ""
+    invitation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection(NewConnection):
+    """A connected peer; changed by ``dataclasses.replace`` and ``Connections.save``."""
+
+    no: int
+    seen_at: int = 0
+    """When it last made a request or accepted relayed mail, to the hour."""
+    mailbox_no: int | None = None
+    """The mailbox of its grant (D1); with ``address``."""
+    address: str | None = None
+    handed: tuple[int, ...] = ()
+    """msg_ids of the last HTTP batch, which has no acknowledgement (D7)."""
+    handed_in: tuple[str, ...] = ()
+    """Ids of that batch's request, of its thread, and of the batch itself."""
+    device: PushDevice | None = None
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Tenant and address of its mailbox, if it has one; the store locks it first."""
+        return None if self.address is None else (self.tenant, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A recipient key or DID, and the mailbox it leads to."""
+
+    tenant: str
+    key: str
+    address: str
+    mailbox_no: int
+    connection_no: int | None
+    """None: attached by an operator (D11)."""
+    created_at: int
+    used_at: int
+    """When mail last came for it, to the day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """An out-of-band invitation of ours."""
+
+    id: str
+    tenant: str
+    key: str
+    """The canonical key that requests are sealed for, and that signs our responses."""
+    sealed: bytes
+    """That key's secret, encrypted."""
+    label: str
+    created_at: int
+    expire_at: int | None = None
+    max_uses: int | None = None
+    uses: int = 0
+
+    def open(self, now: int) -> bool:
+        """Whether it may still be used."""
+        return (self.expire_at is None or self.expire_at > now) and (self.max_uses is None or self.uses < self.max_uses)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIdentity:
+    """One set of the mediator's own keys for one tenant, and the DIDs it has had."""
+
+    no: int
+    tenant: str
+    sealed: bytes
+    """Its secrets, encrypted."""
+    dids: tuple[str, ...]
+    created_at: int
+    retired_at: int | None = None
+    """Set by rotation: it still serves its connections, while new ones get a newer identity."""

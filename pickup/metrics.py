@@ -1,0 +1,74 @@
+"""The metrics of the DIDComm door: envelopes, forwards, deliveries, relays and problem reports.
+
+Nothing that a peer chooses (keys, DIDs, types, labels) becomes a label.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+OK = "ok"
+"""The outcome of an envelope that was handled; else it is the error's code."""
+
+
+class DidcommMetrics:
+    """The counters, and two gauges that their owners set."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._envelopes = Counter(
+            "mediator_didcomm_envelopes",
+            "Envelopes received, by transport and outcome (ok, or the error's code).",
+            ["transport", "outcome"],
+            registry=registry,
+        )
+        forwards = Counter(
+            "mediator_didcomm_forwards",
+            "Forwarded messages, by outcome: queued, unroutable (nobody has the key), or full (the holder's queue).",
+            ["outcome"],
+            registry=registry,
+        )
+        self._queued = forwards.labels("queued")
+        self._unroutable = forwards.labels("unroutable")
+        self._full = forwards.labels("full")
+        self._delivered = Counter(
+            "mediator_didcomm_delivered",
+            "Messages delivered to holders, by way: request, batch, live, implicit, relay.",
+            ["way"],
+            registry=registry,
+        )
+        self._relays = Counter(
+            "mediator_didcomm_relays",
+            "Attempts to send to endpoints of peers, by outcome: delivered, refused, failed, barred, gave_up, dropped.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._problems = Counter(
+            "mediator_didcomm_problem_reports",
+            "Problem reports sent, by the error's code.",
+            ["code"],
+            registry=registry,
+        )
+        self.sockets = Gauge("mediator_didcomm_sockets", "Open WebSockets.", registry=registry)
+        self.live = Gauge(
+            "mediator_didcomm_live", "Holders with a session: live mode and implicit pickup.", registry=registry
+        )
+
+    def envelope(self, transport: str, outcome: str) -> None:
+        """Count one envelope; ``transport`` is http or ws, ``outcome`` :data:`OK` or an error's code."""
+        self._envelopes.labels(transport, outcome).inc()
+
+    def forwarded(self, queued: int, unroutable: int, full: int) -> None:
+        """Count the messages of one forward (D9)."""
+        self._queued.inc(queued)
+        self._unroutable.inc(unroutable)
+        self._full.inc(full)
+
+    def delivered(self, way: str, count: int) -> None:
+        """Count messages delivered to a holder; ``way`` is request, batch, live, implicit or relay."""
+        self._delivered.labels(way).inc(count)
+
+    def relayed(self, outcome: str, count: int = 1) -> None:
+        """Count attempts to send; ``outcome`` is a ``DeliveryOutcome``, gave_up or dropped (D10)."""
+        self._relays.labels(outcome).inc(count)
+
+    def reported(self, code: str) -> None:
+        """Count one problem report, by its error's code (D12)."""
+        self._problems.labels(code).inc()

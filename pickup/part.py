@@ -1,0 +1,61 @@
+"""What DIDComm brings to the service: its settings, commands, clean-up and door."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from mediator.parts import Host, Part
+
+if TYPE_CHECKING:
+    from mediator.cli.options import CommandGroup
+    from mediator.config.settings import Settings
+    from mediator.config.types import PartSettings
+    from mediator.ops.collector import CleanupStep
+
+
+class DidcommPart(Part):
+    """Wallets and agents use the mediator as their mailbox, over HTTP and WebSocket."""
+
+    name = "didcomm"
+
+    def settings(self) -> "type[PartSettings]":
+        """Return the options of the DIDComm door."""
+        from pickup.settings import DidcommSettings
+
+        return DidcommSettings
+
+    def add_commands(self, app: "CommandGroup") -> None:
+        """Add invite, invitations, connections, keys, identity and try."""
+        from pickup.cli import didcomm, try_mediator
+
+        app.include(didcomm.app)
+        app.include(try_mediator.app)
+
+    def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
+        """Forget unused connections and old envelopes."""
+        from pickup.cleanup import OldReplays, UnusedConnections
+        from pickup.settings import DidcommSettings
+
+        return UnusedConnections(settings.section(DidcommSettings).forget_after), OldReplays()
+
+    @asynccontextmanager
+    async def open(self, host: Host) -> AsyncIterator[None]:
+        """Open the DIDComm door on the HTTP application."""
+        from mediator.mailboxes.mailbox import Kind
+        from pickup.broker import MEDIATION_HOOKS
+        from pickup.settings import DidcommSettings
+
+        host.broker.hooks[Kind.MEDIATION] = MEDIATION_HOOKS
+        if not host.settings.section(DidcommSettings).enabled:
+            yield
+            return
+        from pickup.door import didcomm_door
+
+        announcer = host.announcer("live")
+        async with didcomm_door(
+            host.settings, host.http_port, host.broker, host.metrics.registry, host.control, host.app, announcer
+        ):
+            yield
+
+
+part = DidcommPart()

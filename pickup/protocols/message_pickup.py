@@ -1,0 +1,229 @@
+"""Message pickup 2.0 (RFC 0685), 3.0 and 4.0: status, delivery, acknowledgement and live mode (D1–D3, D6)."""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from mediator.errors import LiveModeError
+from mediator.mailboxes.message import Message as Mail
+from pickup import problem_reports
+from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.mediation import message_queue
+from pickup.mediation.message_queue import QueueStatus
+from pickup.mediation.names import canonical
+from pickup.mediation.records import Connection, Generation
+from pickup.message import Attachment, DidcommMessage, Json, MessageType, ReplyMessage
+
+FAMILY = "messagepickup"
+FAMILY_4 = "message-pickup"
+BUDGET = 128 * 1024
+"""Bytes of the messages in one delivery, or one larger message.
+
+In base64 and its envelope this stays below the 192 000 bytes above which wallets in Python open no v2 envelope.
+"""
+RETURN_ROUTE = {"~transport": {"return_route": "all"}}
+"""The decorator of every v1 message of the protocol (RFC 0685)."""
+NOBODY = ""
+"""Stands for a recipient that is neither key nor DID: it has no mail."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickupVersion:
+    """What differs between the major versions."""
+
+    recipient: str
+    """The field of the recipient filter, which is echoed."""
+    limits: Sequence[str]
+    """The fields for the limit of a delivery; the first one given counts."""
+    time: Callable[[int], int | str]
+    """Writes a time given in milliseconds since the epoch."""
+    waited: bool
+    """Whether a status has ``longest_waited_seconds``."""
+    empty: bool
+    """Whether an empty queue is answered by an empty delivery instead of a status (D2)."""
+
+
+def _text(at: int) -> str:
+    return datetime.fromtimestamp(at // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+VERSIONS = {
+    2: PickupVersion("recipient_key", ["limit"], _text, waited=True, empty=False),
+    3: PickupVersion("recipient_did", ["limit"], lambda at: at // 1000, waited=True, empty=False),
+    4: PickupVersion("recipient_did", ["message_count_limit", "limit"], int, waited=False, empty=True),
+}
+"""By major version."""
+
+
+def register(dispatcher: Dispatcher) -> None:
+    """Register the handlers."""
+    names = {
+        "status-request": status_request,
+        "delivery-request": delivery_request,
+        "messages-received": messages_received,
+        "live-delivery-change": live_delivery_change,
+    }
+    # A status-request changes nothing, and it is frequent: storing its envelope would cost a commit each.
+    once = names.keys() - {"status-request"}
+    dispatcher.register(FAMILY, {(2, 0)}, names, generations={Generation.V1}, once=once)
+    dispatcher.register(FAMILY, {(3, 0)}, names, generations={Generation.V2}, once=once)
+    dispatcher.register(FAMILY_4, {(4, 0)}, names, generations={Generation.V1, Generation.V2}, once=once)
+
+
+async def status_request(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Reply with the status, for all keys or one (§status-request); it alone confirms no 1.0 batch (D7, D13)."""
+    connection, requested = holder(request), _recipient_field(request.message)
+    recipient = _recipient(requested)
+    waiting = await status(request, connection, recipient)
+    return [_status_reply(request, waiting, requested)]
+
+
+async def delivery_request(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Deliver the oldest messages (§delivery-request); they stay queued until acknowledged (D1, D2)."""
+    connection, requested, form = holder(request), _recipient_field(request.message), _form(request.message.type)
+    body = request.message.body
+    given = (name for name in form.limits if body.get(name) is not None)
+    limit, recipient = request.message.fields.count(next(given, form.limits[0])), _recipient(requested)
+
+    def deliver(leased: Collection[int]) -> Awaitable[list[Mail]]:
+        return request.mediation.deliver(connection, limit, BUDGET, recipient, leased)
+
+    mails = await hand_out(request, connection, deliver)
+    if not mails and not form.empty:
+        return [_status_reply(request, await status(request, connection, recipient), requested)]
+    request.context.metrics.delivered("request", len(mails))
+    return [
+        delivery(request.message.type, _mailbox_no(connection), mails, thid=request.message.thread, requested=requested)
+    ]
+
+
+async def messages_received(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Remove exactly the named messages (§messages-received), ignore other ids, and reply with the status (D2)."""
+    connection = holder(request)
+    listed = request.message.fields.texts("message_id_list")
+    ids = msg_ids(connection, listed)
+
+    async with request.context.sessions.leases(connection) as leases:
+        leased = leases.leased(request.mediation.clock())
+        waiting = await request.mediation.acknowledge(connection, ids, leased)
+        leases.release(ids)
+    return [_status_reply(request, waiting, None)]
+
+
+async def live_delivery_change(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Turn live mode on or off (§live-delivery-change); report a channel that cannot carry it (D6)."""
+    connection = holder(request)
+    on = request.message.fields.flag("live_delivery")
+    if request.repeated:
+        return [_status_reply(request, await status(request, connection), None)]
+    # Stored even if it is refused below, on HTTP: a replay of it on a WebSocket must not turn live mode on.
+    await request.mediation.confirm_batch(connection)
+    try:
+        waiting = await request.context.sessions.live(request, on)
+    except LiveModeError as error:
+        request.context.metrics.reported(error.code)
+        return [_not_live(request.message, error)]
+    return [_status_reply(request, waiting, None, live=on)]
+
+
+def delivery(
+    type: MessageType, mailbox_no: int, mails: Sequence[Mail], *, thid: str | None = None, requested: str | None = None
+) -> ReplyMessage:
+    """Write a ``delivery`` in the version and prefix of ``type``; one that is pushed has no thread (D3, D6)."""
+    body: Json = {} if requested is None else {_form(type).recipient: requested}
+    attached = [Attachment(message_queue.attachment_id(mailbox_no, mail.msg_id), mail.payload) for mail in mails]
+    return ReplyMessage(type.named("delivery"), body, attached, thid=thid, decorators=RETURN_ROUTE)
+
+
+def holder(request: InboundRequest) -> Connection:
+    """Return the caller's connection; :class:`NotEnrolledError` without mediation (D8)."""
+    connection = request.enrolled()
+    # A replayed request does not confirm the last batch, and a repeat of the batch's own request shows it was lost.
+    again = request.repeated or request.message.id in connection.handed_in
+    return replace(connection, handed=()) if again else connection
+
+
+def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
+    """Return the msg_ids of the caller's own messages among attachment ids; others are ignored (D2)."""
+    parsed = (message_queue.parse_attachment_id(text) for text in listed)
+    return [one[1] for one in parsed if one is not None and one[0] == connection.mailbox_no]
+
+
+async def status(request: InboundRequest, connection: Connection, recipient: str | None = None) -> QueueStatus:
+    """Return the status, without mail that is leased to the holder's live session (D6)."""
+    mediation = request.mediation
+    async with request.context.sessions.leases(connection) as leases:
+        return await mediation.get_status(connection, recipient, leases.leased(mediation.clock()))
+
+
+async def hand_out(
+    request: InboundRequest, connection: Connection, deliver: Callable[[Collection[int]], Awaitable[list[Mail]]]
+) -> list[Mail]:
+    """Hand out mail, and lease what came during live mode to the session, which then does not push it too (D6).
+
+    ``deliver`` gets the msg_ids that are leased already. A repeated envelope starts no lease and ends none.
+    """
+    clock = request.mediation.clock
+    async with request.context.sessions.leases(connection) as leases:
+        mails = await deliver(leases.leased(clock()))
+        if request.repeated:
+            return mails
+        leases.take(mails, clock())
+
+    async def release_unsent(sent: bool) -> None:
+        if not sent:
+            leases.release([mail.msg_id for mail in mails])
+
+    request.after.append(release_unsent)
+    return mails
+
+
+def _status_reply(
+    request: InboundRequest, waiting: QueueStatus, requested: str | None, live: bool | None = None
+) -> ReplyMessage:
+    form, context = _form(request.message.type), request.context
+    body: Json = {"message_count": waiting.count, "total_bytes": waiting.bytes}
+    if requested is not None:
+        body[form.recipient] = requested
+    if waiting.oldest_at is not None and waiting.newest_at is not None:
+        body["oldest_received_time"] = form.time(waiting.oldest_at)
+        body["newest_received_time"] = form.time(waiting.newest_at)
+    if form.waited:
+        since = waiting.oldest_at
+        body["longest_waited_seconds"] = 0 if since is None else max(0, request.mediation.clock() - since) // 1000
+    live = context.sessions.pushes_to(request.enrolled(), request.channel) if live is None else live
+    if live is not None:
+        body["live_delivery"] = live
+    return request.reply("status", body, decorators=RETURN_ROUTE)
+
+
+def _not_live(message: DidcommMessage, error: LiveModeError) -> ReplyMessage:
+    """Write the problem report for a channel without live mode, as each version specifies it (D6)."""
+    match message.type.major:
+        case 2:
+            # RFC 0685 has a text where RFC 0035 has an object, and the older family name.
+            prefix = message.type.prefix
+            type = MessageType(prefix, "notification", 1, 0, problem_reports.REPORT)
+            return ReplyMessage(type, {"description": str(error)}, pthid=message.id)
+        case 4:
+            written = problem_reports.report(message, error)
+            return ReplyMessage(message.type.named(problem_reports.REPORT), written.body, pthid=message.thread)
+        case _:
+            return problem_reports.report(message, error)
+
+
+def _form(type: MessageType) -> PickupVersion:
+    return VERSIONS[type.major]
+
+
+def _recipient_field(message: DidcommMessage) -> str | None:
+    return message.fields.optional_text(_form(message.type).recipient)
+
+
+def _recipient(requested: str | None) -> str | None:
+    return None if requested is None else canonical(requested) or NOBODY
+
+
+def _mailbox_no(connection: Connection) -> int:
+    assert connection.mailbox_no is not None, "checked by holder()"
+    return connection.mailbox_no

@@ -1,0 +1,87 @@
+"""Opens what comes in at any transport, identifies its sender, and has it handled and answered."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from mediator.errors import EnvelopeError
+from pickup.context import DidcommContext
+from pickup.dispatcher import InboundRequest, TransportChannel
+from pickup.mediation.names import canonical
+from pickup.mediation.records import Connection
+from pickup.mediation.replays import ReplayedError
+from pickup.message import read
+from pickup.problem_reports import is_report
+from pickup.reply_sender import ReplySender
+
+MAX_REMEMBERED = 100_000
+"""Envelopes of known senders that this instance recognises when they come again.
+
+Those that may be handled only once are stored too, for all instances (D13).
+"""
+
+
+class MessageReceiver:
+    """Handles envelopes from the transports."""
+
+    def __init__(self, context: DidcommContext, post: ReplySender, seen: Callable[[Connection], None]) -> None:
+        """``seen`` is called with each connection that makes a request and has an endpoint (D10)."""
+        self._context = context
+        self._post = post
+        self._seen = seen
+        self._handled: OrderedDict[bytes, None] = OrderedDict()
+
+    async def receive(self, data: bytes, channel: TransportChannel) -> None:
+        """Handle one envelope; the reply goes out on ``channel`` or to the sender's endpoint (D5).
+
+        Returns after everything is committed. Raises :class:`EnvelopeError` and :class:`UnresolvedDidError`, and for
+        anonymous senders any :class:`MediatorError`; other errors are answered by a problem report (D12).
+        """
+        context = self._context
+        opened = await context.envelopes.open(data)
+        tenant = await context.identities.tenant_of(opened.recipient)
+        message = read(opened.plaintext, opened.generation)
+        caller = None if opened.sender is None else canonical(opened.sender)
+        if opened.sender is not None and caller is None:
+            raise EnvelopeError("expected a sender with a DID or a key")
+        request = InboundRequest(
+            context=context,
+            tenant=tenant,
+            message=message,
+            me=opened.recipient,
+            caller=caller,
+            sender=opened.sender,
+            connection=await self._connection(tenant, caller),
+            channel=channel,
+            mark=opened.mark,
+            repeated=opened.mark in self._handled,
+        )
+        try:
+            replies = await context.dispatcher.handle(request)
+        except ReplayedError:
+            # The first copy of the envelope may have made the connection meanwhile.
+            connection = await self._connection(tenant, caller)
+            request = replace(request, connection=connection, repeated=True, after=[])
+            replies = await context.dispatcher.handle(request)
+        if caller is not None and not any(is_report(reply.type) for reply in replies):
+            # A refused message may be sent again as it is.
+            self._remember(opened.mark)
+        await self._post.answer(request, replies)
+
+    def _remember(self, mark: bytes) -> None:
+        self._handled[mark] = None
+        self._handled.move_to_end(mark)
+        if len(self._handled) > MAX_REMEMBERED:
+            self._handled.popitem(last=False)
+
+    async def _connection(self, tenant: str, caller: str | None) -> Connection | None:
+        if caller is None:
+            return None
+        mediation = self._context.mediation
+        connection = await mediation.find_connection(tenant, caller)
+        if connection is None:
+            return None
+        await mediation.note_use(connection)
+        if connection.endpoint is not None:
+            self._seen(connection)
+        return connection

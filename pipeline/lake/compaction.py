@@ -1,0 +1,98 @@
+"""Compaction of the lake: merges small files, removes old days, and vacuums files that no table refers to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from mediator.ops.units import format_count
+from pipeline.journal_schema import PARTITION
+from pipeline.lake import ARCHIVE, EVENTS, TABLES, table_path
+from pipeline.lake.folder import lock_lake
+from pipeline.progress import ProgressCallback, no_progress
+
+VACUUM_HOURS = 168
+"""Unreferenced files are kept this long, for running readers and for time travel."""
+
+ARCHIVE_FILE_BYTES = 32 << 20
+"""Target size of merged archive files: each becomes one row group, whose payloads a reader's task may hold at once."""
+
+
+@dataclass(slots=True)
+class CompactResult:
+    """What a run of ``compact`` did."""
+
+    merged: int = 0
+    """Small files that were merged."""
+    made: int = 0
+    days: int = 0
+    """Days of events that were removed."""
+    archive_days: int = 0
+    """Days of the archive that were removed."""
+    removed: int = 0
+    """Files deleted from disk."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines for people."""
+        files = format_count(self.merged, "file")
+        yield f"{files} became {self.made:,}, {self.removed:,} old ones removed from the disk"
+        if self.days:
+            yield f"{format_count(self.days, 'day')} of events removed"
+        if self.archive_days:
+            yield f"{format_count(self.archive_days, 'day')} of the archive removed"
+
+
+def compact(
+    lake: Path,
+    *,
+    keep_days: int | None = None,
+    keep_archive_days: int | None = None,
+    now: datetime | None = None,
+    on_progress: ProgressCallback = no_progress,
+) -> CompactResult:
+    """Merge small files in the pipeline's tables and vacuum them; other tables in the folder stay untouched.
+
+    ``keep_days`` removes events older than that, ``keep_archive_days`` archived messages.
+
+    Raises :class:`SetupError` and :class:`UnavailableError` as :func:`pipeline.lake.folder.lock_lake`.
+    """
+    upkept = CompactResult()
+    today = (now or datetime.now(UTC)).date()
+    with lock_lake(lake):
+        paths = [path for name in TABLES if (path := table_path(lake, name)).joinpath("_delta_log").is_dir()]
+        for done, path in enumerate(paths):
+            on_progress("tables", done, len(paths))
+            if path == table_path(lake, EVENTS):
+                upkept.days += _forget(path, today, keep_days)
+            elif path == table_path(lake, ARCHIVE):
+                upkept.archive_days += _forget(path, today, keep_archive_days)
+            _merge(path, ARCHIVE_FILE_BYTES if path == table_path(lake, ARCHIVE) else None, upkept)
+        on_progress("tables", len(paths), len(paths))
+    return upkept
+
+
+def _forget(path: Path, today: date, keep_days: int | None) -> int:
+    """Remove older days, whole partitions at once; return how many."""
+    if keep_days is None:
+        return 0
+    first = (today - timedelta(days=keep_days)).isoformat()
+    delta = DeltaTable(path)
+    days = [day for part in delta.partitions() if (day := part[PARTITION]) is not None and day < first]
+    if days:
+        # DeltaTable.delete() panics if the path has brackets.
+        gone = [(PARTITION, "in", days)]
+        delta.create_write_transaction([], "overwrite", delta.schema(), [PARTITION], partition_filters=gone)
+    return len(days)
+
+
+def _merge(path: Path, file_bytes: int | None, upkept: CompactResult) -> None:
+    delta = DeltaTable(path)
+    merged = delta.optimize.compact(target_size=file_bytes)
+    upkept.merged += merged["numFilesRemoved"]
+    upkept.made += merged["numFilesAdded"]
+    upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False, full=True))
+    for folder in sorted(path.rglob("*/"), reverse=True):
+        if "_delta_log" not in folder.parts and not any(folder.iterdir()):
+            folder.rmdir()

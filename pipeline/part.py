@@ -1,0 +1,59 @@
+"""What the pipeline brings to the service: its settings, its commands, the history of its runs, and the runs.
+
+Spark is never loaded by the service.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from mediator.parts import Host, Part
+
+if TYPE_CHECKING:
+    from mediator.cli.options import CommandGroup
+    from mediator.config.types import PartSettings
+
+
+class PipelinePart(Part):
+    """Journal and archive are copied into a lake, and reported on."""
+
+    name = "pipeline"
+
+    def settings(self) -> "type[PartSettings]":
+        """Return the options of the pipeline."""
+        from pipeline.settings import PipelineSettings
+
+        return PipelineSettings
+
+    def add_commands(self, app: "CommandGroup") -> None:
+        """Add the group ``pipeline``."""
+        from pipeline.cli.commands import app as pipeline
+
+        app.add_typer(pipeline, name="pipeline")
+
+    @asynccontextmanager
+    async def open(self, host: Host) -> AsyncIterator[None]:
+        """Keep the history of runs, and run what is due if that is wanted."""
+        from mediator.ops.runs.commands import RunCommands
+        from mediator.ops.runs.history import RunHistory
+        from pipeline.service.outbox import ArchiveCommands
+        from pipeline.service.scheduler import LOOK_SECONDS, PipelineScheduler
+        from pipeline.settings import PipelineSettings
+
+        chosen = host.settings.section(PipelineSettings)
+        history = RunHistory(host.broker, host.settings.instance, host.metrics)
+        await history.measure()
+        commands = RunCommands(history, chosen.every)
+        commands.register(host.control)
+        ArchiveCommands(host.broker).register(host.control)
+        host.add_doctor_check(commands.examine)
+        scheduler = PipelineScheduler(history, host.broker, host.settings)
+        if chosen.every:
+            host.add_job(scheduler.look, LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            await scheduler.stop()
+
+
+part = PipelinePart()

@@ -1,0 +1,1 @@
+"""What the service runs of the pipeline."""

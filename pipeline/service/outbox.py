@@ -1,0 +1,83 @@
+"""Removes archived messages from the outbox (S6): in the service in small transactions, for commands wherever it is."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mediator.broker import Broker
+from mediator.config.settings import Settings
+from mediator.errors import BadRequestError
+from mediator.mailboxes.ports import Copy
+from mediator.ops.adaptive_limit import AdaptiveLimit
+from mediator.ops.control import ControlRequest, ControlServer
+from mediator.ops.store_access import Answer, ask_or_use_store
+from mediator.store.base import Store, Transaction
+
+MAX_COPIES = 750
+"""Copies in one request: it is answered in time, and fits into a line of the socket."""
+SLICE_SECONDS = 0.0015
+"""Target duration of a transaction until it is on disk; senders wait that long behind it."""
+
+
+class ArchiveCommands:
+    """The control command ``archive-remove``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def register(self, control: ControlServer) -> None:
+        """Register the command."""
+        control.add_command("archive-remove", self._remove)
+
+    async def _remove(self, request: ControlRequest) -> dict[str, Any]:
+        """Remove copies while senders leave time for it; return how many were there."""
+        copies = _read_copies(request.get("copies"))
+        size = AdaptiveLimit(SLICE_SECONDS)
+        removed = 0
+        while copies:
+            part, copies = copies[: size.limit], copies[size.limit :]
+
+            def work(tx: Transaction, _now: int, part: Sequence[Copy] = part) -> tuple[int, float]:
+                begun = time.perf_counter()
+                return tx.outbox.remove(part), begun
+
+            count, begun = await self._broker.write_background(work, when_full=True)
+            size.took(len(part), time.perf_counter() - begun)
+            removed += count
+        return {"removed": removed}
+
+
+def _read_copies(value: object) -> list[Copy]:
+    """Read ``copies``: a list for each copy, in the order of the fields of :class:`Copy`."""
+    if not isinstance(value, list) or not all(_is_copy(each) for each in value):
+        raise BadRequestError("copies", f"expected lists of whole numbers: {', '.join(Copy._fields)}")
+    if len(value) > MAX_COPIES:
+        raise BadRequestError("copies", f"expected at most {MAX_COPIES}, got {len(value)}")
+    return [Copy(*each) for each in value]
+
+
+def _is_copy(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == len(Copy._fields)
+        and all(type(number) is int and 0 <= number < 2**63 for number in value)
+    )
+
+
+class OutboxClient:
+    """The outbox of one installation, for commands; raises as :func:`mediator.ops.store_access.ask_or_do`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def remove(self, copies: Sequence[Copy]) -> int:
+        """Remove copies, and return how many were there."""
+        return sum(self._remove(copies[start : start + MAX_COPIES]) for start in range(0, len(copies), MAX_COPIES))
+
+    def _remove(self, copies: Sequence[Copy]) -> int:
+        def work(store: Store) -> Answer:
+            with store.transaction() as tx:
+                return {"removed": tx.outbox.remove(copies)}
+
+        fields = {"copies": [list(copy) for copy in copies]}
+        return int(ask_or_use_store(self._settings, "archive-remove", fields, work)["removed"])

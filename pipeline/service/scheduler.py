@@ -1,0 +1,106 @@
+"""Runs the data pipeline periodically as a child process; the service itself never loads Spark."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from mediator.broker import Broker
+from mediator.config.settings import Settings, all_settings
+from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
+from mediator.errors import SetupError
+from mediator.ops.coalescing import CoalescingTask
+from mediator.ops.processes import process_name
+from mediator.ops.runs.history import SCHEDULED, RunHistory
+from mediator.ops.runs.records import RUN_VARIABLE, Outcome
+from mediator.ops.runs.rules import next_due
+from pipeline.service.child_process import ChildResult, run_child
+from pipeline.settings import PipelineSettings
+
+LOOK_SECONDS = 60
+_PROGRAM = (sys.executable, "-P", "-m", "mediator")
+_HOUR = 3600 * 1000
+_MINUTE = 60.0
+_ERROR = "mediator: "
+_log = structlog.get_logger("pipeline")
+
+
+class PipelineScheduler:
+    """Runs the due commands in order, one at a time. Used on the event loop."""
+
+    def __init__(self, book: RunHistory, broker: Broker, settings: Settings, program: Sequence[str] = _PROGRAM) -> None:
+        """``program`` is what runs ``pipeline COMMAND``: a path and arguments."""
+        self._book = book
+        self._broker = broker
+        self._settings = settings
+        self._own = settings.section(PipelineSettings)
+        self._program = program
+        self.task = CoalescingTask("pipeline", self._round)
+
+    async def look(self) -> None:
+        """Start what is due, without waiting for it; to be called every :data:`LOOK_SECONDS`."""
+        if not self.task.running:
+            self.task.call()
+
+    async def stop(self) -> None:
+        """Stop what runs. Its run stays open, shows as killed once this process is gone, and is repeated soon."""
+        await self.task.stop()
+
+    async def _round(self) -> None:
+        every, instance = self._own.every * _HOUR, self._book.instance
+        for _ in SCHEDULED:
+            command = next_due(await self._book.newest(), instance, SCHEDULED, every, self._broker.clock())
+            if command is None:
+                return
+            await self._run(command)
+
+    async def _run(self, command: str) -> None:
+        arguments = ["--data-dir", str(self._settings.data_dir)]
+        # The run belongs to the service's process, with which the child ends.
+        no = await self._book.begin(command, arguments, process_name())
+        environment = _environment(self._settings) | {RUN_VARIABLE: str(no)}
+        minutes = self._own.max_minutes
+        try:
+            ended = await run_child([*self._program, "pipeline", command, *arguments], environment, minutes * _MINUTE)
+        except SetupError as error:
+            outcome, why = Outcome.FAILED, str(error)
+        else:
+            outcome, why = _judge(ended, minutes)
+        # The child records its figures itself, if it gets that far.
+        await self._book.end(no, outcome, {}, why)
+        if outcome is Outcome.SUCCEEDED:
+            _log.info("pipeline run succeeded", command=command, run=no)
+        else:
+            _log.warning("pipeline run failed", command=command, run=no, outcome=outcome.value, reason=why)
+
+
+def _judge(ended: ChildResult, minutes: int) -> tuple[Outcome, str]:
+    if ended.timed_out:
+        return Outcome.KILLED, f"time limit exceeded: pipeline.max_minutes is {minutes}"
+    if ended.code < 0:
+        return Outcome.KILLED, f"ended by {signal.Signals(-ended.code).name}"
+    if ended.code == 0:
+        return Outcome.SUCCEEDED, ""
+    # Typer draws a frame around usage errors.
+    words = [text for line in ended.last_lines if (text := line.strip("│╭╮╰╯─ "))]
+    errors = [line.removeprefix(_ERROR) for line in words if line.startswith(_ERROR)]
+    return Outcome.FAILED, [f"exit code {ended.code}", *words, *errors][-1]
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment with the settings that a child needs, from whatever source, and no others."""
+    kept = {name: value for name, value in os.environ.items() if not _sets(name.upper())}
+    kept[variable_name(("instance",))] = settings.instance
+    if settings.database_url is not None:
+        kept[variable_name(("database_url",))] = settings.database_url.get_secret_value()
+    key_file = settings.section(PipelineSettings).archive_key_file
+    if key_file is not None:
+        kept[variable_name(("pipeline", "archive_key_file"))] = str(key_file.absolute())
+    return kept
+
+
+def _sets(name: str) -> bool:
+    option = name.removeprefix(ENV_PREFIX).partition("__")[0].lower()
+    return name == CONFIG_VARIABLE or (name.startswith(ENV_PREFIX) and option in all_settings().model_fields)

@@ -1,0 +1,1 @@
+"""The doors of the registry: NATS verbs, REST, and the OpenAPI document."""

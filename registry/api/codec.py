@@ -1,0 +1,151 @@
+"""Parses what callers ask of the registry and encodes the answers, alike over NATS and HTTP (G1–G3)."""
+
+import re
+from typing import Any
+
+import orjson
+from multidict import MultiMapping
+
+from mediator.errors import BadRequestError
+from mediator.fields import Fields, is_deep, parse_body
+from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
+from registry.agents.records import Agent, State
+from registry.cards.card import MAX_DEPTH, MAX_NAME
+from registry.cards.mailbox import find_mailbox
+from registry.requests import MAX_PAGE, PAGE, AgentReference, DiscoverRequest, DiscoverResult, RegisterResult
+from registry.search.splitting import MAX_REQUEST
+
+MAX_STATUS = 16 * 1024
+"""Bytes of a report."""
+MAX_PAGES = 1_000_000
+MAX_CURSOR = 256
+
+_ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_LISTS = ("tag", "skill", "state")
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
+_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
+
+
+def parse_reference(data: bytes) -> AgentReference:
+    """Parse which agent a request is about (G2); an SDK may send the whole card, only its mailbox counts."""
+    return _reference(parse_body(data))
+
+
+def parse_report(data: bytes) -> AgentReference:
+    """Parse which agent a report is about (G2); the whole body is kept as its status."""
+    return _reference(parse_status(data))
+
+
+def parse_status(data: bytes) -> Fields:
+    """Parse a status report; it is shown to others as it came, so its size and depth are limited as those of cards."""
+    if len(data) > MAX_STATUS:
+        raise BadRequestError("body", f"expected a report of at most {MAX_STATUS} bytes, got {len(data)}")
+    fields = parse_body(data)
+    if is_deep(fields.values, MAX_DEPTH):
+        raise BadRequestError("body", f"expected at most {MAX_DEPTH} levels of objects and lists")
+    return fields
+
+
+def _reference(fields: Fields) -> AgentReference:
+    address = find_mailbox(fields.values)
+    if address is not None:
+        return AgentReference(address=address)
+    name = fields.text("name", MAX_NAME)
+    if name is None:
+        raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
+    return AgentReference(name=name)
+
+
+def parse_discover(fields: Fields) -> DiscoverRequest:
+    """Parse the body of AGENT.DISCOVER (G3)."""
+    return _discover(fields, fields.fields("filter"), ("tags", "skills", "state"))
+
+
+def parse_query(query: MultiMapping[str]) -> DiscoverRequest:
+    """Parse the query of ``GET /agents``: the fields of AGENT.DISCOVER, and tag, skill and state as its filter."""
+    values: dict[str, Any] = {}
+    for name in _ONCE:
+        given = query.getall(name, [])
+        if len(given) > 1:
+            raise BadRequestError(name, "expected once")
+        if given:
+            values[name] = _typed(name, given[0])
+    for name in _LISTS:
+        values[name] = [word for text in query.getall(name, []) for word in text.split(",")] or None
+    fields = Fields(values)
+    return _discover(fields, fields, _LISTS)
+
+
+def _discover(fields: Fields, filters: Fields, names: tuple[str, str, str]) -> DiscoverRequest:
+    tag, skill, state = names
+    limit = fields.number("limit", 1, MAX_PAGE, zero_is_absent=True)
+    page = fields.number("page", 1, MAX_PAGES, zero_is_absent=True)
+    states = filters.choices(state, tuple(State))
+    return DiscoverRequest(
+        text=fields.prose("text", MAX_REQUEST),
+        semantic=fields.prose("semantic", MAX_REQUEST),
+        limit=PAGE if limit is None else limit,
+        page=1 if page is None else page,
+        tags=filters.words(tag, MAX_TAGS, MAX_TAG) or (),
+        skills=filters.words(skill, MAX_TAGS, MAX_NAME) or (),
+        states=frozenset(map(State, states)) if states else None,
+        min_score=fields.fraction("min_score"),
+        cursor=fields.text("cursor", MAX_CURSOR),
+        with_scores=fields.flag("with_scores") or False,
+        with_state=fields.flag("with_state") or False,
+    )
+
+
+def _typed(name: str, text: str) -> Any:
+    """Convert a parameter to its JSON type; anything else stays text, so that the error can show it."""
+    if name in ("limit", "page") and _WHOLE.fullmatch(text):
+        return int(text)
+    if name == "min_score" and _DECIMAL.fullmatch(text):
+        return float(text)
+    if name.startswith("with_"):
+        return _FLAGS.get(text.lower(), text)
+    return text
+
+
+def encode_page(page: DiscoverResult, query: DiscoverRequest) -> dict[str, Any]:
+    """Return the fields of a page; cards go out byte for byte as they came (G3)."""
+    fields: dict[str, Any] = {
+        "agents": [orjson.Fragment(agent.card) for agent in page.agents],
+        "mode": page.mode,
+        "total": page.total,
+    }
+    if query.with_scores:
+        fields["scores"] = [round(score, 4) for score in page.scores]
+    if query.with_state:
+        fields["states"] = [encode_state(*each) for each in zip(page.agents, page.states, strict=True)]
+    if page.next is not None:
+        fields["next"] = page.next
+    if page.note:
+        fields["note"] = page.note
+    return fields
+
+
+def encode_state(agent: Agent, state: State) -> dict[str, Any]:
+    """Return the liveness of an agent; ``parse_status`` is its last report as it came, or null."""
+    return {
+        "state": state,
+        "last_seen": agent.seen_at // 1000,
+        "status": None if agent.status is None else orjson.Fragment(agent.status),
+    }
+
+
+def encode_registration(done: RegisterResult) -> dict[str, Any]:
+    """Return the result of a registration."""
+    return {**encode_history(done.agent), "warnings": done.card.warnings, "created": done.created}
+
+
+def encode_history(agent: Agent) -> dict[str, Any]:
+    """Return what the registry knows of an agent besides its card; times are Unix seconds."""
+    return {
+        "mailbox": agent.address,
+        "name": agent.name,
+        "edition": agent.edition,
+        "registered_at": agent.registered_at // 1000,
+        "updated_at": agent.updated_at // 1000,
+    }

@@ -1,0 +1,50 @@
+"""The verbs AGENT.* of the NATS door (G1–G3)."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from mediator.fields import parse_body
+from mediator.parts import Host
+from registry.api import codec
+from registry.directory import Directory
+
+MAX_SEARCHES = 8
+"""Concurrent searches: each may hold a reply of the maximum size."""
+
+ReplyBudget = Callable[[], int]
+"""Returns how many bytes a reply may have now; raises :class:`mediator.errors.BusyError` while too many are pending."""
+
+
+def add_verbs(host: Host, directory: Directory) -> None:
+    """Have the NATS door answer the verbs."""
+    searches = asyncio.Semaphore(MAX_SEARCHES)
+
+    async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        done = await directory.register(tenant, data)
+        return _success(mailbox=done.agent.address, warnings=done.card.warnings)
+
+    async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        agent = await directory.unregister(tenant, codec.parse_reference(data))
+        return _success(mailbox=agent.address)
+
+    async def report(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        agent = await directory.report(tenant, codec.parse_report(data), data)
+        return _success(mailbox=agent.address)
+
+    async def discover(tenant: str, data: bytes, budget: ReplyBudget) -> bytes:
+        query = codec.parse_discover(parse_body(data))
+        async with searches:
+            page = await directory.discover(tenant, query, budget())
+        return _success(**codec.encode_page(page, query))
+
+    host.add_verb("AGENT.REGISTER", "REGISTER", register)
+    host.add_verb("AGENT.UNREGISTER", "UNREGISTER", unregister)
+    host.add_verb("AGENT.REPORT", "REPORT", report)
+    host.add_verb("AGENT.DISCOVER", "DISCOVER", discover, {"agents": []})
+
+
+def _success(**fields: Any) -> bytes:
+    return orjson.dumps({"error": "", **fields})

@@ -1,0 +1,1 @@
+"""AgentCards: read, checked against A2A, fetched and imported."""

@@ -1,0 +1,268 @@
+"""Parses AgentCards: any JSON object with a mailbox (G1); cards of A2A 0.3 and 1.0 are also checked.
+
+Parsing is lenient: a value of the wrong type is left out, one that is too long is cut, and both become warnings.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from mediator.errors import BadRequestError
+from mediator.fields import is_deep, printable
+from registry.cards import a2a
+from registry.cards.a2a import MAX_WARNINGS, CardFormat
+from registry.cards.mailbox import card_mailbox
+
+__all__ = ["MAX_CARD", "Card", "CardFormat", "Skill", "parse_card", "read_card"]
+
+MAX_CARD = 256 * 1024
+"""Bytes (G1)."""
+MAX_DEPTH = 64
+"""Levels of nested objects and lists; many parsers of those who discover the card read no deeper."""
+MAX_TTL = 100 * 366 * 24 * 3600
+"""Seconds, as for mailboxes."""
+MAX_NAME = 256
+"""Characters, as below wherever it is not a number of items."""
+MAX_DESCRIPTION = 8000
+MAX_SKILLS = 256
+MAX_TAGS = 64
+"""Of a skill, and of the card itself."""
+MAX_TAG = 128
+MAX_EXAMPLES = 32
+MAX_EXAMPLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """Something an agent can do, in its own words; missing fields are empty."""
+
+    id: str = ""
+    name: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The fields of a card that search and the doors need; its bytes are kept beside it."""
+
+    address: str
+    name: str = ""
+    description: str = ""
+    skills: tuple[Skill, ...] = ()
+    tags: tuple[str, ...] = ()
+    """Those of the card, without those of its skills."""
+    ttl: int | None = None
+    """Milliseconds."""
+    version: str = ""
+    format: CardFormat = CardFormat.OTHER
+    warnings: tuple[str, ...] = ()
+    """Where it does not follow its format; it is registered all the same."""
+
+
+def parse_card(data: bytes) -> dict[str, Any]:
+    """Parse the JSON object of a card, of limited size and depth (G1); of duplicate keys the last one counts.
+
+    Raises :class:`BadRequestError` naming ``card``.
+    """
+    if len(data) > MAX_CARD:
+        raise BadRequestError("card", f"expected at most {MAX_CARD} bytes, got {len(data)}")
+    if not data:
+        raise BadRequestError("card", "expected a JSON object, got nothing")
+    try:
+        card = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError("card", f"expected JSON, {error}") from error
+    if not isinstance(card, dict):
+        raise BadRequestError("card", "expected a JSON object")
+    if is_deep(card, MAX_DEPTH):
+        raise BadRequestError("card", f"expected at most {MAX_DEPTH} levels of objects and lists")
+    return card
+
+
+def read_card(data: bytes) -> Card:
+    """Read what search needs of a card (G1).
+
+    Raises :class:`BadRequestError` naming ``card`` when it is no JSON object of at most :data:`MAX_CARD` bytes,
+    ``mailbox`` when it has no valid one, ``ttl`` when that is no whole number of seconds. Any other fault is a warning.
+    """
+    card = parse_card(data)
+    address = card_mailbox(card)
+    ttl = _ttl(card.get("ttl"))
+    warnings: list[str] = []
+    reader = LenientReader(card, warnings)
+    payload, text = _payload(reader)
+    outer = _content(reader)
+    inner = _content(reader.within(payload, "payload")) if payload else _NOTHING
+    described = (outer.description or inner.description, text, *(outer.examples or inner.examples))
+    format = a2a.detect_format(card)
+    faults = a2a.check(card, format)
+    if format is CardFormat.OTHER and payload:
+        format = a2a.detect_format(payload)
+        faults = [f"payload.{fault}" for fault in a2a.check(payload, format)]
+    return Card(
+        address=address,
+        name=outer.name or inner.name,
+        description="\n".join(part for part in described if part)[:MAX_DESCRIPTION],
+        skills=tuple(dict.fromkeys(outer.skills + inner.skills))[:MAX_SKILLS],
+        tags=tuple(dict.fromkeys(outer.tags + inner.tags))[:MAX_TAGS],
+        ttl=ttl,
+        version=outer.version or inner.version,
+        format=format,
+        warnings=tuple(dict.fromkeys(faults + warnings))[:MAX_WARNINGS],
+    )
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROLS_IN_LINES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+class LenientReader:
+    """Reads the fields of one object of a card; ``path`` is its place in the card, for warnings."""
+
+    def __init__(self, values: Mapping[str, Any], warnings: list[str], path: str = "") -> None:
+        """``warnings`` gets the first :data:`MAX_WARNINGS` of the whole card."""
+        self.values = values
+        self._warnings = warnings
+        self._path = path
+
+    def within(self, values: Mapping[str, Any], path: str) -> "LenientReader":
+        """Return a reader of the nested object at ``path``."""
+        return LenientReader(values, self._warnings, f"{self._path}{path}.")
+
+    def warn(self, path: str, problem: str) -> None:
+        """Add a warning about a value."""
+        if len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(f"{self._path}{path}: {problem}")
+
+    def text(self, name: str, longest: int, *, lines: bool = False) -> str:
+        """Return the text of a field, cut to ``longest`` characters; "" when it is missing.
+
+        Control characters become spaces, newlines too unless ``lines``.
+        """
+        value = self.values.get(name)
+        return "" if value is None else self.clean(value, name, longest, lines=lines)
+
+    def clean(self, value: Any, path: str, longest: int, *, lines: bool = False) -> str:
+        """Return the value at ``path`` as :meth:`text` does."""
+        if not isinstance(value, str):
+            self.warn(path, "expected a string")
+            return ""
+        text = value
+        if len(text) > longest:
+            self.warn(path, f"only the first {longest} characters are read")
+            text = text[:longest]
+        if text.isprintable():
+            return text
+        return (_CONTROLS_IN_LINES if lines else _CONTROLS).sub(" ", text)
+
+    def words(self, name: str, most: int, longest: int) -> tuple[str, ...]:
+        """Return the distinct words of a list, or of a string separated by commas."""
+        value = self.values.get(name)
+        if isinstance(value, str):
+            value = value.split(",")
+        read = (self.clean(item, f"{name}[{no}]", longest).strip() for no, item in self.items(value, name, most))
+        return tuple(dict.fromkeys(text for text in read if text))
+
+    def items(self, value: Any, path: str, most: int) -> Iterator[tuple[int, Any]]:
+        """Yield the first ``most`` items of a list with their numbers; a missing list is empty."""
+        if not isinstance(value, list):
+            if value is not None and value != "":
+                self.warn(path, "expected a list")
+            return
+        if len(value) > most:
+            self.warn(path, f"only the first {most} of {len(value)} are read")
+        yield from enumerate(value[:most])
+
+
+class _Content(NamedTuple):
+    """What one object, the card itself or a payload inside it, says of an agent."""
+
+    name: str = ""
+    description: str = ""
+    version: str = ""
+    tags: tuple[str, ...] = ()
+    skills: tuple[Skill, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+_NOTHING = _Content()
+
+
+def _content(reader: LenientReader) -> _Content:
+    return _Content(
+        name=reader.text("name", MAX_NAME),
+        description=reader.text("description", MAX_DESCRIPTION, lines=True),
+        version=reader.text("version", MAX_NAME),
+        tags=reader.words("tags", MAX_TAGS, MAX_TAG),
+        skills=_skills(reader),
+        examples=_examples(reader),
+    )
+
+
+def _skills(reader: LenientReader) -> tuple[Skill, ...]:
+    """Read the skills of an agent, the tools of an MCP server, and capabilities that are plain names."""
+    skills: list[Skill] = []
+    for field in ("skills", "tools", "capabilities"):
+        value = reader.values.get(field)
+        if isinstance(value, str):
+            value = value.split(",")
+        if field == "capabilities" and isinstance(value, dict):
+            continue  # in A2A and MCP these are features of the protocol
+        for no, item in reader.items(value, field, MAX_SKILLS):
+            skill = _skill(item, f"{field}[{no}]", reader)
+            if skill.id or skill.name or skill.description:
+                skills.append(skill)
+    return tuple(skills)
+
+
+def _skill(item: Any, path: str, reader: LenientReader) -> Skill:
+    if isinstance(item, str):
+        return Skill(name=reader.clean(item.strip(), path, MAX_NAME))
+    if not isinstance(item, dict):
+        reader.warn(path, "expected an object or a string")
+        return Skill()
+    # Tool definitions for models have their fields one level down.
+    inside = reader.within(item["function"] if isinstance(item.get("function"), dict) else item, path)
+    return Skill(
+        id=inside.text("id", MAX_NAME),
+        name=inside.text("name", MAX_NAME),
+        description=inside.text("description", MAX_DESCRIPTION, lines=True),
+        tags=inside.words("tags", MAX_TAGS, MAX_TAG),
+        examples=_examples(inside),
+    )
+
+
+def _examples(reader: LenientReader) -> tuple[str, ...]:
+    value = reader.values.get("examples")
+    if isinstance(value, str):
+        value = [value]
+    items = reader.items(value, "examples", MAX_EXAMPLES)
+    read = (reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in items)
+    return tuple(text for text in read if text)
+
+
+def _payload(reader: LenientReader) -> tuple[dict[str, Any], str]:
+    """Read the payload: a card inside, which may be encoded as a string, or free text."""
+    value = reader.values.get("payload")
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        # Plain text may begin with a brace too.
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(value)
+    if isinstance(value, dict):
+        return value, ""
+    return {}, "" if value is None else reader.clean(value, "payload", MAX_DESCRIPTION, lines=True)
+
+
+def _ttl(value: Any) -> int | None:
+    """Convert whole seconds to milliseconds, at most :data:`MAX_TTL` (N4)."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != value // 1:
+        raise BadRequestError("ttl", f"expected whole seconds, got {printable(orjson.dumps(value).decode())}")
+    return int(min(value, MAX_TTL)) * 1000

@@ -1,0 +1,41 @@
+"""What the clean-up does for the registry: agents that are gone for long (G3)."""
+
+from dataclasses import asdict
+
+from mediator.mailboxes.planning import PlannedRemoval
+from mediator.ops.collector import CleanupStep, SliceResult
+from mediator.store.base import Transaction
+from registry.agents import collecting
+from registry.agents.records import Liveness
+from registry.tables import RegistryTables
+
+
+class SilentAgents(CleanupStep):
+    """Removes agents that have given no sign of life for long."""
+
+    name = "agents"
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Look at agents in the order in which they were last seen."""
+        removed, after = collecting.collect(
+            tx.table(RegistryTables), self._liveness, self.cursor or collecting.FIRST, now, limit
+        )
+        return SliceResult(removed.total, after is not None, asdict(removed), after)
+
+    def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
+        """Say which agents would be removed."""
+        return collecting.plan(tx.table(RegistryTables), self._liveness, now, examples)
+
+
+class RemovedAgents(CleanupStep):
+    """Forgets which agents were removed long ago; they are not counted, since every index has heard of it."""
+
+    name = "removed_agents"
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Forget at most ``limit`` removals."""
+        forgotten = collecting.forget(tx.table(RegistryTables), now, limit)
+        return SliceResult(forgotten, forgotten >= limit)

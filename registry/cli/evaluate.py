@@ -1,0 +1,228 @@
+"""The command `mediator agent eval`: measures search quality on an operator's own cards and requests."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli import output
+from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandGroup, CommandOptions, one_of, words_of
+from mediator.ops.units import format_count
+
+if TYPE_CHECKING:
+    from registry.evaluation.cases import CardCatalog, EvaluationCase
+    from registry.evaluation.measures import ConfidenceInterval
+
+Run = Mapping[str, Sequence[str]]
+"""Answers by qid: keys of cards, best first."""
+Figures = Mapping[str, "ConfidenceInterval"]
+"""Intervals by the name of the measure."""
+
+
+class Mode(StrEnum):
+    """How to search."""
+
+    TEXT = "text"
+    SEMANTIC = "semantic"
+    VECTORS = "vectors"
+
+
+app = CommandGroup()
+
+
+@app.command("eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model ./my-model")
+def evaluate(
+    cards: Annotated[
+        Path, typer.Argument(metavar="CARDS", help="The cards: one per line (.jsonl), or an array (.json).")
+    ],
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            help='One a line: {"qid", "query", "relevant": [id or mailbox of each card that is right, …]}.',
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The sentence-transformers model: a folder or a name.", show_default="as the settings say"),
+    ] = None,
+    mode: Annotated[
+        list[Mode] | None,
+        typer.Option(
+            metavar=words_of(Mode),
+            parser=one_of(Mode),
+            help="Search by keywords, by keywords and vectors as the service does, or by vectors alone; repeatable.",
+            show_default="all three",
+        ),
+    ] = None,
+    limit_queries: Annotated[
+        int | None, typer.Option(min=1, help="Use only so many requests, a random choice that is always the same.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the answers, one line for each request and mode.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with saved answers, of another model for example.")
+    ] = None,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Measure how well agents are found: nDCG, recall and hits on your own cards and requests.
+
+    The cards are registered in memory, in this process: no service needs to run, and a running one is not affected.
+    """
+    from registry.cards.importing import read_sources
+    from registry.evaluation.cases import read_cases, read_catalog
+
+    catalog = read_catalog(read_sources([str(cards)]))
+    try:
+        cases = list(read_cases(requests, catalog))
+    except OSError as error:
+        raise CommandError(f"cannot read {requests}: {error.strerror}") from None
+    if not cases:
+        raise CommandError(f"{requests}: expected one request at least")
+    if limit_queries is not None and limit_queries < len(cases):
+        cases = random.Random(0).sample(cases, limit_queries)
+    former = None if against is None else _load(against)
+    modes = list(dict.fromkeys(mode or Mode))
+    settings = options.load()
+    from mediator.ops import logs
+    from registry.settings import RegistrySettings
+
+    # What goes wrong is said by the command itself.
+    logs.setup("error", settings.log_format)
+    needed = None if modes == [Mode.TEXT] else model or settings.section(RegistrySettings).model
+    runs = asyncio.run(_runs(catalog, cases, modes, needed, settings.data_dir))
+    if save is not None:
+        _save(save, runs)
+    _show(
+        cases,
+        runs,
+        former,
+        {"model": needed, "cards": len(catalog.cards), "requests": len(cases)},
+        as_json=options.as_json,
+    )
+
+
+async def _runs(
+    catalog: "CardCatalog", cases: Sequence["EvaluationCase"], modes: Sequence[Mode], model: str | None, data_dir: Path
+) -> dict[str, Run]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from registry.evaluation.trial import run_trial
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=output.console(stderr=True)) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def update(step: str, done: int) -> None:
+            if step not in bars:
+                bars[step] = progress.add_task(step, total=len(catalog.cards))
+            progress.update(bars[step], completed=done)
+
+        async with run_trial(catalog, model, data_dir, update) as asked:
+            ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
+            runs: dict[str, Run] = {}
+            for mode in modes:
+                bar = progress.add_task(mode.value, total=len(cases))
+                run = {}
+                for case in cases:
+                    run[case.qid] = await ways[mode](case.query)
+                    progress.advance(bar)
+                runs[mode.value] = run
+            return runs
+
+
+# Runs in files.
+
+
+def _save(path: Path, runs: Mapping[str, Run]) -> None:
+    import orjson
+
+    lines = (
+        orjson.dumps({"qid": qid, "mode": mode, "ranked": ranked}) + b"\n"
+        for mode, run in runs.items()
+        for qid, ranked in run.items()
+    )
+    try:
+        with path.open("wb") as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _load(path: Path) -> dict[str, Run]:
+    import orjson
+
+    runs: dict[str, dict[str, list[str]]] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    fields = orjson.loads(line)
+                    runs.setdefault(str(fields["mode"]), {})[str(fields["qid"])] = [*map(str, fields["ranked"])]
+                except (ValueError, TypeError, KeyError):
+                    raise CommandError(f'{path}:{number}: expected {{"qid", "mode", "ranked": […]}}') from None
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    return dict(runs)
+
+
+# Figures.
+
+
+def _show(
+    cases: Sequence["EvaluationCase"],
+    runs: Mapping[str, Run],
+    former: Mapping[str, Run] | None,
+    about: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    from registry.evaluation.measures import MEASURES, intervals, rate_all
+
+    rows = {mode: rate_all(cases, run) for mode, run in runs.items()}
+    figures = {mode: _named(intervals(found)) for mode, found in rows.items()}
+    first, *others = rows
+    differences = {f"{mode} - {first}": _named(intervals(rows[mode] - rows[first])) for mode in others}
+    for mode, run in (former or {}).items():
+        if mode in rows:
+            change = intervals(rows[mode] - rate_all(cases, run))
+            differences[f"{mode} - {mode} saved"] = _named(change)
+    if as_json:
+        output.print_json({**about, "modes": _plain(figures), "differences": _plain(differences)})
+        return
+    counts = format_count(about["cards"], "card"), format_count(about["requests"], "request")
+    output.print_line(", ".join([*counts, about["model"] or "no model"]))
+    columns = [f"{measure}#" for measure in MEASURES]
+    output.print_table(["mode", *columns], ([mode, *map(_shown, found.values())] for mode, found in figures.items()))
+    if differences:
+        output.print_table(
+            ["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items())
+        )
+    output.print_hint("In brackets: 95 % bootstrap intervals of the mean.")
+    if differences:
+        output.print_hint("A difference is significant if its interval does not contain 0.")
+
+
+def _named(found: Iterable["ConfidenceInterval"]) -> Figures:
+    from registry.evaluation.measures import MEASURES
+
+    return dict(zip(MEASURES, found, strict=True))
+
+
+def _plain(figures: Mapping[str, Figures]) -> dict[str, dict[str, dict[str, float]]]:
+    return {name: {measure: found._asdict() for measure, found in row.items()} for name, row in figures.items()}
+
+
+def _shown(found: "ConfidenceInterval") -> str:
+    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _signed(found: "ConfidenceInterval") -> str:
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"

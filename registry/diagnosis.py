@@ -1,0 +1,67 @@
+"""What ``mediator doctor`` says of the registry: the state of its index and of its models."""
+
+from mediator.ops.diagnosis import Finding, Level
+from mediator.ops.units import format_count
+from registry.embedding.models import missing_libraries
+from registry.embedding.switching import EmbeddingModels
+from registry.index.updater import IndexUpdater
+
+_BACKENDS = {
+    "onnx": "exported to onnx",
+    "reference": "as sentence-transformers, which is slower: the log says why it cannot be exported",
+    "": "but does not run",
+}
+
+
+async def examine(updater: IndexUpdater, models: EmbeddingModels | None) -> list[Finding]:
+    """Return the findings on the index, then those on the models; the health checks say whether it is current."""
+    if not updater.loaded:
+        index = Finding(Level.NOTE, "The registry is being read into memory; searches wait for it.")
+    else:
+        index = Finding(Level.OK, f"The registry holds {_agents(updater.agents)}.")
+    return [index, *await _examine_models(updater, models)]
+
+
+async def _examine_models(updater: IndexUpdater, models: EmbeddingModels | None) -> list[Finding]:
+    if models is None:
+        return [Finding(Level.OK, "Search by meaning is turned off: sentences are answered by keywords.")]
+    if models.encoder.problem is not None:
+        return [_not_running(models)]
+    if not updater.loaded:
+        return []
+    if updater.space != str(models.encoder.space):
+        return [_switching(models, await models.count_embedded(), updater.agents)]
+    backend = _BACKENDS[models.encoder.model]
+    findings = [Finding(Level.OK, f"The model {models.model} reads sentences, {backend}.")]
+    if missing := updater.agents - updater.embedded:
+        text = f"{_agents(missing)} without vectors, found by keywords alone until the model has read the cards."
+        findings.append(Finding(Level.NOTE, text, "If the number does not fall, see the log."))
+    return findings
+
+
+def _not_running(models: EmbeddingModels) -> Finding:
+    """Say why the configured model does not answer, and what answers instead."""
+    instead = "Keywords answer meanwhile." if models.problem else "The former model answers meanwhile."
+    encoder = models.encoder
+    if missing_libraries(models.model):
+        # The service may have been installed without them on purpose.
+        return Finding(
+            Level.NOTE,
+            f"No search by meaning: {encoder.problem}.",
+            "Keywords answer. If that is meant, set registry.semantic = false.",
+        )
+    if encoder.failed:
+        return Finding(Level.PROBLEM, f"The model does not work: {encoder.problem}.", f"See registry.model. {instead}")
+    return Finding(Level.NOTE, f"The model {models.model} is not ready: {encoder.problem}.", instead)
+
+
+def _switching(models: EmbeddingModels, done: int, agents: int) -> Finding:
+    return Finding(
+        Level.NOTE,
+        f"The model {models.model} reads all cards anew: {done} of {agents} are done.",
+        "Keywords answer until then." if models.problem else "The vectors of the former model are used until then.",
+    )
+
+
+def _agents(count: int) -> str:
+    return format_count(count, "agent")

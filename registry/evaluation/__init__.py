@@ -1,0 +1,1 @@
+"""Measures search quality on an operator's own cards and requests."""

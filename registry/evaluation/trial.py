@@ -1,0 +1,126 @@
+"""Runs a temporary registry with a catalog in memory, to search it as the service would."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prometheus_client import CollectorRegistry
+
+from mediator.broker import Broker
+from mediator.errors import UnavailableError
+from mediator.mailboxes.bounds import Bounds
+from mediator.store.sqlite import SqliteStore
+from registry.agents.records import Agent, Liveness
+from registry.directory import Directory
+from registry.embedding.switching import EmbeddingModels
+from registry.evaluation.cases import CardCatalog
+from registry.evaluation.measures import DEPTH
+from registry.index.tenant import IndexQuery, SearchFilter
+from registry.index.updater import IndexUpdater
+from registry.metrics import RegistryMetrics
+from registry.requests import DiscoverRequest
+from registry.search.splitting import search_texts
+from registry.service import MODELS, RegistryServices, run_registry
+from registry.tables import RegistryTables
+
+TENANT = "trial"
+IN_FLIGHT = 64
+LOOK_SECONDS = 0.1
+ENCODE_SECONDS = 30.0
+"""How long a request may wait for its vectors; much longer than in the service."""
+_ALL = 1 << 40
+"""Byte budget of an answer: no limit."""
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A catalog to search; answers are at most ``DEPTH`` keys of cards, best first."""
+
+    _broker: Broker
+    _registry: RegistryServices
+    _keys: dict[str, str]
+    """By mailbox."""
+
+    async def by_text(self, query: str) -> list[str]:
+        """Search as DISCOVER does with ``text``."""
+        found = await self._registry.directory.discover(TENANT, DiscoverRequest(text=query, limit=DEPTH), _ALL)
+        return self._keys_of(found.agents)
+
+    async def by_meaning(self, query: str) -> list[str]:
+        """Search as DISCOVER does with ``semantic``; :class:`UnavailableError` if keywords alone would answer."""
+        found = await self._registry.directory.discover(TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL)
+        if found.note:
+            raise UnavailableError(found.note)
+        return self._keys_of(found.agents)
+
+    async def by_vectors(self, query: str) -> list[str]:
+        """Search by vectors alone, which no door offers: it measures the model itself."""
+        models = self._registry.models
+        assert models is not None
+        texts = search_texts(query)
+        vectors, problem = await models.encode_query(texts, ENCODE_SECONDS)
+        if vectors is None:
+            raise UnavailableError(problem)
+        index = await self._registry.updater.index(TENANT)
+        ranked, _ = index.search(IndexQuery([[] for _ in texts], vectors), SearchFilter(), self._broker.clock())
+        numbers = ranked.numbers[:DEPTH].tolist()
+        agents = await self._broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers))
+        return self._keys_of([agents[no] for no in numbers])
+
+    def _keys_of(self, agents: list[Agent]) -> list[str]:
+        return [self._keys[agent.address] for agent in agents]
+
+
+@asynccontextmanager
+async def run_trial(
+    catalog: CardCatalog, model: str | None, data_dir: Path, progress: Progress
+) -> AsyncIterator[Trial]:
+    """Register a catalog and wait until it can be searched.
+
+    ``model`` is one of sentence-transformers, None for keywords alone; its export is kept in ``data_dir``, as in the
+    service. ``progress`` is called with how many cards are ``registered`` and ``embedded``. Raises
+    :class:`UnavailableError` when the model is not available.
+    """
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="mediator-trial-"))
+        store = stack.enter_context(closing(SqliteStore(Path(folder) / "mediator.db")))
+        broker = Broker(store, Bounds())
+        stack.push_async_callback(broker.close)
+        meters = RegistryMetrics(CollectorRegistry())
+        running = run_registry(broker, Liveness(), 0, model, data_dir / MODELS, meters)
+        registry = await stack.enter_async_context(running)
+        if registry.models is not None:
+            await registry.models.encoder.wait_ready()
+        keys = await _register(registry.directory, catalog, progress)
+        if registry.models is not None:
+            await _embedded(registry.updater, registry.models, len(keys), progress)
+        yield Trial(broker, registry, keys)
+
+
+async def _register(directory: Directory, catalog: CardCatalog, progress: Progress) -> dict[str, str]:
+    """Return the key of each card by its mailbox."""
+    keys: dict[str, str] = {}
+    waiting = iter(catalog.cards)
+
+    async def worker() -> None:
+        for card in waiting:
+            address = (await directory.register(TENANT, card)).agent.address
+            keys[address] = catalog.keys[address]
+            progress("registered", len(keys))
+
+    await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+    return keys
+
+
+async def _embedded(updater: IndexUpdater, models: EmbeddingModels, count: int, progress: Progress) -> None:
+    while updater.embedded < count:
+        # Raises if the model fails meanwhile.
+        await models.encoder.wait_ready()
+        progress("embedded", updater.embedded)
+        await asyncio.sleep(LOOK_SECONDS)
+    progress("embedded", count)

@@ -1,0 +1,191 @@
+"""The keyword index: which agents of one tenant have the words of a query, scored by BM25."""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from string import ascii_lowercase
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_QUERY = 64
+"""Distinct words of a query that are looked up, the rarest ones."""
+MAX_CORRECTIONS = 8
+"""Unknown words of a query that are corrected."""
+MAX_SLOT = (1 << 24) - 1
+MAX_WEIGHT = 255
+"""Of one term in one agent's document."""
+
+_K1 = 4.0
+"""BM25's k1, the saturation: a word with this weight in a card of average length scores half of the maximum."""
+_B = 0.75
+"""BM25's b: how much a card that is longer than others loses."""
+_CORRECTED = 5
+"""Letters of a word before it is corrected; short names and codes are one edit from too many others."""
+_CORRECTION = 0.5
+"""Weight of a corrected word."""
+_BATCH = 4096
+"""Agents added in one go: more cost less time an agent, and more memory."""
+
+_WEIGHT_BITS = 8
+assert MAX_WEIGHT < 1 << _WEIGHT_BITS
+
+
+class KeywordIndex:
+    """An inverted index of words by slot. Not thread-safe.
+
+    Scores depend only on the agents in the index, not on the order of changes.
+    """
+
+    def __init__(self) -> None:
+        self._terms = _TermDictionary()
+        self._documents: dict[int, array[int]] = {}
+        """By slot, the numbers of its terms."""
+        self._lengths = np.zeros(0, np.float32)
+        """By slot, the sum of the weights of its terms."""
+        self._total = 0
+
+    def __len__(self) -> int:
+        """Return how many agents there are."""
+        return len(self._documents)
+
+    def add_many(self, items: Iterable[tuple[int, Mapping[str, int]]]) -> None:
+        """Add many agents with their weighted terms, or replace them; of several with one slot the last one stays."""
+        rest = iter(items)
+        while batch := dict(islice(rest, _BATCH)):
+            self._add(batch)
+
+    def add(self, slot: int, terms: Mapping[str, int]) -> None:
+        """Add an agent, or replace it."""
+        self._add({slot: terms})
+
+    def remove(self, slot: int) -> None:
+        """Remove an agent, if it is in the index."""
+        numbers = self._documents.pop(slot, None)
+        if numbers is not None:
+            self._total -= int(self._lengths[slot])
+            self._terms.remove_postings(slot << _WEIGHT_BITS, numbers)
+
+    def search(self, words: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the slots that have any of the words, each once and in order, with their positive scores.
+
+        A repeated word counts more, but less than twice. One that no agent has is taken for a misspelling.
+        """
+        sums = np.zeros(len(self._lengths), np.float32)
+        count = len(self._documents)
+        terms = self._terms.look_up(words)
+        if terms:
+            damping = self._lengths * np.float32(_K1 * _B * count / self._total) + np.float32(_K1 * (1 - _B))
+        # Term by term: the few postings of one stay in the processor's cache.
+        for postings, boost in terms:
+            entries = np.frombuffer(postings, np.uint32)
+            slots = (entries >> _WEIGHT_BITS).astype(np.intp)
+            weights = (entries & MAX_WEIGHT).astype(np.float32)
+            weights /= weights + damping[slots]
+            weights *= np.float32(boost * np.log1p((count - len(entries) + 0.5) / (len(entries) + 0.5)))
+            sums[slots] += weights
+        hits = np.flatnonzero(sums)
+        return hits.astype(np.int32), sums[hits]
+
+    def _add(self, batch: Mapping[int, Mapping[str, int]]) -> None:
+        for slot in batch:
+            if not 0 <= slot <= MAX_SLOT:
+                raise ValueError(f"expected a slot from 0 to {MAX_SLOT}, got {slot}")
+        for slot in batch:
+            self.remove(slot)
+        missing = max(batch) + 1 - len(self._lengths)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self._lengths) // 2), np.float32)
+            self._lengths = np.concatenate([self._lengths, more])
+        for slot, weights in batch.items():
+            self._lengths[slot] = length = sum(weights.values())
+            self._total += length
+            self._documents[slot] = self._terms.assign(weights)
+        each = [len(weights) for weights in batch.values()]
+        entries = np.repeat(np.fromiter(batch, np.uint64, len(batch)) << _WEIGHT_BITS, each)
+        values = chain.from_iterable(weights.values() for weights in batch.values())
+        entries |= np.fromiter(values, np.uint64, len(entries))
+        numbers = np.concatenate([np.frombuffer(self._documents[slot], np.uint32) for slot in batch])
+        self._terms.add_postings(numbers, entries)
+
+
+class _TermDictionary(dict[str, int]):
+    """Terms by number with their postings: a slot each and, in the lowest bits, the term's weight there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: list[str] = []
+        self._postings: list[array[int]] = []
+        """By number; each is sorted."""
+        self._free: list[int] = []
+        """Numbers of terms that no agent has any more."""
+
+    def __missing__(self, word: str) -> int:
+        if self._free:
+            number = self._free.pop()
+            self._words[number] = word
+        else:
+            number = len(self._words)
+            self._words.append(word)
+            self._postings.append(array("I"))
+        self[word] = number
+        return number
+
+    def assign(self, words: Iterable[str]) -> "array[int]":
+        """Return the numbers of words; new words get new ones."""
+        return array("I", map(self.__getitem__, words))
+
+    def add_postings(self, numbers: NDArray[np.uint32], entries: NDArray[np.uint64]) -> None:
+        """Add an entry to the postings of each of the terms."""
+        both = numbers.astype(np.uint64) << np.uint64(32) | entries
+        both.sort()
+        numbers = (both >> np.uint64(32)).astype(np.uint32)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        packed = both.astype(np.uint32)
+        data, size = packed.tobytes(), packed.itemsize
+        ends = np.append(starts, len(packed))[1:]
+        columns = (numbers[starts], packed[starts], starts, ends)
+        for number, first, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            postings = self._postings[number]
+            in_order = not postings or postings[-1] < first
+            if in_order or end - start > 1:
+                postings.frombytes(data[size * start : size * end])
+                if not in_order:
+                    np.frombuffer(postings, np.uint32).sort()
+            else:
+                postings.insert(bisect_left(postings, first), first)
+
+    def remove_postings(self, base: int, numbers: Iterable[int]) -> None:
+        """Remove the first entry from ``base`` on from the postings of each of the terms."""
+        for number in numbers:
+            postings = self._postings[number]
+            del postings[bisect_left(postings, base)]
+            if not postings:
+                del self[self._words[number]]
+                self._words[number] = ""
+                self._free.append(number)
+
+    def look_up(self, words: Iterable[str]) -> list[tuple["array[int]", float]]:
+        """Return the postings of the words of a query, the rarest first, and the boost of each."""
+        found: dict[str, float] = {}
+        corrections = MAX_CORRECTIONS
+        for word, count in Counter(words).items():
+            again = 2 * count / (count + 1)
+            if word in self:
+                found[word] = found.get(word, 0) + again
+            elif corrections and len(word) >= _CORRECTED and word.isascii() and word.isalpha():
+                corrections -= 1
+                if corrected := self._correct(word):
+                    found[corrected] = found.get(corrected, 0) + _CORRECTION * again
+        terms = [(self._postings[self[word]], boost) for word, boost in found.items()]
+        return sorted(terms, key=lambda each: len(each[0]))[:MAX_QUERY]
+
+    def _correct(self, word: str) -> str | None:
+        """Return the most common term one edit away: a letter inserted, deleted or replaced, or two swapped."""
+        cuts = [(word[:place], word[place:]) for place in range(1, len(word) + 1)]
+        edits = {head + letter + tail for head, tail in cuts for letter in ascii_lowercase}
+        edits |= {head + letter + tail[1:] for head, tail in cuts if tail for letter in ("", *ascii_lowercase)}
+        edits |= {head + tail[1] + tail[0] + tail[2:] for head, tail in cuts if len(tail) > 1}
+        return max(edits & self.keys(), key=lambda one: (len(self._postings[self[one]]), one), default=None)

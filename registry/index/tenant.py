@@ -1,0 +1,227 @@
+"""The search index of one tenant, in memory: keywords, vectors, tags, skills and liveness of its agents."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from registry.agents.records import Liveness, State
+from registry.index import ranking
+from registry.index.document import IndexDocument
+from registry.index.keywords import KeywordIndex
+from registry.index.labels import LabelIndex
+from registry.index.vectors import Similarities, VectorIndex
+
+CANDIDATES = 200
+"""Nearest agents to each text of a query that are ranked; others are found by keywords only."""
+MAX_RANKED = 1000
+"""Agents of a search on all of its pages together."""
+DEFAULT_STATES = frozenset({State.ALIVE, State.STALE})
+"""States of the agents that are found by default."""
+_NEVER = np.iinfo(np.int64).max
+
+
+class TopAgents(NamedTuple):
+    """Numbers of agents, best first, with their scores."""
+
+    numbers: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFilter:
+    """What agents must have to be found: all of what is given."""
+
+    tags: tuple[str, ...] = ()
+    """Folded, as :func:`registry.index.document.fold` does."""
+    skills: tuple[str, ...] = ()
+    states: frozenset[State] = DEFAULT_STATES
+    min_score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQuery:
+    """A request in the form the index searches by: the whole text, then its parts."""
+
+    words: Sequence[Sequence[str]]
+    vectors: NDArray[np.float32] | None
+    """(1 + parts, dims); None to search by keywords alone."""
+
+
+class TenantIndex:
+    """The agents of one tenant. Thread-safe: each call locks the index."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._lock = threading.Lock()
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._end = 0
+        """First slot that was never used."""
+        self._numbers = np.zeros(0, np.int64)
+        """Number of the agent by slot; 0 for a free slot."""
+        self._stale_at = np.zeros(0, np.int64)
+        self._gone_at = np.zeros(0, np.int64)
+        self._keywords = KeywordIndex()
+        self._vectors: VectorIndex | None = None
+        self._tags = LabelIndex()
+        self._skills = LabelIndex()
+
+    def __len__(self) -> int:
+        """Return how many agents there are."""
+        return len(self._slots)
+
+    @property
+    def embedded(self) -> int:
+        """How many agents have vectors."""
+        return 0 if self._vectors is None else len(self._vectors)
+
+    def optimize(self) -> bool:
+        """Do one step of clustering a large index, while others search it; return whether there is more to do."""
+        vectors = self._vectors
+        return vectors is not None and vectors.optimize(self._lock)
+
+    # Updating.
+
+    def add(self, items: Sequence[tuple[int, IndexDocument]]) -> None:
+        """Add agents, or replace their documents; this removes the vectors of a former card."""
+        with self._lock:
+            self._clear([self._slots[no] for no, _ in items if no in self._slots])
+            terms = []
+            for no, document in items:
+                slot = self._slots.get(no)
+                if slot is None:
+                    slot = self._new_slot(no)
+                self._tags.add(slot, document.tags)
+                self._skills.add(slot, document.skills)
+                terms.append((slot, document.terms))
+            self._keywords.add_many(terms)
+
+    def mark_seen(self, items: Iterable[tuple[int, int, int]]) -> None:
+        """Set the liveness of agents: number, ttl and when last seen, in milliseconds."""
+        with self._lock:
+            for no, ttl, seen_at in items:
+                slot = self._slots.get(no)
+                if slot is not None:
+                    self._stale_at[slot] = seen_at + ttl if ttl else _NEVER
+                    gone_at = self._liveness.gone_at(ttl, seen_at)
+                    self._gone_at[slot] = _NEVER if gone_at is None else gone_at
+
+    def add_vectors(self, items: Sequence[tuple[int, NDArray[np.float16]]]) -> None:
+        """Add the vectors of agents; those of unknown agents are ignored."""
+        with self._lock:
+            known = [(self._slots[no], rows) for no, rows in items if no in self._slots]
+            if not known:
+                return
+            if self._vectors is None:
+                self._vectors = VectorIndex(known[0][1].shape[1])
+            self._vectors.add_many(known)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove agents; unknown ones are ignored."""
+        with self._lock:
+            slots = [self._slots.pop(no) for no in dict.fromkeys(numbers) if no in self._slots]
+            self._clear(slots)
+            for slot in slots:
+                self._keywords.remove(slot)
+            self._numbers[slots] = 0
+            self._free += slots
+
+    def _new_slot(self, no: int) -> int:
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._end
+            self._end += 1
+            if slot >= len(self._numbers):
+                more = max(64, slot)
+                self._numbers, self._stale_at, self._gone_at = (
+                    np.concatenate((column, np.zeros(more, np.int64)))
+                    for column in (self._numbers, self._stale_at, self._gone_at)
+                )
+        self._slots[no] = slot
+        self._numbers[slot] = no
+        self._stale_at[slot] = self._gone_at[slot] = _NEVER
+        return slot
+
+    def _clear(self, slots: Sequence[int]) -> None:
+        """Remove labels and vectors; keywords are replaced when the new ones are added."""
+        self._tags.remove(slots)
+        self._skills.remove(slots)
+        if self._vectors is not None:
+            for slot in slots:
+                self._vectors.remove(slot)
+
+    # Searching.
+
+    def list_agents(self, filter_: SearchFilter, now: int) -> NDArray[np.int64]:
+        """Return the numbers of all agents that pass the filter, in order of registration."""
+        with self._lock:
+            numbers: NDArray[np.int64] = np.sort(self._numbers[self._allowed(filter_, now)])
+            return numbers
+
+    def search(self, query: IndexQuery, filter_: SearchFilter, now: int) -> tuple[TopAgents, int]:
+        """Return the best agents for a query, at most ``MAX_RANKED``, and how many were found in all.
+
+        Keywords find the agents that have any of its words, vectors also those that are near to it.
+        """
+        with self._lock:
+            allowed = self._allowed(filter_, now)
+            hits = [_filtered(*self._keywords.search(words), allowed) for words in query.words]
+            similar = None
+            if query.vectors is not None and self._vectors is not None:
+                hits = [_best(*each) for each in hits]
+                similar = self._similar(self._vectors, query.vectors, hits, allowed)
+            ranked = ranking.rank(hits, similar, len(self._slots))
+            kept = int(np.count_nonzero(ranked.scores >= filter_.min_score))
+            best = slice(min(kept, MAX_RANKED))
+            found = TopAgents(self._numbers[ranked.slots[best]], ranked.scores[best])
+            return found, kept if similar is None else len(found.numbers)
+
+    def _similar(
+        self,
+        vectors: VectorIndex,
+        texts: NDArray[np.float32],
+        hits: Sequence[ranking.KeywordHits],
+        allowed: NDArray[np.bool_],
+    ) -> Similarities:
+        """Return the cosines of the agents nearest to each text, and of those that keywords found."""
+        few = np.flatnonzero(allowed).astype(np.int32)
+        if 2 * len(few) > len(self._slots):
+            # Most agents pass the filter: search all, and for more than needed since some do not pass.
+            found = np.unique(np.concatenate([slots for slots, _ in hits]))
+            similar = vectors.search(texts, CANDIDATES if len(few) == len(self._slots) else 2 * CANDIDATES, found)
+        else:
+            similar = vectors.search(texts, 0, few)
+        keep = allowed[similar.slots]
+        return Similarities(similar.slots[keep], similar.card[keep], similar.skill[keep])
+
+    def _allowed(self, filter_: SearchFilter, now: int) -> NDArray[np.bool_]:
+        """Return by slot which agents pass the filter."""
+        allowed = self._numbers > 0
+        if filter_.tags:
+            self._tags.filter(filter_.tags, allowed)
+        if filter_.skills:
+            self._skills.filter(filter_.skills, allowed)
+        if State.GONE not in filter_.states:
+            allowed &= self._gone_at > now
+        if State.STALE not in filter_.states:
+            allowed &= (self._stale_at > now) | (self._gone_at <= now)
+        if State.ALIVE not in filter_.states:
+            allowed &= self._stale_at <= now
+        return allowed
+
+
+def _filtered(slots: NDArray[np.int32], scores: NDArray[np.float32], allowed: NDArray[np.bool_]) -> ranking.KeywordHits:
+    keep = allowed[slots]
+    return slots[keep], scores[keep]
+
+
+def _best(slots: NDArray[np.int32], scores: NDArray[np.float32]) -> ranking.KeywordHits:
+    if len(slots) <= CANDIDATES:
+        return slots, scores
+    best = np.argpartition(-scores, CANDIDATES)[:CANDIDATES]
+    return slots[best], scores[best]

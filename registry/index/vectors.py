@@ -1,0 +1,214 @@
+"""The vector index: which agents of one tenant are near to a query; clustered where there are many.
+
+Large indexes are searched like an inverted file (IVF): only agents in the clusters nearest to the query are compared.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import isqrt
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from registry.index.arena import Floats, Halves, Similarities, Slots, VectorArena, products
+
+__all__ = ["Similarities", "VectorIndex"]
+
+LARGE = 200_000
+"""Vectors from which on only some are compared: all would take more than about 15 ms."""
+PER_CENTRE = 32
+"""Vectors for each centre in the sample that k-means runs on."""
+
+PROBES = 128
+"""Clusters whose agents are compared with a query (FAISS calls it nprobe)."""
+
+_ITERATIONS = 3
+_BLOCK = 4096
+"""Vectors compared with all centres at a time."""
+_CENTRES = 4
+"""Times the square root of the number of vectors is the number of clusters."""
+_GROWTH = 4
+"""Clusters are made anew when they have listed more than this times the vectors they were made for."""
+_STEP = 512
+"""Vectors that are added to clusters at a time."""
+
+
+class VectorIndex:
+    """The vectors of one tenant in one space, by slot. Not thread-safe; long computations run outside the GIL."""
+
+    def __init__(self, dims: int) -> None:
+        self.dims = dims
+        self._arena = VectorArena(dims)
+        self._clusters: Clusters | None = None
+        self._clustered = 0
+        """How many vectors there were when the clusters were made."""
+        self._fresh: set[int] = set()
+        """Agents that are in no cluster yet, if there are clusters."""
+
+    def __len__(self) -> int:
+        """Return how many agents there are."""
+        return len(self._arena)
+
+    @property
+    def rows(self) -> int:
+        """How many vectors there are."""
+        return self._arena.rows
+
+    def add(self, slot: int, rows: NDArray[np.float16] | NDArray[np.float32]) -> None:
+        """Add an agent's vectors, or replace them.
+
+        They are (1 + skills, dims), the card's first, of length one; kept in half precision. Raises ValueError for
+        another shape.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.dims or not len(rows):
+            raise ValueError(f"expected one row or more of {self.dims} dimensions, got {rows.shape}")
+        if slot < 0:
+            raise ValueError(f"expected a slot from 0, got {slot}")
+        self.remove(slot)
+        self._arena.add(slot, rows.astype(np.float16, copy=False))
+        if self._clusters is not None:
+            self._fresh.add(slot)
+
+    def add_many(self, items: Iterable[tuple[int, NDArray[np.float16] | NDArray[np.float32]]]) -> None:
+        """Add the vectors of many agents."""
+        for slot, rows in items:
+            self.add(slot, rows)
+
+    def remove(self, slot: int) -> None:
+        """Remove an agent's vectors, if there are any."""
+        if slot in self._arena:
+            self._arena.remove(slot)
+            self._fresh.discard(slot)
+
+    def search(self, queries: Floats, limit: int, also: Slots) -> Similarities:
+        """Return the ``limit`` agents nearest to each query by the mean of card and skill, and those of ``also``.
+
+        ``queries`` are (q, dims), of length one; they are rounded to half precision.
+        """
+        wanted = self._arena.present(also)
+        if not limit:
+            return self._arena.compare(queries, wanted)
+        found = self._arena.compare(queries, self._candidates(queries, limit, wanted))
+        chosen = np.zeros(len(found.slots), np.bool_)
+        chosen[_nearest(found, limit)] = True
+        chosen |= np.isin(found.slots, wanted)
+        return Similarities(found.slots[chosen], found.card[chosen], found.skill[chosen])
+
+    def _candidates(self, queries: Floats, limit: int, also: Slots) -> Slots | None:
+        """Return which agents to compare with the queries; None for all."""
+        if self._clusters is None:
+            return None
+        near = self._clusters.near(queries.astype(np.float16))
+        fresh = np.fromiter(self._fresh, np.int32, len(self._fresh))
+        candidates = self._arena.present(np.concatenate((near, fresh, also)))
+        return candidates if limit <= len(candidates) < len(self) // 2 else None
+
+    # Clustering.
+
+    def optimize(self, lock: Lock) -> bool:
+        """Do one step of clustering, if there are enough vectors; return whether there is more to do.
+
+        Call it now and then, and again while there is more, without holding ``lock``, which protects this index. A
+        step holds it for some milliseconds; finding the clusters takes seconds, without the lock.
+        """
+        with lock:
+            count = self._centres_due()
+            sample = self._sample(count * PER_CENTRE) if count else []
+        centres = find_centres(sample, count) if count else None
+        with lock:
+            if centres is not None:
+                self._clusters, self._clustered = Clusters(centres), self.rows
+                self._fresh = set(self._arena.slots.tolist())
+            elif self._clusters is None or self.rows < LARGE // 2:
+                self._clusters, self._fresh = None, set()
+            else:
+                batch = np.fromiter(islice(self._fresh, max(1, _STEP * len(self) // self.rows)), np.int32)
+                self._clusters.add(self._arena.blocks(batch))
+                self._fresh.difference_update(batch.tolist())
+            return bool(self._fresh)
+
+    def _centres_due(self) -> int:
+        """Return how many clusters to make, if there are none yet or the vectors have changed too much; else 0."""
+        if self.rows < LARGE or (self._clusters is not None and self._clusters.added <= _GROWTH * self._clustered):
+            return 0
+        return _CENTRES * isqrt(self.rows)
+
+    def _sample(self, rows: int) -> list[Halves]:
+        """Return about so many vectors, those of randomly chosen agents."""
+        agents = min(len(self), rows * len(self) // self.rows)
+        some = np.random.default_rng(0).choice(self._arena.slots, agents, replace=False)
+        return [part for _, part in self._arena.blocks(some)]
+
+
+def _nearest(found: Similarities, limit: int) -> NDArray[np.intp]:
+    """Return the positions of the ``limit`` agents nearest to each query."""
+    if limit >= len(found.slots):
+        return np.arange(len(found.slots))
+    farness = -(found.card + found.skill)
+    return np.argpartition(farness, limit - 1, axis=0)[:limit]
+
+
+class Clusters:
+    """Inverted lists: agents by the centres nearest to their skills. Not thread-safe.
+
+    They only choose which agents are compared. An agent that was removed or has new vectors stays on its old lists,
+    which costs time but changes no result.
+    """
+
+    def __init__(self, centres: Halves) -> None:
+        """``centres`` are (n, dims)."""
+        self._products = products(centres)
+        self._lists = [array("i") for _ in centres]
+        self.added = 0
+        """How many vectors were added since these centres were made, removed ones included."""
+
+    def add(self, blocks: Iterable[tuple[Slots, Halves]]) -> None:
+        """Add agents with their vectors, (n,) with (n, height, dims)."""
+        for slots, rows in blocks:
+            sums = _card_plus_skill(rows)
+            nearest = self._products(sums.reshape(-1, sums.shape[2])).argmax(axis=1).reshape(sums.shape[:2])
+            # Each agent once in a list; sorted by list.
+            pairs = np.unique(nearest << 32 | slots[:, None])
+            centres, first = np.unique(pairs >> 32, return_index=True)
+            for centre, agents in zip(centres.tolist(), np.split(pairs.astype(np.int32), first[1:]), strict=True):
+                self._lists[centre].frombytes(agents.tobytes())
+            self.added += rows.shape[0] * rows.shape[1]
+
+    def near(self, queries: Halves) -> Slots:
+        """Return the agents in the lists nearest to any of the queries, some more than once."""
+        cosines = self._products(queries)
+        probes = min(PROBES, len(self._lists))
+        wanted = np.unique(np.argpartition(-cosines, probes - 1, axis=1)[:, :probes])
+        return np.concatenate([np.frombuffer(self._lists[centre], np.int32) for centre in wanted.tolist()])
+
+
+def find_centres(sample: Sequence[Halves], count: int) -> Halves:
+    """Return (count, dims) centres of the vectors in a sample, (n, height, dims) each, by spherical k-means.
+
+    Takes seconds, mostly outside the GIL. The same sample has the same centres.
+    """
+    rng = np.random.default_rng(0)
+    points = np.concatenate([_unit(_card_plus_skill(rows).reshape(-1, rows.shape[2])) for rows in sample])
+    centres = points[rng.choice(len(points), count)]
+    for _ in range(_ITERATIONS):
+        nearest = products(centres)
+        of = np.concatenate([nearest(points[at : at + _BLOCK]).argmax(axis=1) for at in range(0, len(points), _BLOCK)])
+        order = np.argsort(of, kind="stable")
+        found, first = np.unique(of[order], return_index=True)
+        sums = np.add.reduceat(points[order], first, axis=0, dtype=np.float32)
+        # A centre that no vector is nearest to starts again at a random one.
+        centres = points[rng.choice(len(points), count)]
+        centres[found] = _unit(sums)
+    return centres
+
+
+def _card_plus_skill(rows: Halves) -> Halves:
+    """Return one vector for each skill, its sum with the card's: as near to a query as the two together."""
+    return rows[:, :1] + rows[:, 1:] if rows.shape[1] > 1 else rows
+
+
+def _unit(rows: Floats | Halves) -> Halves:
+    lengths = np.linalg.norm(rows.astype(np.float32, copy=False), axis=1, keepdims=True)
+    return np.asarray(rows / np.maximum(lengths, 1e-6), np.float16)

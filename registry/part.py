@@ -1,0 +1,54 @@
+"""What the registry brings to the service: its settings, commands, clean-up, and its doors over NATS and HTTP."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from mediator.parts import Host, Part
+
+if TYPE_CHECKING:
+    from mediator.cli.options import CommandGroup
+    from mediator.config.settings import Settings
+    from mediator.config.types import PartSettings
+    from mediator.ops.collector import CleanupStep
+
+
+class RegistryPart(Part):
+    """Agents publish AgentCards, others find them."""
+
+    name = "registry"
+
+    def settings(self) -> "type[PartSettings]":
+        """Return the options of the registry."""
+        from registry.settings import RegistrySettings
+
+        return RegistrySettings
+
+    def add_commands(self, app: "CommandGroup") -> None:
+        """Add the group ``agent``."""
+        from registry.cli.agents import app as agent
+
+        app.add_typer(agent, name="agent")
+
+    def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
+        """Remove agents that are gone for long."""
+        from registry.cleanup import RemovedAgents, SilentAgents
+        from registry.settings import RegistrySettings
+
+        return SilentAgents(settings.section(RegistrySettings).liveness), RemovedAgents()
+
+    @asynccontextmanager
+    async def open(self, host: Host) -> AsyncIterator[None]:
+        """Run the registry and open its doors: the verbs ``AGENT.*`` and REST."""
+        from registry.settings import RegistrySettings
+
+        if not host.settings.section(RegistrySettings).enabled:
+            yield
+            return
+        from registry.service import open_registry
+
+        async with open_registry(host):
+            yield
+
+
+part = RegistryPart()

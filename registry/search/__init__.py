@@ -1,0 +1,1 @@
+"""DISCOVER: splits requests, searches the index, and pages through the results."""

@@ -1,0 +1,200 @@
+"""Answers DISCOVER: ranks agents for a request, and cuts the ranking into pages (G3)."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import blake2b
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mediator.broker import Broker
+from mediator.errors import BadRequestError
+from mediator.parts import Announcer
+from mediator.store.base import Transaction
+from registry.agents.records import Agent, Liveness
+from registry.embedding.switching import EmbeddingModels
+from registry.index.analysis import analyze
+from registry.index.document import fold
+from registry.index.tenant import DEFAULT_STATES, IndexQuery, SearchFilter, TenantIndex, TopAgents
+from registry.index.updater import IndexUpdater
+from registry.metrics import RegistryMetrics
+from registry.requests import DiscoverRequest, DiscoverResult
+from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
+from registry.search.splitting import search_texts
+from registry.tables import RegistryTables
+
+T = TypeVar("T")
+ENCODE_SECONDS = 1.0
+"""How long a request waits for its vectors before keywords answer it."""
+THREADS = 2
+SHORT_REQUEST = 512
+"""Characters up to which a request is split on the event loop: handing it to a thread takes longer."""
+READ_AHEAD = 64
+"""Agents read in one transaction for a page."""
+STEP = 16
+"""Agents read before the byte budget is checked, since cards may be large."""
+OVERHEAD = 160
+"""Bytes of an agent in an answer beside its card and report, at most: score, state, commas."""
+LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
+
+
+class Searcher:
+    """Searches the indexes. Created and used on the event loop; the searches run on threads."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        liveness: Liveness,
+        updater: IndexUpdater,
+        models: EmbeddingModels | None,
+        metrics: RegistryMetrics,
+        announcer: Announcer | None = None,
+    ) -> None:
+        """Without ``models`` keywords answer every request; ``announcer`` reaches the other instances."""
+        self._broker = broker
+        self._liveness = liveness
+        self._updater = updater
+        self._models = models
+        self._metrics = metrics
+        self._snapshots = SnapshotCache()
+        self._sharing = None if announcer is None else SnapshotSharing(announcer, self._snapshots)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
+
+    async def open(self) -> None:
+        """Start to receive the snapshots of other instances."""
+        if self._sharing is not None:
+            await self._sharing.open()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=True)
+
+    async def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> DiscoverResult:
+        """See :meth:`registry.directory.Directory.discover`."""
+        if query.cursor is not None:
+            snapshot, start = self._resume(tenant, query.cursor)
+        else:
+            snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
+        result, now = snapshot.result, self._broker.clock()
+        page, end = await self._page(tenant, result, start, query.limit, budget)
+        more = end < len(result.numbers)
+        if more and query.cursor is None and self._sharing is not None:
+            await self._sharing.publish(snapshot)
+        found = DiscoverResult(
+            agents=[agent for _, agent in page],
+            scores=[float(result.scores[place]) if len(result.scores) else 1.0 for place, _ in page],
+            states=[self._liveness.state(agent.ttl, agent.seen_at, now) for _, agent in page],
+            total=result.total,
+            next=f"{snapshot.id}.{end}" if more else None,
+            mode=result.mode,
+            note=result.note,
+        )
+        self._metrics.count_search(found)
+        return found
+
+    def _resume(self, tenant: str, cursor: str) -> tuple[SearchSnapshot, int]:
+        id, _, start = cursor.partition(".")
+        snapshot = self._snapshots.get(tenant, id)
+        if snapshot is None or not start.isdecimal() or not start.isascii() or len(start) > 10:
+            raise BadRequestError("cursor", "not known, or older than a minute; ask again without it")
+        return snapshot, int(start)
+
+    async def _snapshot(self, tenant: str, query: DiscoverRequest) -> SearchSnapshot:
+        key = _key(query)
+        kept = self._snapshots.find(tenant, key) if query.page > 1 else None
+        return kept or self._snapshots.keep(tenant, key, await self._search(tenant, query))
+
+    async def _search(self, tenant: str, query: DiscoverRequest) -> SearchResult:
+        index = await self._updater.index(tenant)
+        now = self._broker.clock()
+        filter_ = SearchFilter(
+            tags=fold(query.tags),
+            skills=fold(query.skills),
+            states=DEFAULT_STATES if query.states is None else query.states,
+            min_score=query.min_score or 0.0,
+        )
+        if query.semantic is None and query.text is None:
+            numbers = await self._run(index.list_agents, filter_, now)
+            return SearchResult(numbers, np.empty(0, np.float32), len(numbers), LISTED)
+        request = query.semantic or query.text or ""
+        short = len(request) <= SHORT_REQUEST
+        texts = search_texts(request) if short else await self._run(search_texts, request)
+        mode, vectors, note = BY_TEXT, None, ""
+        if query.semantic is not None:
+            mode = BY_MEANING
+            vectors, note = await self._vectors(index, texts)
+        ranked, total = await self._run(_rank, index, texts, vectors, filter_, now)
+        return SearchResult(ranked.numbers, ranked.scores, total, mode, note)
+
+    async def _vectors(self, index: TenantIndex, texts: list[str]) -> tuple[NDArray[np.float32] | None, str]:
+        """Return the vectors of a request and its parts, or None and a note why there are none."""
+        if self._models is None:
+            vectors, note = None, "search by meaning is turned off"
+        elif len(index) and not index.embedded:
+            vectors, note = None, self._models.encoder.problem or "the cards have no vectors yet"
+        else:
+            vectors, note = await self._models.encode_query(texts, ENCODE_SECONDS)
+        return vectors, f"answered by keywords: {note}" if note else ""
+
+    async def _page(
+        self, tenant: str, result: SearchResult, start: int, limit: int, budget: int
+    ) -> tuple[list[tuple[int, Agent]], int]:
+        """Read a page: agents with their places in the ranking, and the place where the next page begins.
+
+        Agents that were unregistered meanwhile are left out.
+        """
+        page: list[tuple[int, Agent]] = []
+        end = start
+        while end < len(result.numbers) and len(page) < limit:
+            numbers = result.numbers[end : end + min(READ_AHEAD, limit - len(page))].tolist()
+            for agent in await self._broker.read(partial(_pick, tenant, numbers, budget)):
+                if agent is not None:
+                    budget -= _size(agent)
+                    if budget < 0 and page:
+                        return page, end
+                    page.append((end, agent))
+                end += 1
+        return page, end
+
+    async def _run(self, search: Callable[..., T], *arguments: object) -> T:
+        """Run on a thread; requests are also analyzed there, since some take many milliseconds."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
+
+
+def _rank(
+    index: TenantIndex, texts: list[str], vectors: NDArray[np.float32] | None, filter_: SearchFilter, now: int
+) -> tuple[TopAgents, int]:
+    return index.search(IndexQuery([analyze(text) for text in texts], vectors), filter_, now)
+
+
+def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, _now: int) -> list[Agent | None]:
+    """Return the agents with these numbers in order, None for removed ones, until they exceed ``budget`` bytes.
+
+    Agents of other tenants count as removed: the numbers may come from another instance, over NATS.
+    """
+    picked: list[Agent | None] = []
+    for start in range(0, len(numbers), STEP):
+        some = numbers[start : start + STEP]
+        there = {
+            no: agent for no, agent in tx.table(RegistryTables).agents.pick(some).items() if agent.tenant == tenant
+        }
+        picked += map(there.get, some)
+        budget -= sum(map(_size, there.values()))
+        if budget < 0:
+            break
+    return picked
+
+
+def _size(agent: Agent) -> int:
+    return len(agent.card) + len(agent.status or b"") + OVERHEAD
+
+
+def _key(query: DiscoverRequest) -> bytes:
+    """Return a hash of a request, the same for all pages of its answer."""
+    words = query.semantic or query.text
+    states = None if query.states is None else sorted(query.states)
+    asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score)
+    return blake2b(repr(asked).encode(), digest_size=16).digest()

@@ -1,0 +1,98 @@
+"""Composes the registry: its core, as the service and an evaluation run it, and what a service adds around it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_network
+from pathlib import Path
+
+from mediator.broker import Broker
+from mediator.http.guard import Guard
+from mediator.parts import Announcer, Host
+from registry.agents.records import Liveness
+from registry.api.rest import RegistryApi
+from registry.api.verbs import add_verbs
+from registry.commands import RegistryCommands
+from registry.diagnosis import examine
+from registry.directory import Directory
+from registry.embedding.switching import EmbeddingModels
+from registry.index.updater import IndexUpdater
+from registry.metrics import RegistryMetrics
+from registry.search.searcher import Searcher
+from registry.settings import RegistrySettings
+
+MODELS = "models"
+"""Name of the folder for exported models, in the data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryServices:
+    """A running registry."""
+
+    updater: IndexUpdater
+    models: EmbeddingModels | None
+    directory: Directory
+
+
+@asynccontextmanager
+async def run_registry(
+    broker: Broker,
+    liveness: Liveness,
+    max_agents: int,
+    model: str | None,
+    models_dir: Path,
+    metrics: RegistryMetrics,
+    announcer: Announcer | None = None,
+) -> AsyncIterator[RegistryServices]:
+    """Run the core of a registry inside this block; without ``model`` keywords answer alone.
+
+    ``models_dir`` keeps exported models, ``announcer`` reaches the instances that share the database. Nothing here
+    waits for a model or for the index.
+    """
+    async with AsyncExitStack() as stack:
+        updater = IndexUpdater(broker, liveness)
+        shared = announcer is not None
+        models = None if model is None else EmbeddingModels(broker, updater, model, models_dir, shared=shared)
+        searcher = Searcher(broker, liveness, updater, models, metrics, announcer)
+        await searcher.open()
+        stack.callback(searcher.close)
+        stack.push_async_callback(updater.stop)
+        if models is None:
+            await updater.start("")
+        else:
+            stack.push_async_callback(models.stop)
+            await models.start()
+        directory = Directory(broker, liveness, max_agents, updater, searcher, models)
+        stack.callback(directory.close)
+        yield RegistryServices(updater, models, directory)
+
+
+@asynccontextmanager
+async def open_registry(host: Host) -> AsyncIterator[Directory]:
+    """Run the registry inside this block: its NATS verbs, its REST API, its commands and checks.
+
+    Nothing here waits for a model or for the index: both are loaded while the service already answers.
+    """
+    chosen = host.settings.section(RegistrySettings)
+    metrics = RegistryMetrics(host.metrics.registry)
+    model = chosen.model if chosen.semantic else None
+    announcer = host.announcer("found")
+    guard = Guard([ip_network(network) for network in chosen.outbound_networks])
+    models_dir = host.settings.data_dir / MODELS
+    async with run_registry(
+        host.broker, chosen.liveness, chosen.max_agents, model, models_dir, metrics, announcer
+    ) as made:
+        updater, models = made.updater, made.models
+        metrics.agents.set_function(lambda: updater.agents)
+        if models is not None:
+            metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
+        host.add_health_check("registry", updater.check)
+        RegistryCommands(made.directory, updater, models).register(host.control)
+        host.add_doctor_check(partial(examine, updater, models))
+        add_verbs(host, made.directory)
+        RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)
+        try:
+            yield made.directory
+        finally:
+            await guard.close()

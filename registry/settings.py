@@ -1,0 +1,69 @@
+"""The options of the registry: the model that reads cards and questions, signs of life, and its bounds."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from mediator.config.types import PartSettings, Whole, network
+from mediator.mailboxes.bounds import DAY
+from registry.agents.records import Liveness
+
+_MAX_TTL = 365 * 24 * 3600
+
+
+class RegistrySettings(PartSettings):
+    """The registry: agents publish AgentCards, others find them by keyword and by meaning."""
+
+    enabled: bool = Field(default=True, description="Open the registry. Disable it if you don't need agent discovery.")
+    semantic: bool = Field(
+        default=True,
+        description="Search by meaning, where `agent-mediator[search]` is installed. Disable it to save the memory "
+        "of the model, about 200 MB; keywords then answer, with a note.",
+    )
+    model: str = Field(
+        default="all-MiniLM-L6-v2",
+        min_length=1,
+        max_length=512,
+        description="The sentence-transformers model: the default one, a folder, or a name that "
+        "sentence-transformers knows. After a change all cards are embedded again in the background. Compare models on "
+        "your own cards with `mediator agent eval` first.",
+    )
+    default_ttl: Whole = Field(
+        default=0,
+        ge=0,
+        le=_MAX_TTL,
+        description="Seconds between two signs of life of an agent whose card has no `ttl`; 0 expects none, and such "
+        "agents are always alive. Set it if your agents send AGENT.REPORT.",
+    )
+    grace_seconds: Whole = Field(
+        default=Liveness().grace // 1000,
+        ge=0,
+        le=_MAX_TTL,
+        description="Seconds for which an agent that missed its sign of life is stale, and still found, before it is "
+        "gone; its own ttl if that is longer. Protects slow agents from being taken for dead.",
+    )
+    keep_days: Whole = Field(
+        default=Liveness().keep // DAY,
+        ge=0,
+        le=3650,
+        description="Days after which the clean-up removes an agent that is gone; 0 never removes one. Protects the "
+        "catalog from agents that no longer exist; until then a report brings an agent back.",
+    )
+    max_agents: Whole = Field(
+        default=1_000_000,
+        ge=0,
+        description="Agents that one tenant may register; 0 is no limit. Protects memory: search needs about 6 kB per "
+        "agent.",
+    )
+    outbound_networks: list[Annotated[str, AfterValidator(network)]] = Field(
+        default_factory=list,
+        description="Private networks (10.1.0.0/16) that cards may be fetched from when an agent is registered by "
+        "URL. Protects your own network: the caller chooses the URL, so other private addresses are refused.",
+        examples=[["10.1.0.0/16"]],
+    )
+
+    @property
+    def liveness(self) -> Liveness:
+        """When agents are alive, in milliseconds. While the registry is closed, agents cannot report and are kept."""
+        keep_days = self.keep_days if self.enabled else 0
+        return Liveness(self.default_ttl * 1000, self.grace_seconds * 1000, keep_days * DAY)

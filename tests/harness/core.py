@@ -1,0 +1,105 @@
+"""A service without doors: store, broker, scheduler and control socket, with a clock that a test moves."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mediator.broker import Broker
+from mediator.config.sections import CleanupSettings
+from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.querying import Query
+from mediator.mailboxes.sending import Send
+from mediator.ops.control import ControlServer, send_command
+from mediator.ops.metrics import Metrics
+from mediator.ops.scheduler import Scheduler
+from mediator.store.opening import database_path
+from mediator.store.sqlite import SqliteStore
+from pickup.cleanup import OldReplays, UnusedConnections
+from pickup.mediation.records import MediationRules
+from registry.agents.records import Liveness
+from registry.cleanup import RemovedAgents, SilentAgents
+from tests.harness.clock import ShiftedClock
+
+TENANT = "default"
+BOX = "task"
+SECOND = 1000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+PATIENCE = 20.0
+"""Seconds until a test gives up on something that does not come."""
+TABLES = ("mailbox", "message", "delayed", "dedup", "consumer", "lease", "held", "body", "outbox")
+
+
+@dataclass
+class House:
+    """The parts of it, and short words for what tests do with them."""
+
+    data_dir: Path
+    clock: ShiftedClock
+    broker: Broker
+    metrics: Metrics
+    scheduler: Scheduler
+    control: ControlServer
+
+    async def create(self, address: str = BOX, **options: Any) -> int:
+        created = await self.broker.create(Create(TENANT, address, **options))
+        return created.mailbox.no
+
+    async def send(self, payload: bytes = b"x", to: str = BOX, **draft: Any) -> int:
+        return await self.broker.send(Send(TENANT, to, Draft(payload, **draft)))
+
+    async def send_many(self, count: int, to: str = BOX, **draft: Any) -> None:
+        """Keep many messages and wait for the last."""
+        for _ in range(count // 1000):
+            await asyncio.gather(*[self.send(to=to, **draft) for _ in range(1000)])
+
+    async def shown(self, box: str = BOX) -> list[Message]:
+        return await self.broker.query(Query(TENANT, box, Filter(), 1000, 1 << 26))
+
+    async def ask(self, command: str, **fields: Any) -> dict[str, Any]:
+        return await send_command(self.data_dir, command, within=PATIENCE, **fields)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return a sample of the metrics; 0 when there is none."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def rows(self, *tables: str) -> int:
+        return rows(self.data_dir, *tables)
+
+
+def rows(data_dir: Path, *tables: str) -> int:
+    """Count what these tables, or all, hold on disk."""
+    with closing(sqlite3.connect(f"{database_path(data_dir).as_uri()}?mode=ro", uri=True)) as connection:
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables or TABLES]
+    return sum(counts)
+
+
+@asynccontextmanager
+async def house(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bool = True) -> AsyncIterator[House]:
+    """Open a house on a directory; ``enabled``: it cleans up by itself, each second."""
+    clock = clock or ShiftedClock()
+    store = SqliteStore(database_path(data_dir))
+    try:
+        broker = Broker(store, Bounds(), clock=clock)
+        metrics = Metrics()
+        control = ControlServer(data_dir)
+        cleanup = CleanupSettings(enabled=enabled, interval_seconds=1)
+        steps = [UnusedConnections(MediationRules().idle), OldReplays(), SilentAgents(Liveness()), RemovedAgents()]
+        scheduler = Scheduler(broker, cleanup, steps, metrics, control)
+        try:
+            await scheduler.start()
+            await control.start()
+            yield House(data_dir, clock, broker, metrics, scheduler, control)
+        finally:
+            await control.stop()
+            await scheduler.stop()
+            await broker.close()
+    finally:
+        store.close()

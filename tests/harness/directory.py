@@ -1,0 +1,57 @@
+"""A registry without a model and without doors, over a store."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from prometheus_client import CollectorRegistry
+
+from mediator.broker import Broker
+from mediator.mailboxes.bounds import Bounds
+from mediator.parts import Announcer
+from mediator.store.base import Store
+from registry.agents.records import Liveness
+from registry.directory import Directory
+from registry.index.updater import IndexUpdater
+from registry.metrics import RegistryMetrics
+from registry.requests import DiscoverRequest, DiscoverResult
+from registry.search.searcher import Searcher
+
+BUDGET = 1 << 20
+
+
+class Instance:
+    """A registry without a model, over a store."""
+
+    def __init__(self, broker: Broker, updater: IndexUpdater, directory: Directory) -> None:
+        self.broker = broker
+        self.updater = updater
+        self.directory = directory
+
+    async def register(self, name: str, description: str = "", **more: object) -> int:
+        card = {"mailbox": f"agent.{name}", "name": name, "description": description, **more}
+        done = await self.directory.register("default", orjson.dumps(card))
+        return done.agent.no
+
+    async def discover(self, tenant: str = "default", budget: int = BUDGET, **asked: object) -> DiscoverResult:
+        return await self.directory.discover(tenant, DiscoverRequest(**asked), budget)  # type: ignore[arg-type]
+
+    async def found(self, **asked: object) -> list[str]:
+        return [agent.name for agent in (await self.discover(**asked)).agents]  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def instance(store: Store, space: str = "", announcer: Announcer | None = None) -> AsyncIterator[Instance]:
+    broker = Broker(store, Bounds())
+    updater = IndexUpdater(broker, Liveness())
+    searcher = Searcher(broker, Liveness(), updater, None, RegistryMetrics(CollectorRegistry()), announcer)
+    directory = Directory(broker, Liveness(), 0, updater, searcher, None)
+    try:
+        await searcher.open()
+        await updater.start(space)
+        yield Instance(broker, updater, directory)
+    finally:
+        await updater.stop()
+        searcher.close()
+        directory.close()
+        await broker.close()

@@ -1,0 +1,358 @@
+"""The pipeline as a child of the service: bounded in time and words, never two at once, and what is known of it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mediator.config.settings import Settings
+from mediator.ops.processes import is_gone, process_name
+from mediator.ops.runs.commands import RunCommands
+from mediator.ops.runs.history import SCHEDULED, RunHistory
+from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
+from pipeline.service import child_process as child
+from pipeline.service.child_process import MAX_LINE, MAX_LINES, run_child
+from pipeline.service.scheduler import PipelineScheduler
+from tests.harness.clock import ShiftedClock
+from tests.harness.core import HOUR, House, house
+from tests.harness.waiting import until
+
+LONG = 60.0
+"""Seconds that no test reaches."""
+FOREVER = "import signal, sys; print('up', flush=True); signal.pause()"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
+)
+
+
+def python(code: str) -> list[str]:
+    """A command line that runs some Python; what the runner adds are its arguments."""
+    return [sys.executable, "-c", code]
+
+
+# The child.
+
+
+async def test_a_child_runs_in_a_group_with_lower_priority() -> None:
+    code = "import os, sys; print(os.getpriority(os.PRIO_PROCESS, 0), os.getpgid(0) == os.getpid()); sys.exit(3)"
+    ended = await run_child(python(code), os.environ, LONG)
+    assert (ended.code, ended.timed_out) == (3, False)
+    assert ended.last_lines == (f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + child.NICE)} True",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties processes to cores")
+async def test_a_child_and_what_it_starts_have_one_core() -> None:
+    code = "import os, subprocess; subprocess.run(['nproc']); print(os.sched_getaffinity(0))"
+    ended = await run_child(python(code), {"PATH": os.environ["PATH"]}, LONG)
+    assert ended.last_lines == ("1", str({max(os.sched_getaffinity(0))}))
+
+
+async def test_a_child_gets_only_the_given_environment() -> None:
+    ended = await run_child(python("import os; print(os.environ.get('HOME'), os.environ['ONE'])"), {"ONE": "1"}, LONG)
+    assert ended.last_lines == ("None 1",)
+
+
+async def test_much_output_of_a_child_is_bounded_in_the_log() -> None:
+    code = "import sys; [print('x' * 100_000 if n == 5 else n) for n in range(1000)]; print('last', file=sys.stderr)"
+    with capture_logs() as logs:
+        ended = await run_child(python(code), os.environ, LONG)
+    said = [entry["text"] for entry in logs if entry["event"] == "pipeline output"]
+    assert ended.code == 0
+    # Two streams on one pipe: what is on the second comes when it likes.
+    assert "last" in {*ended.last_lines, *said}
+    assert len(said) == MAX_LINES
+    assert max(map(len, said)) == MAX_LINE
+    assert [entry["lines"] for entry in logs if entry["event"] == "more output of the pipeline"] == [1001 - MAX_LINES]
+
+
+async def test_a_child_whose_time_is_over_is_ended() -> None:
+    ended = await run_child(python(FOREVER), os.environ, 0.2)
+    assert (ended.code, ended.timed_out) == (-signal.SIGTERM, True)
+
+
+async def test_one_that_does_not_heed_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "GRACE_SECONDS", 0.3)
+    code = f"import subprocess, sys; inner = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n"
+    code += f"print(inner.pid, flush=True)\n{STUBBORN}"
+    ended = await run_child(python(code), os.environ, 2.0)
+    assert (ended.code, ended.timed_out) == (-signal.SIGKILL, True)
+    inner = next(int(line) for line in ended.last_lines if line.isdigit())
+    await until(lambda: process_name(inner) == "")
+
+
+async def test_a_child_that_is_given_up_is_ended() -> None:
+    running = asyncio.create_task(run_child(python(FOREVER), os.environ, LONG))
+    with capture_logs() as logs:
+        await until(lambda: logs)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not [pid for pid in children() if "signal.pause" in command_line(pid)]
+
+
+async def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:
+    ended = await run_child(["/nowhere/python"], os.environ, LONG)
+    assert ended.code == 1
+    assert ended.last_lines == ("/nowhere/python: No such file or directory",)
+
+
+def children() -> list[int]:
+    """The processes whose parent is this one; the kernel's own list of them may miss some while others end."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()]
+
+
+def parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+# Processes.
+
+
+async def test_a_process_is_known_from_one_that_got_its_number_later() -> None:
+    process = await asyncio.create_subprocess_exec(*python("input()"), stdin=asyncio.subprocess.PIPE)
+    name = process_name(process.pid)
+    assert not is_gone(name, ours=True)
+    assert not is_gone(process_name(), ours=True)
+    *place, start = name.split()
+    assert is_gone(" ".join([*place, str(int(start) + 1)]), ours=False)
+    process.kill()
+    await process.wait()
+    assert process_name(process.pid) == ""
+    assert is_gone(name, ours=False)
+
+
+@pytest.mark.parametrize("name", ["another-boot pid:[1] 1 1", "", "x", "\ud800"])
+def test_only_our_own_processes_are_known_to_be_gone(name: str) -> None:
+    assert is_gone(name, ours=True)
+    assert not is_gone(name, ours=False)
+
+
+# Rounds.
+
+
+@contextlib.asynccontextmanager
+async def rounds(
+    home: House, program: Sequence[str], *, every: int = 1, minutes: int = 60, **pipeline: str
+) -> AsyncIterator[tuple[PipelineScheduler, RunHistory]]:
+    pipeline_settings = {"every": every, "max_minutes": minutes, **pipeline}
+    settings = Settings.of(data_dir=home.data_dir, instance="here", pipeline=pipeline_settings)
+    book = RunHistory(home.broker, "here", home.metrics)
+    made = PipelineScheduler(book, home.broker, settings, program)
+    try:
+        yield made, book
+    finally:
+        await made.stop()
+
+
+async def ran(made: PipelineScheduler, book: RunHistory) -> list[Run]:
+    """Have a round done and return the runs, the oldest first."""
+    await made.look()
+    await until(lambda: not made.task.running)
+    return (await book.newest())[::-1]
+
+
+async def test_a_round_has_its_order_and_comes_again_when_it_is_time(tmp_path: Path) -> None:
+    clock = ShiftedClock()
+    async with house(tmp_path, clock) as home, rounds(home, python("")) as (made, book):
+        runs = await ran(made, book)
+        assert [run.command for run in runs] == list(SCHEDULED)
+        assert {(run.outcome, run.error, run.instance) for run in runs} == {(Outcome.SUCCEEDED, "", "here")}
+        assert runs[0].arguments == ("--data-dir", str(tmp_path))
+        assert all(run.started_at <= (run.ended_at or 0) for run in runs)
+        clock.ahead = HOUR - 60_000
+        assert len(await ran(made, book)) == len(SCHEDULED)
+        clock.ahead = 2 * HOUR
+        assert [run.command for run in await ran(made, book)] == [*SCHEDULED, *SCHEDULED]
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == 2 * len(SCHEDULED)
+
+
+async def test_the_program_gets_what_it_needs_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEDIATOR_CONFIG", "/nowhere.toml")
+    monkeypatch.setenv("MEDIATOR_TENANTS__A__API_TOKENS", '["HUSH-HUSH-HUSH-HUSH"]')
+    monkeypatch.setenv("MEDIATOR_SPARK_MASTER", "local[1]")
+    code = (
+        "import json, os, sys; told = {k: v for k, v in os.environ.items() if k.startswith('MEDIATOR_')}\n"
+        "open('%s', 'a').write(json.dumps([sys.argv[1:], told]) + '\\n')" % (tmp_path / "told")
+    )
+    keys = tmp_path / "keys"
+    async with house(tmp_path) as home, rounds(home, python(code), archive_key_file=str(keys)) as (made, book):
+        runs = await ran(made, book)
+    told: list[list[Any]] = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [arguments for arguments, _ in told] == [
+        ["pipeline", command, "--data-dir", str(tmp_path)] for command in SCHEDULED
+    ]
+    assert [environment for _, environment in told] == [
+        {
+            "MEDIATOR_SPARK_MASTER": "local[1]",
+            "MEDIATOR_INSTANCE": "here",
+            "MEDIATOR_PIPELINE__ARCHIVE_KEY_FILE": str(keys),
+            RUN_VARIABLE: str(run.no),
+        }
+        for run in runs
+    ]
+
+
+async def test_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
+    code = "import sys; print('Traceback'); sys.exit(sys.argv[2] == 'ingest' and 'mediator: no Java was found')"
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        with capture_logs() as logs:
+            run, other = await ran(made, book)
+        assert (run.command, run.outcome, run.error) == ("ingest", Outcome.FAILED, "no Java was found")
+        # Which does not build on it.
+        assert (other.command, other.outcome) == ("archive", Outcome.SUCCEEDED)
+        assert home.value("mediator_pipeline_failing") == 1
+        assert [entry["reason"] for entry in logs if entry["event"] == "pipeline run failed"] == ["no Java was found"]
+        assert len(await ran(made, book)) == 2
+        [finding] = await RunCommands(book, 1).examine()
+        assert finding.level == "problem"
+        assert "mediator pipeline ingest" in finding.text
+        assert "no Java was found" in finding.text
+        [finding] = await RunCommands(book, 0).examine()
+        assert finding.level == "note"
+        # One that is run by hand and succeeds ends the alarm.
+        no = await book.begin("ingest", [], process_name())
+        await book.end(no, Outcome.SUCCEEDED, {"events": 5}, "")
+        assert home.value("mediator_pipeline_failing") == 0
+
+
+async def test_a_child_that_is_killed_is_known_to_be(tmp_path: Path) -> None:
+    code = "import os; os.kill(os.getpid(), 9)"
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        run, _ = await ran(made, book)
+    assert (run.outcome, run.error) == (Outcome.KILLED, "ended by SIGKILL")
+
+
+async def test_a_child_past_its_time_is_recorded_as_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
+        # The same way, with a minute that is over soon.
+        monkeypatch.setattr("pipeline.service.scheduler._MINUTE", 0.005)
+        run, _ = await ran(made, book)
+        assert run.outcome is Outcome.KILLED
+        assert run.error == "time limit exceeded: pipeline.max_minutes is 1"
+        assert run.ended_at is not None
+
+
+async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
+    async with house(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
+        await made.look()
+        await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
+        await made.look()
+        async with rounds(home, python("")) as (other, _):
+            assert len(await ran(other, book)) == 1
+        assert len([pid for pid in children() if "signal.pause" in command_line(pid)]) == 1
+
+
+async def test_a_service_that_stops_ends_its_child(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        async with rounds(home, python(FOREVER)) as (made, book):
+            await made.look()
+            await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
+        assert not [pid for pid in children() if "signal.pause" in command_line(pid)]
+        # Of a service that is gone it shows as killed; this process lives on.
+        [run] = await book.newest()
+        assert (run.outcome, run.process) == (Outcome.RUNNING, process_name())
+
+
+async def test_a_run_cut_off_by_the_end_is_killed_and_begun_again(tmp_path: Path) -> None:
+    clock = ShiftedClock()
+    async with house(tmp_path, clock) as home, rounds(home, python(""), every=24) as (made, book):
+        process = await asyncio.create_subprocess_exec(*python("input()"), stdin=asyncio.subprocess.PIPE)
+        await book.begin("ingest", [], process_name(process.pid))
+        [run] = await ran(made, book)
+        assert run.outcome is Outcome.RUNNING
+        process.kill()
+        await process.wait()
+        run, other = await ran(made, book)
+        assert (run.outcome, run.ended_at) == (Outcome.KILLED, None)
+        assert other.command == "archive"
+        clock.ahead = HOUR
+        assert [run.command for run in await ran(made, book)] == ["ingest", "archive", "ingest", "report"]
+
+
+async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, sys; from pathlib import Path; from mediator.ops.control import send_command\n"
+        f"asyncio.run(send_command(Path(sys.argv[-1]), 'run-end', run=int(os.environ['{RUN_VARIABLE}']),"
+        " outcome='succeeded',"
+        " numbers={'events': 7}))"
+    )
+    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        RunCommands(book, 1).register(home.control)
+        runs = await ran(made, book)
+        assert [run.numbers for run in runs] == [{"events": 7}] * len(SCHEDULED)
+        assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == len(SCHEDULED)
+        [finding] = await RunCommands(book, 1).examine()
+        assert finding.level == "ok"
+
+
+async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> None:
+    async with house(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
+        run, _ = await ran(made, book)
+    assert (run.outcome, run.error) == (Outcome.FAILED, f"{tmp_path / 'absent'}: No such file or directory")
+
+
+# The control socket.
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "error"),
+    [
+        ("run-begin", {}, "name: expected a command of the pipeline"),
+        ("run-begin", {"name": "x", "arguments": "y"}, "arguments: expected a list of texts"),
+        ("run-begin", {"name": "x", "arguments": [1]}, "arguments: expected a list of texts"),
+        ("run-begin", {"name": "x", "process": "p" * 201}, "process: expected at most 200 characters"),
+        ("run-end", {"run": 1}, "outcome: expected one of succeeded, failed, killed"),
+        ("run-end", {"run": 1, "outcome": "running"}, "outcome: expected one of succeeded, failed, killed"),
+        ("run-end", {"run": 0, "outcome": "failed"}, "run: expected 1 to 9223372036854775807"),
+        ("run-end", {"run": 1, "outcome": "failed", "numbers": []}, "numbers: expected an object"),
+        ("run-end", {"run": 1, "outcome": "failed", "numbers": {"a": "b"}}, "numbers.a: expected a number"),
+        ("run-end", {"run": 1, "outcome": "failed", "error_text": 1}, "error_text: expected text"),
+        ("run-list", {"limit": 1001}, "limit: expected 1 to 1000"),
+    ],
+)
+async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
+    tmp_path: Path, command: str, fields: dict[str, Any], error: str
+) -> None:
+    async with house(tmp_path) as home:
+        book = RunHistory(home.broker, "here", home.metrics)
+        RunCommands(book, 0).register(home.control)
+        no = await book.begin("ingest", [], process_name())
+        assert no == 1
+        assert await home.ask(command, **fields) == {"error": error}
+        [run] = await book.newest()
+        assert run.outcome is Outcome.RUNNING
+
+
+async def test_a_run_over_the_socket_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
+        begun = await home.ask(
+            "run-begin", name="replay", arguments=["--password", "HUSH", *["x"] * 100], process=process_name()
+        )
+        assert await home.ask("run-end", run=begun["run"] + 1, outcome="failed") == {"error": "", "ended": False}
+        [shown] = (await home.ask("run-list", limit=5))["runs"]
+        assert shown["outcome"] == "running"
+        assert shown["arguments"][:2] == ["--password", "…"]
+        assert len(shown["arguments"]) == 65
+        end = {"run": begun["run"], "outcome": "failed", "numbers": {"rows": 3, "seconds": 0.5}}
+        assert (await home.ask("run-end", **end, error_text="no\nroom"))["ended"]
+        assert not (await home.ask("run-end", **end))["ended"]
+        [shown] = (await home.ask("run-list", limit=5))["runs"]
+        assert (shown["outcome"], shown["numbers"], shown["error"]) == ("failed", end["numbers"], "no room")
+        assert shown["started_at"] <= shown["ended_at"]

@@ -1,0 +1,29 @@
+"""The map of the code, docs/architecture.md, names files and folders that exist."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mediator.parts import Part
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+
+
+def test_paths_on_the_page_exist() -> None:
+    paths = set(re.findall(r"`((?:mediator|pickup|registry|pipeline|migrations|tests|benchmarks)/[\w./-]*)`", PAGE))
+    assert paths
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_room_is_on_the_page() -> None:
+    rooms = [f"mediator/{path.parent.name}/" for path in (ROOT / "mediator").glob("*/__init__.py")]
+    assert [room for room in rooms if f"`{room}`" not in PAGE] == []
+
+
+def test_the_part_on_the_page_is_one() -> None:
+    (code,) = re.findall(r"```python\n(# echo_door.py\n.*?)```", PAGE, re.DOTALL)
+    module: dict[str, Any] = {"__name__": "echo_door"}
+    exec(code, module)
+    assert isinstance(module["part"], Part)
+    assert module["part"].settings() is module["EchoSettings"]

@@ -1,0 +1,88 @@
+"""A model is told from another by what is in its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from registry.embedding.models import dims_of, find_model
+
+MODULES = [
+    {"type": "sentence_transformers.models.Transformer", "path": ""},
+    {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"},
+]
+DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "modules.json").write_text(json.dumps(MODULES))
+    pooling = {"word_embedding_dimension": 12, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return tmp_path
+
+
+def fingerprint(folder: Path) -> str:
+    place = find_model(str(folder))
+    assert place is not None
+    return place.fingerprint
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "modules.json", "1_Pooling/config.json", "new/config.json"])
+def test_weights_and_description_make_the_fingerprint(folder: Path, name: str) -> None:
+    before = fingerprint(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"other")
+    assert fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("name", ["README.md", "pytorch_model.bin", "onnx/config.json", "openvino/model.bin"])
+def test_unused_files_do_not_change_the_fingerprint(folder: Path, name: str) -> None:
+    before = fingerprint(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"other")
+    assert fingerprint(folder) == before
+
+
+def test_the_same_model_elsewhere_has_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other") / "model"
+    other.symlink_to(folder)
+    assert fingerprint(other) == fingerprint(folder)
+
+
+def test_a_folder_without_weights_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LookupError, match="holds no model"):
+        find_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./no-such-folder"])
+def test_a_missing_folder_is_named(name: str) -> None:
+    with pytest.raises(LookupError, match=f"{name} does not exist"):
+        find_model(name)
+
+
+def test_other_names_are_looked_for_elsewhere() -> None:
+    assert find_model("somebody/some-model") is None
+
+
+def test_dims_are_known_where_nothing_follows_the_pooling(folder: Path) -> None:
+    place = find_model(str(folder))
+    assert place is not None
+    assert dims_of(place) == 12
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], DENSE]))
+    assert dims_of(place) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"type": 1}]', "null", '{"a": [{}]}'])
+def test_a_description_in_disorder_says_nothing_of_dims(folder: Path, text: str) -> None:
+    place = find_model(str(folder))
+    assert place is not None
+    (folder / "modules.json").write_text(text)
+    assert dims_of(place) is None
+    (folder / "modules.json").write_text(json.dumps(MODULES))
+    (folder / "1_Pooling" / "config.json").write_text(text)
+    assert dims_of(place) is None
