@@ -154,12 +154,12 @@ class UnavailableError(MediatorError):
 
 
 class UncertainError(UnavailableError):
-    """The connection to the database broke during the commit, which may be done; a dedup id makes a retry safe."""
+    """The database did not confirm the commit, which may have happened; a dedup id makes a retry safe."""
 
     code = "uncertain"
 
     def __init__(self) -> None:
-        super().__init__("the connection to the database broke during the commit, which may have happened")
+        super().__init__("the database did not confirm the commit, which may have happened")
 
 
 class BusyError(UnavailableError):

@@ -49,7 +49,9 @@ def _ack_wait(value: int) -> int:
 
 
 def _database_url(value: SecretStr) -> SecretStr:
-    if not _is_url(value.get_secret_value(), {"postgresql", "postgres"}):
+    # A primary and its standbys: hosts joined by commas, each with a port of its own.
+    url = re.match(r"(postgres(?:ql)?://)(?:[^/?#]*@)?([^/?#]*)", value.get_secret_value())
+    if not url or not all(_is_url(url[1] + host, {"postgresql", "postgres"}) for host in url[2].split(",")):
         raise ValueError("expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return value
 
@@ -152,7 +154,8 @@ class Settings(BaseSettings):
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
         default=None,
         description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Without it mail is kept in an SQLite file in "
-        "data_dir, which one service owns. Set it when several services share the mail.",
+        "data_dir, which one service owns. Set it when several services share the mail. A primary and its standbys "
+        "are HOST:PORT,HOST:PORT: the service uses the one that takes writes (docs/high-availability.md).",
         json_schema_extra={"default_text": "an SQLite file in data_dir"},
         examples=["postgresql://mediator:PASSWORD@db.example.com/mediator"],
     )

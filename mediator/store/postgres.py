@@ -206,6 +206,8 @@ class PostgresDialect:
         self._framing = connection.cursor()
         self._pipeline: psycopg.Pipeline | None = None
         self._lock = lock
+        self._warned = False
+        connection.add_notice_handler(self._take_notice)
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -242,12 +244,22 @@ class PostgresDialect:
 
     def commit(self) -> None:
         """Send COMMIT; see :meth:`committed`."""
+        self._warned = False
         self._framing.execute("COMMIT")
 
     def committed(self) -> None:
-        """Raise :class:`UnavailableError` if the server answered ROLLBACK, as it does when the transaction failed."""
+        """Raise :class:`UnavailableError` if the server answered ROLLBACK, as it does when the transaction failed.
+
+        Raises :class:`UncertainError` if it warned: a COMMIT that is cancelled while it waits for a synchronous standby
+        succeeds with a warning, and is lost when that standby is promoted.
+        """
         if self._framing.statusmessage != "COMMIT":
             raise UnavailableError("transaction rolled back")
+        if self._warned:
+            raise UncertainError
+
+    def _take_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._warned = self._warned or notice.severity_nonlocalized == "WARNING"
 
     def roll_back(self) -> None:
         """Roll the transaction back."""

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
@@ -34,7 +34,7 @@ class Server:
     """A running server in which databases can be made and dropped."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._names = (f"mediator_test_{os.getpid()}_{number}" for number in itertools.count())
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class Server:
         return name
 
     def _at(self, name: str) -> str:
-        return urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
     def _drop(self, name: str) -> None:
         self.run(f'DROP DATABASE "{name}" WITH (FORCE)')
@@ -70,7 +70,7 @@ class Server:
         """Execute one statement outside of any transaction."""
         import psycopg
 
-        with psycopg.connect(self._url, autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as connection:
             connection.execute(statement)
 
     def stop(self) -> None:
@@ -94,10 +94,8 @@ class PrivateServer(Server):
             self._as_owner = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            password = secrets.token_hex(16)
-            self._initialise(programs, password)
             port = _free_port()
-            super().__init__(f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres")
+            super().__init__(f"postgresql://postgres:{self._initialise(programs)}@127.0.0.1:{port}/postgres")
             self._start(programs, port)
         except BaseException:
             self.stop()
@@ -110,7 +108,9 @@ class PrivateServer(Server):
             self._process.wait(30)
         shutil.rmtree(self._home)
 
-    def _initialise(self, programs: Path, password: str) -> None:
+    def _initialise(self, programs: Path) -> str:
+        """Make the data directory, and return the password of the superuser."""
+        password = secrets.token_hex(16)
         secret = self._home / "password"
         secret.write_text(password)
         if self._owner is not None:
@@ -119,12 +119,14 @@ class PrivateServer(Server):
         command += [f"--pwfile={secret}", "--encoding=UTF8", "--locale=C", "--no-sync"]
         # In a language's collation "a.b" does not stand where its bytes do: a store must not depend on it.
         collated = ["--locale-provider=icu", "--icu-locale=en"] if self._major(programs) >= 15 else []
-        done = subprocess.run(
-            [*command, *collated], cwd=self._home, check=False, capture_output=True, text=True, **self._as_owner
-        )
+        self._run_program([*command, *collated])
         secret.unlink()
+        return password
+
+    def _run_program(self, command: Sequence[str | Path]) -> None:
+        done = subprocess.run(command, cwd=self._home, check=False, capture_output=True, text=True, **self._as_owner)
         if done.returncode != 0:
-            raise RuntimeError(f"initdb failed: {done.stderr}")
+            raise RuntimeError(f"{command[0]} failed: {done.stderr}")
 
     def _major(self, programs: Path) -> int:
         shown = subprocess.run([programs / "initdb", "--version"], check=True, capture_output=True, text=True).stdout
@@ -226,17 +228,49 @@ class Cluster(PrivateServer):
         super().__init__(programs)
         self._programs = programs
 
+    @property
+    def place(self) -> str:
+        """Host and port, as in a URL."""
+        return urlsplit(self.url).netloc.rpartition("@")[2]
+
     def halt(self) -> None:
-        """Stop it at once, as a power cut would: connections break, and it recovers at its next start."""
+        """Kill all its processes at once, as a power cut would: it recovers at its next start."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGQUIT)
+        # Stopped, it makes no new processes while the list of them is read.
+        self._process.send_signal(signal.SIGSTOP)
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        self._process.kill()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
         self._process.wait(30)
 
     def resume(self) -> None:
         """Start it again and wait until it answers."""
-        port = urlsplit(self._url).port
+        port = urlsplit(self.url).port
         assert port is not None
         self._start(self._programs, port)
+
+
+class Standby(Cluster):
+    """A copy of a primary, whose commits wait for it from now on."""
+
+    def __init__(self, programs: Path, primary: Cluster) -> None:
+        self._primary = urlsplit(primary.url)
+        super().__init__(programs)
+        primary.run("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        primary.run("SELECT pg_reload_conf()")
+
+    def _initialise(self, programs: Path) -> str:
+        url = urlunsplit(self._primary._replace(query="application_name=standby"))
+        command = [programs / "pg_basebackup", "-D", self._home / "data", "-d", url, "--checkpoint=fast", "--no-sync"]
+        self._run_program([*command, "--write-recovery-conf", "--create-slot", "--slot=standby"])
+        assert self._primary.password is not None
+        return self._primary.password
+
+    def promote(self) -> None:
+        """Make it the primary."""
+        self.run("SELECT pg_promote()")
 
 
 def cluster() -> Cluster:

@@ -1,6 +1,5 @@
 """A PostgreSQL store outlives its server: what fails says so, what was committed is there, nobody reopens anything."""
 
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from mediator.errors import BusyError, SetupError, UnavailableError
+from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
@@ -22,30 +21,13 @@ from mediator.mailboxes.ports import Filter
 from mediator.store import postgres as store_module
 from mediator.store.base import Store
 from mediator.store.postgres import PostgresStore
-from tests.harness.postgres import PrivateServer, Server, programs_found
+from tests.harness.postgres import Cluster, Server, ask, cluster
+from tests.harness.waiting import block_until
 
 pytestmark = pytest.mark.postgres
 
 DEADLINE = 30
 PLACE = ("default", "box")
-
-
-class RestartableServer(PrivateServer):
-    """A cluster that can be away for a while."""
-
-    def halt(self) -> None:
-        """Stop as after a power cut: connections break, nothing is tidied up."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(DEADLINE)
-
-    def resume(self) -> None:
-        """Start again on the same data and port."""
-        port = urlsplit(self._url).port
-        programs = programs_found()
-        assert port is not None
-        assert programs is not None
-        self._start(programs, port)
 
 
 @pytest.fixture
@@ -68,11 +50,8 @@ def open_store() -> Iterator[Callable[[str], PostgresStore]]:
 
 
 @pytest.fixture
-def restartable() -> Iterator[RestartableServer]:
-    programs = programs_found()
-    if programs is None:
-        pytest.skip("no PostgreSQL programs to run a cluster of our own")
-    server = RestartableServer(programs)
+def restartable() -> Iterator[Cluster]:
+    server = cluster()
     yield server
     server.stop()
 
@@ -227,6 +206,25 @@ def test_senders_outlive_a_server_that_goes_and_comes_back(restartable, open_sto
         assert {msg_id: found.get(msg_id) for msg_id in answered} == answered
         # A commit whose answer was lost may be there as well, once for each time the server went.
         assert len(found) - len(answered) <= 3
+
+
+@pytest.mark.rule("A8")
+def test_a_cancelled_wait_for_a_standby_is_uncertain(restartable, open_store):
+    store = open_store(restartable.url)
+    create(store)
+    restartable.run("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    restartable.run("SELECT pg_reload_conf()")
+    block_until(lambda: ask(restartable.url, "SHOW synchronous_standby_names") == [("absent",)])
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, store, b"here alone")
+        cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        block_until(lambda: ask(restartable.url, cancel))
+        with pytest.raises(UncertainError):
+            sending.result(DEADLINE)
+    assert kept(store) == {0: b"here alone"}
+    restartable.run("ALTER SYSTEM RESET synchronous_standby_names")
+    restartable.run("SELECT pg_reload_conf()")
+    assert send(store, b"after") == 1
 
 
 @pytest.mark.rule("A9")

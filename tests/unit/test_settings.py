@@ -111,6 +111,7 @@ WRONG = [
     ),
     ("database_url", '"mysql://root:hidden@h/d"', "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
     ("database_url", '"postgresql://u:hidden@h:port/d"', "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
+    ("database_url", '"postgresql://u:hidden@h:1,i:port/d"', "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
     ("database_url", '{password = "hidden"}', "expected text"),
     ("nats_accounts", '"perhaps"', "expected true or false, got 'perhaps'"),
     ("allow_anonymous", "[]", "expected true or false"),
@@ -366,6 +367,12 @@ def test_options_that_contradict_each_other_are_refused(flags: dict[str, Any], l
 )
 def test_who_may_connect_without_credentials(flags: dict[str, Any], anonymous: bool) -> None:
     assert Settings.load(**flags).anonymous is anonymous
+
+
+@pytest.mark.parametrize("hosts", ["h", "h:1", "h:1,i:2", "h,i", "[::1]:1,h:2", ""])
+def test_a_database_has_several_hosts(hosts: str) -> None:
+    url = f"postgresql://u:a,b@{hosts}/d?target_session_attrs=read-write"
+    assert Settings.load(database_url=url).store_url == url
 
 
 def test_secrets_are_not_shown() -> None:
