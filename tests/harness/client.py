@@ -21,7 +21,11 @@ PAUSE = 0.05
 
 
 class Unanswered(Exception):
-    """No answer came: what was asked for may have happened or not."""
+    """No answer came, or one that says to ask again; only its ``code`` says whether anything may have happened."""
+
+    def __init__(self, why: str, code: str = "") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +103,21 @@ class Client:
         """
         data = body if isinstance(body, bytes) else orjson.dumps(body)
         first_at = time.time()
-        why = ""
+        why = code = ""
         for attempt in range(1, self._tries + 1):
             asked_at = time.time()
             try:
                 reply = await self._next().request(PREFIX + subject, data, wait + self._within, headers=headers)
             except (NatsError, OSError) as error:
-                why = type(error).__name__
+                why, code = type(error).__name__, ""
             else:
                 answer = Answer(orjson.loads(reply.data), asked_at, first_at, time.time(), attempt)
                 if not answer.error.startswith(("unavailable: ", "server busy: ")):
                     return answer
-                why = answer.error
+                why, code = answer.error, answer.body["error_code"]
             if attempt < self._tries:
                 await asyncio.sleep(PAUSE)
-        raise Unanswered(f"{subject.split('.')[1]}: {why}")
+        raise Unanswered(f"{subject.split('.')[1]}: {why}", code)
 
     # The verbs.
 
