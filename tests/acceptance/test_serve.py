@@ -205,7 +205,6 @@ async def _silent(_error: Exception) -> None:
 
 def nats_child(service: Service) -> int:
     """Return the process id of the service's nats-server."""
-    assert service.process is not None
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])

@@ -77,7 +77,6 @@ class Agency(Broker):
 
     def state(self, address: str) -> State:
         agent = self.find(address)
-        assert agent is not None
         return self.liveness.state(agent.ttl, agent.seen_at, self.now)
 
     def changes(self, after: ChangeCursor = FIRST, limit: int = ALL, space: str = SPACE) -> list[AgentChange]:

@@ -148,9 +148,10 @@ class Broker:
         limit: int = 100,
         budget: int = 1 << 20,
         dead_for: str | None = None,
+        headers_only: bool = False,
         **wanted: Any,
     ) -> list[Message]:
-        request = Query(tenant, box, Filter(**wanted), limit, budget, dead_for)
+        request = Query(tenant, box, Filter(**wanted), limit, budget, dead_for, headers_only)
         with self.store.reading() as tx:
             return querying.query(tx, request, self.now)
 

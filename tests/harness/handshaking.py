@@ -80,9 +80,7 @@ class House:
         return await self.context.mediation.read(lambda tx, _now: tx.connections.count("default"))
 
     async def uses(self, invitation: Invitation) -> int:
-        kept = await self.context.mediation.read(lambda tx, _now: tx.invitations.get(invitation.id))
-        assert kept is not None
-        return kept.uses
+        return (await self.context.mediation.read(lambda tx, _now: tx.invitations.get(invitation.id))).uses
 
 
 @asynccontextmanager

@@ -101,9 +101,7 @@ class Mediation(Broker):
         return made
 
     def uses(self, id: str = "invitation") -> int:
-        kept = self.run(lambda tx: tx.invitations.get(id))
-        assert kept is not None
-        return kept.uses
+        return self.run(lambda tx: tx.invitations.get(id)).uses
 
     def grant(self, connection: Connection) -> Connection:
         return self.run(lambda tx: granting.grant(tx, self.bounds, self.random, self.rules, connection, self.now))

@@ -134,7 +134,6 @@ class Service:
 
     async def kill(self) -> None:
         """End the process with SIGKILL, and wait until its ports are free."""
-        assert self.process is not None
         self.process.kill()
         await self.ended()
         # The kernel ends the managed nats-server too, a moment later.
@@ -143,13 +142,11 @@ class Service:
 
     def terminate(self) -> None:
         """Ask the process to end; :meth:`ended` waits for it."""
-        assert self.process is not None
         self.process.terminate()
 
     async def ended(self, within: float = ENDS_WITHIN) -> int:
         """Wait for the end of the process and return its exit code."""
         process = self.process
-        assert process is not None
         try:
             return await asyncio.to_thread(process.wait, within)
         except subprocess.TimeoutExpired:

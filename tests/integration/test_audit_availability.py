@@ -287,7 +287,6 @@ async def web_server(limit: int, hold: asyncio.Event | None = None) -> AsyncIter
         return web.Response()
 
     async def wait(_request: web.Request) -> web.Response:
-        assert hold is not None
         await hold.wait()
         return web.Response()
 

@@ -299,6 +299,5 @@ async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgre
             expired = {event["msg_id"] for line in left for event in expand(line) if event["what"] == EventType.EXPIRED}
             assert expired == set(range(300))
             mailbox = tx.mailboxes.find(TENANT, BOX)
-            assert mailbox is not None
             assert (mailbox.messages, mailbox.bytes) == (1, len(b"living"))
         store.close()

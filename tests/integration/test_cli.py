@@ -378,7 +378,6 @@ def test_follow_prints_what_comes_until_it_is_interrupted(mediator, service, box
     )
     with follow:
         try:
-            assert follow.stdout is not None
             assert b"Zmlyc3Q=" in follow.stdout.readline()
             mediator("send", box, "second")
             line = json.loads(follow.stdout.readline())

@@ -470,7 +470,6 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "mail.db")) as store, store.reading() as tx:
         for address, ids in answered.items():
             mailbox = tx.mailboxes.find(TENANT, address)
-            assert mailbox is not None
             assert max(ids) < mailbox.next_id
             # Every msg_id was given to a message, whether its sender heard of it or not.
             assert {(mailbox.no, msg_id) for msg_id in range(mailbox.next_id)} == {
@@ -491,7 +490,6 @@ class _Child:
         )
 
     def killed_after(self, answers: int) -> set[int]:
-        assert self._process.stdout is not None
         ids = {int(self._process.stdout.readline()) for _ in range(answers)}
         os.kill(self._process.pid, signal.SIGKILL)
         return ids | {int(line) for line in self._process.stdout if line.endswith("\n")}
@@ -499,7 +497,6 @@ class _Child:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
 

@@ -100,9 +100,7 @@ async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Pa
     async with house(tmp_path) as home:
         await home.create()
         await home.send(delay=300)
-        timer = home.scheduler.releaser.timer
-        assert timer is not None
-        timer.cancel()
+        home.scheduler.releaser.timer.cancel()
         (message,) = await home.broker.fetch(fetch(max_wait=4500))
         assert message.msg_id == 0
 
@@ -137,7 +135,6 @@ async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) 
         assert answered == list(range(20_000, 20_000 + len(answered)))
         assert home.rows("message") == len(answered)
         mailbox = await home.broker.read(lambda tx, now: tx.mailboxes.find(TENANT, BOX))
-        assert mailbox is not None
         assert (mailbox.messages, mailbox.bytes) == (len(answered), len(answered) * len(b"living"))
         assert home.value("mediator_cleanup_removed_total", kind="messages") == 20_000
 

@@ -333,9 +333,7 @@ async def test_an_observer_sees_what_is_committed_and_nothing_else(store: Gated)
     seen: list[int] = []
 
     def observe(tx: Transaction, now: int) -> None:
-        mailbox = tx.mailboxes.find(*PLACE)
-        assert mailbox is not None
-        seen.append(mailbox.next_id)
+        seen.append(tx.mailboxes.find(*PLACE).next_id)
 
     writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None, [observe])
     assert await writer.write(PLACE, note("a")) == "a"

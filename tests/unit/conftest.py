@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from mediator.store.base import Store
 from tests.harness.broker import Broker
 from tests.harness.mediation import Mediation
 from tests.harness.protocols import Door, open_door
@@ -11,14 +12,20 @@ from tests.harness.stores import ram_store
 
 
 @pytest.fixture
-def broker() -> Broker:
-    return Broker(ram_store())
+def store() -> Store:
+    """An empty store; tests/slow/rules puts PostgreSQL in its place."""
+    return ram_store()
 
 
 @pytest.fixture
-def house() -> Mediation:
+def broker(store: Store) -> Broker:
+    return Broker(store)
+
+
+@pytest.fixture
+def house(store: Store) -> Mediation:
     """A broker with mediation."""
-    return Mediation(ram_store())
+    return Mediation(store)
 
 
 @pytest.fixture

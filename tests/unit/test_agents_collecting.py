@@ -3,11 +3,11 @@
 import pytest
 
 from mediator.mailboxes.address import redact
+from mediator.store.base import Store
 from registry.agents import collecting
 from registry.agents.records import Liveness
 from tests.harness.agents import Agency
 from tests.harness.broker import DAY, SECOND, TENANT
-from tests.harness.stores import ram_store
 
 LIVENESS = Liveness(grace=60 * SECOND, keep=DAY)
 TTL = 30 * SECOND
@@ -15,8 +15,8 @@ SPAN = TTL + LIVENESS.grace + LIVENESS.keep
 
 
 @pytest.fixture
-def agency() -> Agency:
-    return Agency(ram_store(), LIVENESS)
+def agency(store: Store) -> Agency:
+    return Agency(store, LIVENESS)
 
 
 @pytest.mark.rule("G3")
@@ -63,8 +63,8 @@ def test_rare_reporters_do_not_delay_the_removal_of_others(agency: Agency) -> No
 
 
 @pytest.mark.rule("G3")
-def test_keep_0_removes_no_agent() -> None:
-    agency = Agency(ram_store(), Liveness(keep=0))
+def test_keep_0_removes_no_agent(store: Store) -> None:
+    agency = Agency(store, Liveness(keep=0))
     agency.register("a", ttl=TTL)
     agency.advance(10_000 * DAY)
     assert agency.collect_agents() == 0

@@ -230,7 +230,6 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 agent = before[address]
                 if agent is None or agent.card != new.card:
                     there = self.agency.find(address, tenant)
-                    assert there is not None
                     self.agents[there.no] = self.expected(new, agent, revision, there.no)
                     self.terms[there.no] = new.terms
                     counts["replaced"] += agent is not None

@@ -3,18 +3,18 @@
 import pytest
 
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
+from mediator.store.base import Store
 from registry.agents.records import Liveness, State
 from registry.agents.registering import MAX_MATCHES
 from tests.harness.agents import Agency, card, registration
 from tests.harness.broker import DAY, SECOND, TENANT
-from tests.harness.stores import ram_store
 
 OTHER = "other"
 
 
 @pytest.fixture
-def agency() -> Agency:
-    return Agency(ram_store())
+def agency(store: Store) -> Agency:
+    return Agency(store)
 
 
 # REGISTER.
@@ -34,16 +34,16 @@ def test_the_same_card_in_other_bytes_is_a_new_edition(agency: Agency) -> None:
 
 
 @pytest.mark.rule("G3")
-def test_a_card_without_ttl_gets_the_default() -> None:
-    agency = Agency(ram_store(), Liveness(default_ttl=7 * SECOND))
+def test_a_card_without_ttl_gets_the_default(store: Store) -> None:
+    agency = Agency(store, Liveness(default_ttl=7 * SECOND))
     assert agency.register("a").ttl == 7 * SECOND
     assert agency.register("b", ttl=0).ttl == 0
     assert agency.register("b").ttl == 7 * SECOND
 
 
 @pytest.mark.rule("G1")
-def test_a_tenant_has_no_more_agents_than_it_may() -> None:
-    agency = Agency(ram_store(), limit=2)
+def test_a_tenant_has_no_more_agents_than_it_may(store: Store) -> None:
+    agency = Agency(store, limit=2)
     agency.register("a")
     agency.register("b")
     with pytest.raises(QuotaExceededError, match=r"^quota_exceeded: agents of the tenant, limit 2, in use 2$"):

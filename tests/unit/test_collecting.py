@@ -8,7 +8,7 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.ports import LeasePlace, Usage
-from tests.harness.broker import DAY, GROUP, HOUR, SECOND, TENANT, Broker
+from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 
 @pytest.fixture
@@ -121,6 +121,28 @@ def test_expired_mail_of_an_expired_mailbox_goes_once(broker: Broker) -> None:
     broker.advance(HOUR)
     assert broker.clean_up(limit=1).messages == 2
     assert usage(broker) == Usage(0, 0)
+
+
+@pytest.mark.rule("A3", "M1")
+def test_the_clean_up_leaves_just_what_lives(broker: Broker) -> None:
+    for number in range(5):
+        name = f"m{number}"
+        broker.create(name, ttl=SECOND)
+        for _ in range(7):
+            broker.send(b"x", to=name, dedup_id=f"d{_}", recipient="r")
+        broker.send(b"x", to=name, delay=10 * SECOND)
+        assert broker.take("g", name, ack_wait=DAY // 2) == list(range(7))
+    broker.send(b"kept", dedup_id="d")
+    broker.advance(SECOND)
+    collected = broker.clean_up(limit=3)
+    assert (collected.messages, collected.delayed, collected.dedup_ids) == (35, 5, 35)
+    assert broker.clean_up().total == 0
+    assert broker.next_due() is None
+    with broker.store.reading() as tx:
+        assert [mailbox.address for mailbox in tx.mailboxes.list(TENANT, "", 100, broker.now)] == [BOX]
+        assert tx.mailboxes.retired(100) == []
+        assert tx.mailboxes.usage(TENANT).messages == 1
+    assert broker.send(b"again", dedup_id="d") == 0
 
 
 @pytest.mark.rule("S3")

@@ -7,8 +7,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.store.base import Store
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, START, TENANT, Broker
-from tests.harness.stores import ram_store
 
 
 @pytest.mark.rule("M1")
@@ -24,7 +24,6 @@ def test_what_create_says_is_kept(broker: Broker) -> None:
         ack_wait=30 * SECOND,
     )
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.tenant, mailbox.address, mailbox.created_at) == (TENANT, BOX, START)
     assert (mailbox.desc, mailbox.tags, mailbox.public) == ("German to English", ("translate",), True)
     assert (mailbox.kind, mailbox.retention) == (Kind.LATEST, Retention.UNTIL_ACK)
@@ -56,8 +55,8 @@ def test_the_reserved_address_is_not_there_to_be_written(broker: Broker) -> None
 
 @pytest.mark.rule("M1")
 @pytest.mark.parametrize("default", [0, HOUR])
-def test_no_ttl_is_the_configured_one(default: int) -> None:
-    broker = Broker(ram_store(), Bounds(default_ttl=default))
+def test_no_ttl_is_the_configured_one(store: Store, default: int) -> None:
+    broker = Broker(store, Bounds(default_ttl=default))
     assert broker.create("a").mailbox.expire_at == (START + default if default else None)
     assert broker.create("b", ttl=0).mailbox.expire_at is None
     assert broker.create("c", ttl=5 * SECOND).mailbox.expire_at == START + 5 * SECOND
@@ -121,7 +120,6 @@ def test_a_taken_address_is_refused_and_nothing_changes(broker: Broker) -> None:
     with pytest.raises(MailboxExistsError, match=f"^mailbox {BOX} already exists$"):
         broker.create(desc="second", ttl=HOUR)
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.desc, mailbox.expire_at, mailbox.messages) == ("first", None, 1)
     assert len(broker.events) == told
 
@@ -136,7 +134,6 @@ def test_the_second_edition_may_create_twice(broker: Broker, public: bool) -> No
     assert second.token is None
     assert second.mailbox.no == first.mailbox.no
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.desc, mailbox.public, mailbox.expire_at) == ("first", True, None)
     assert mailbox.retention is Retention.KEEP
     assert broker.shown() == [0]
@@ -211,17 +208,14 @@ def test_update_changes_what_it_names_with_the_right_token_only(broker: Broker) 
         with pytest.raises(WrongTokenError, match=r"^token: does not match the one given at CREATE$"):
             broker.update(wrong, desc="two", tags=("b",))
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.desc, mailbox.tags) == ("one", ("a",))
     broker.update(token, desc="two")
     broker.update(token, tags=("b", "c"))
     broker.update(token)
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.address, mailbox.desc, mailbox.tags, mailbox.ack_wait) == (BOX, "two", ("b", "c"), 5 * SECOND)
     broker.update(token, desc="", tags=())
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.desc, mailbox.tags) == ("", ())
 
 

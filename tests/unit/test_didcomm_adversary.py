@@ -316,9 +316,7 @@ async def test_an_old_registration_rings_no_phone_that_was_given_away(door: Door
         if token == "old":
             old = door.last
     await door.receiver.receive(old, Wire())
-    device = (await peer.connected()).device
-    assert device is not None
-    assert device.token == "new"
+    assert (await peer.connected()).device.token == "new"
 
 
 @pytest.mark.rule("D8")

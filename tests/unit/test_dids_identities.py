@@ -73,7 +73,6 @@ async def test_all_names_of_all_tenants_are_known_for_our_own(broker: Counting) 
         names_of = [one.key, one.v2_did, canonical(one.v1_did), f"did:sov:{one.sov_did}"]
         assert all(name is not None and identities.owns(name) for name in names_of)
         document = identities.document(one.v2_did)
-        assert document is not None
         for key in (*document.key_agreement, *document.authentication):
             assert identities.owns(f"did:key:{multibase(key.jwk)}")
     assert not identities.owns("did:web:elsewhere.example")
@@ -109,7 +108,6 @@ async def test_the_v2_document_as_the_libraries_of_others_read_it(broker: Counti
     me = identities.current(TENANT)
     theirs = did_peer_2.resolve(me.v2_did)
     ours = identities.document(me.v2_did)
-    assert ours is not None
     assert [key.curve for key in ours.key_agreement] == ["X25519", "P-256", "P-384"]
     assert [key.curve for key in ours.authentication] == ["Ed25519"]
     assert [key.kid for key in ours.key_agreement] == [me.v2_did + kid for kid in theirs["keyAgreement"]]
@@ -132,7 +130,6 @@ async def test_the_v1_document_as_the_libraries_of_others_read_it(broker: Counti
     assert (method.type, from_verkey(unbase58(method.public_key_base58))) == ("Ed25519VerificationKey2018", me.key)
     for did in (me.v1_did, canonical(me.v1_did)):
         ours = identities.document(did or "")
-        assert ours is not None
         assert ours.did == did
         assert [service.recipient_keys for service in ours.services] == [(me.key,)] * 2
     assert len(me.v1_did) < 1500
@@ -143,10 +140,8 @@ async def test_every_key_id_that_a_peer_may_use_has_its_secret(broker: Counting)
     me = identities.current(TENANT)
     for did in (me.v2_did, me.v1_did, canonical(me.v1_did) or "", me.web_did or ""):
         document = identities.document(did)
-        assert document is not None
         for key in (*document.key_agreement, *document.authentication):
             secret = identities.kid(key.kid)
-            assert secret is not None
             assert (secret.kid, {**secret.jwk, "d": ""}) == (key.kid, {**key.jwk, "d": ""})
             assert await identities.tenant_of(key.kid) == TENANT
     # Older readers of did:peer:2 name a key by its multibase.
@@ -247,9 +242,7 @@ async def test_after_a_move_the_old_dids_resolve_and_open(broker: Counting) -> N
     new = identities.current(TENANT)
     assert (new.no, new.key) == (old.no, old.key)
     assert new.v2_did != old.v2_did
-    document = identities.document(old.v2_did)
-    assert document is not None
-    assert document.services[0].endpoint == "http://127.0.0.1:8080/didcomm"
+    assert identities.document(old.v2_did).services[0].endpoint == "http://127.0.0.1:8080/didcomm"
     for did in (old.v2_did, old.v1_did, canonical(old.v1_did) or ""):
         assert identities.known_as(did) == new
     assert identities.kid(f"{old.v2_did}#key-3") is not None
@@ -300,9 +293,7 @@ async def test_the_did_web_is_where_its_document_is_served(broker: Counting, url
 async def test_the_did_webs_of_tenants_are_below_each_other(broker: Counting) -> None:
     identities = await opened(broker, tenants=(TENANT, "acme"))
     assert identities.current("acme").web_did == "did:web:mediator.example.com:didcomm:acme"
-    document = identities.web_document("/didcomm/acme/did.json")
-    assert document is not None
-    assert document["id"] == "did:web:mediator.example.com:didcomm:acme"
+    assert identities.web_document("/didcomm/acme/did.json")["id"] == "did:web:mediator.example.com:didcomm:acme"
 
 
 async def test_what_is_not_ours(broker: Counting) -> None:

@@ -8,8 +8,8 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import SKIP_FROM, Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
+from mediator.store.base import Store
 from tests.harness.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
-from tests.harness.stores import ram_store
 
 CRITICAL, URGENT, NORMAL, LOW = Lane
 
@@ -411,6 +411,42 @@ def test_a_lease_whose_message_is_gone_hides_nothing(broker: Broker, gone: str, 
     assert broker.take(**options) == left[1:]
 
 
+@pytest.mark.rule("F6", "F7", "K4")
+@pytest.mark.parametrize("how", ["deleted", "expired", "replaced", "acknowledged by another", "collected"])
+def test_leases_of_messages_that_are_gone_take_no_room(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("mediator.mailboxes.fetching.MAX_LEASED", 4)
+    if how == "acknowledged by another":
+        broker.delete_mailbox()
+        broker.create(retention=Retention.UNTIL_ACK)
+    for number in range(4):
+        broker.send(key=f"k{number}", ttl=5 * SECOND if how in ("expired", "collected") and number < 3 else None)
+    assert broker.take(ack_wait=HOUR) == [0, 1, 2, 3]
+    broker.send()
+    assert broker.take(ack_wait=HOUR) == [], "the group is full"
+    for msg_id in range(3):
+        match how:
+            case "deleted":
+                broker.delete(msg_id)
+            case "replaced":
+                broker.send(key=f"k{msg_id}")
+            case "acknowledged by another":
+                assert broker.take("others", num_msgs=1) == [msg_id]
+                broker.ack(msg_id, group="others")
+    if how in ("expired", "collected"):
+        broker.advance(5 * SECOND)
+    if how == "collected":
+        broker.clean_up()
+    assert broker.nack(0, 1) == broker.extend(1, 2, ack_wait=HOUR) == 0, "none of them is leased any more"
+    assert broker.extend(0, 3, ack_wait=HOUR) == 1
+    broker.send()
+    got = broker.take(ack_wait=HOUR)
+    assert len(got) == (3 if how == "replaced" else 2)
+    assert got[0] == 4
+    assert broker.take(ack_wait=HOUR) == []
+
+
 @pytest.mark.rule("F6", "F2")
 def test_thousands_of_stale_leases_hide_nothing(broker: Broker) -> None:
     for _ in range(2500):
@@ -527,9 +563,9 @@ def test_a_nack_after_the_last_delivery_makes_a_message_dead(broker: Broker) -> 
     ],
 )
 def test_the_nearest_word_decides_on_the_lease(
-    configured: int, own: int | None, asked: int | None, leased: int
+    store: Store, configured: int, own: int | None, asked: int | None, leased: int
 ) -> None:
-    broker = Broker(ram_store(), Bounds(default_ack_wait=configured * SECOND))
+    broker = Broker(store, Bounds(default_ack_wait=configured * SECOND))
     broker.create(ack_wait=None if own is None else own * SECOND)
     broker.send()
     ack_wait = None if asked is None else asked * SECOND

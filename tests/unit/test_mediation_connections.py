@@ -14,11 +14,11 @@ from mediator.errors import (
 )
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.store.base import Store
 from pickup.mediation.keylist import KeylistResult
 from pickup.mediation.records import MediationRules, Policy, PushDevice
 from tests.harness.broker import DAY, HOUR, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
-from tests.harness.stores import ram_store
 
 ALICE, ALICE_2, BOB = "did:example:alice", "did:example:alice-2", "did:example:bob"
 LONG, SHORT = "did:peer:4zQmAbc:zDoc", "did:peer:4zQmAbc"
@@ -49,7 +49,6 @@ def test_a_proven_caller_moves_from_another_connection(house: Mediation) -> None
     assert moved.no == bob.no
     assert house.called(ALICE_2) == moved
     kept = house.called(ALICE)
-    assert kept is not None
     assert (kept.no, kept.callers, kept.mailbox_no) == (old.no, (ALICE,), old.mailbox_no)
 
 
@@ -134,9 +133,7 @@ def test_when_it_was_last_seen_is_kept_to_the_hour(house: Mediation) -> None:
     assert house.seen(connection).seen_at == START
     house.advance(1)
     assert house.seen(connection).seen_at == START + HOUR
-    kept = house.called(ALICE)
-    assert kept is not None
-    assert kept.seen_at == START + HOUR
+    assert house.called(ALICE).seen_at == START + HOUR
 
 
 def test_being_seen_takes_back_nothing_that_changed_meanwhile(house: Mediation) -> None:
@@ -198,16 +195,16 @@ def test_a_new_mailbox_at_the_old_address_gets_nothing(house: Mediation) -> None
     assert house.mailbox(holder.address) is not None
 
 
-def test_only_who_came_by_an_invitation_is_let_in() -> None:
-    house = Mediation(ram_store(), MediationRules(policy=Policy.INVITATION))
+def test_only_who_came_by_an_invitation_is_let_in(store: Store) -> None:
+    house = Mediation(store, MediationRules(policy=Policy.INVITATION))
     house.invite()
     with pytest.raises(MediationDeniedError):
         house.grant(house.connect(ALICE))
     assert house.grant(house.connect(BOB, invitation="invitation")).address is not None
 
 
-def test_only_who_is_listed_is_let_in() -> None:
-    house = Mediation(ram_store(), MediationRules(policy=Policy.ALLOW, allowed=frozenset({ALICE, SHORT})))
+def test_only_who_is_listed_is_let_in(store: Store) -> None:
+    house = Mediation(store, MediationRules(policy=Policy.ALLOW, allowed=frozenset({ALICE, SHORT})))
     assert house.grant(house.connect(ALICE)).address is not None
     assert house.grant(house.connect(key(1), their_did=LONG)).address is not None
     with pytest.raises(MediationDeniedError):
@@ -246,8 +243,8 @@ def test_a_connection_without_mediation_can_be_ended(house: Mediation) -> None:
 
 
 @pytest.mark.rule("D12")
-def test_a_tenant_has_so_many_connections_and_those_go_on() -> None:
-    house = Mediation(ram_store(), MediationRules(max_connections=2))
+def test_a_tenant_has_so_many_connections_and_those_go_on(store: Store) -> None:
+    house = Mediation(store, MediationRules(max_connections=2))
     house.connect(ALICE)
     house.meet("did:x:2")
     house.invite(max_uses=1)

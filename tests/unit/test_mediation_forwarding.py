@@ -16,14 +16,13 @@ from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.nats.requests import create
-from mediator.store.base import Transaction
+from mediator.store.base import Store, Transaction
 from pickup.mediation import envelope_recipients as envelope
 from pickup.mediation import names
 from pickup.mediation.forwarding import MAX_DELAYED, ForwardOutcome
 from pickup.mediation.records import MediationRules
 from tests.harness.broker import DAY, HOUR, SECOND, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
-from tests.harness.stores import ram_store
 
 
 @pytest.mark.rule("D4")
@@ -61,8 +60,8 @@ def test_a_forward_that_reaches_nobody_writes_all_the_same(house: Mediation, mon
 
 @pytest.mark.rule("D9", "N7")
 @pytest.mark.parametrize("recipient", [10, 99])
-def test_too_large_a_message_is_refused_for_any_recipient(recipient: int) -> None:
-    house = Mediation(ram_store(), bounds=Bounds(max_message=10))
+def test_too_large_a_message_is_refused_for_any_recipient(store: Store, recipient: int) -> None:
+    house = Mediation(store, bounds=Bounds(max_message=10))
     holder = house.holder(1, key(10))
     with pytest.raises(MessageTooLargeError):
         house.forward(key(recipient), b"small", b"x" * 11)
@@ -84,8 +83,8 @@ def test_mail_expires_by_the_rules_or_earlier_by_its_sender(house: Mediation) ->
     assert house.clean_up().messages == 3
 
 
-def test_rules_without_a_span_keep_mail_for_ever() -> None:
-    house = Mediation(ram_store(), MediationRules(keep=0))
+def test_rules_without_a_span_keep_mail_for_ever(store: Store) -> None:
+    house = Mediation(store, MediationRules(keep=0))
     holder = house.holder(1, key(10))
     house.forward(key(10))
     house.advance(10_000 * DAY)
@@ -105,8 +104,8 @@ def test_delayed_mail_comes_when_it_is_due(house: Mediation) -> None:
 
 @pytest.mark.rule("D9")
 @pytest.mark.parametrize("rules", [MediationRules(max_messages=2), MediationRules(max_bytes=10)])
-def test_a_full_queue_drops_and_tells_the_sender_nothing(rules: MediationRules) -> None:
-    house = Mediation(ram_store(), rules)
+def test_a_full_queue_drops_and_tells_the_sender_nothing(store: Store, rules: MediationRules) -> None:
+    house = Mediation(store, rules)
     alice, bob = house.holder(1, key(10)), house.holder(2, key(20))
     house.forward(key(10), b"5byte", b"5byte")
     assert house.forward([key(10), key(20)], b"5byte") == ForwardOutcome(1, 0, 1, ((TENANT, str(bob.address)),))
@@ -125,8 +124,8 @@ def test_delayed_mail_is_counted_and_bounded(house: Mediation) -> None:
 
 @pytest.mark.rule("D9", "S7")
 @pytest.mark.parametrize("bounds", [Bounds(mailbox=Quota(messages=1)), Bounds(tenant=Quota(rate=1))])
-def test_a_quota_refuses_without_a_word(bounds: Bounds) -> None:
-    house = Mediation(ram_store(), bounds=bounds)
+def test_a_quota_refuses_without_a_word(store: Store, bounds: Bounds) -> None:
+    house = Mediation(store, bounds=bounds)
     house.holder(1, key(10))
     assert house.forward(key(10), b"a", b"b", b"c") == ForwardOutcome(
         1, 0, 2, (house.mailbox_of(house.holder(1)).place,)
@@ -134,8 +133,8 @@ def test_a_quota_refuses_without_a_word(bounds: Bounds) -> None:
 
 
 @pytest.mark.rule("D11", "S7")
-def test_holders_limits_do_not_bind_attached_mailboxes() -> None:
-    house = Mediation(ram_store(), MediationRules(max_messages=1))
+def test_holders_limits_do_not_bind_attached_mailboxes(store: Store) -> None:
+    house = Mediation(store, MediationRules(max_messages=1))
     house.create(retention=Retention.UNTIL_ACK)
     house.attach(key(10), "task")
     assert house.forward(key(10), b"a", b"b").queued == 2

@@ -4,12 +4,12 @@ import pytest
 
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import DAY
+from mediator.store.base import Store
 from pickup.mediation import idle_connections
 from pickup.mediation.records import MediationRules
 from tests.harness.broker import TENANT
 from tests.harness.mediation import Mediation, key
 from tests.harness.protocols import envelope
-from tests.harness.stores import ram_store
 
 SPAN = MediationRules().idle
 
@@ -77,8 +77,8 @@ def test_slices_pass_over_who_stays(house: Mediation) -> None:
     assert [house.called(key(number)) is not None for number in range(10)] == [number % 3 == 0 for number in range(10)]
 
 
-def test_nobody_is_forgotten_where_that_is_off() -> None:
-    house = Mediation(ram_store(), MediationRules(idle=0))
+def test_nobody_is_forgotten_where_that_is_off(store: Store) -> None:
+    house = Mediation(store, MediationRules(idle=0))
     house.holder(1)
     house.advance(10 * SPAN)
     assert house.forget() == 0

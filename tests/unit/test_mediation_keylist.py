@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotEnrolledError
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.mailbox import Retention
+from mediator.store.base import Store
 from pickup.mediation import names
 from pickup.mediation.keylist import KeylistResult
 from pickup.mediation.records import MediationRules
@@ -104,8 +105,8 @@ def test_use_keeps_a_key(house: Mediation, used: str) -> None:
 
 
 @pytest.mark.rule("D8")
-def test_without_a_span_no_key_is_ever_idle() -> None:
-    house = Mediation(ram_store(), MediationRules(idle=0))
+def test_without_a_span_no_key_is_ever_idle(store: Store) -> None:
+    house = Mediation(store, MediationRules(idle=0))
     house.holder(1, key(10))
     other = house.holder(2)
     house.advance(10_000 * DAY)
@@ -121,8 +122,8 @@ def test_a_key_that_an_operator_attached_cannot_be_had_ever(house: Mediation) ->
     assert house.add(holder, key(10), proven=[key(10)]) == [CLIENT_ERROR]
 
 
-def test_a_keylist_is_bounded() -> None:
-    house = Mediation(ram_store(), MediationRules(max_keys=2))
+def test_a_keylist_is_bounded(store: Store) -> None:
+    house = Mediation(store, MediationRules(max_keys=2))
     holder = house.holder(1, key(10), key(11))
     assert house.update(
         holder, [(key(12), "add"), (key(10), "add"), (key(10), "remove"), (key(12), "add"), (key(13), "add")]
@@ -221,10 +222,7 @@ def test_use_of_a_key_is_noted_to_the_day(house: Mediation) -> None:
     house.advance(DAY - HOUR)
     house.forward(key(10))
     route = house.route(key(10))
-    assert route is not None
     assert route.used_at == START
     house.advance(HOUR)
     house.forward(key(10))
-    route = house.route(key(10))
-    assert route is not None
-    assert route.used_at == START + DAY
+    assert house.route(key(10)).used_at == START + DAY

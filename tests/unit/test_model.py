@@ -540,7 +540,6 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 done = self.broker.nack(*which, group=group, box=name, delay=span)
             assert len(there) <= done <= len(held)
             for msg_id in held:
-                assert members is not None
                 given = members.given[msg_id]
                 given.until = max(given.until, self.now + SECOND + span) if longer else self.now + span
 

@@ -5,6 +5,7 @@ import pytest
 from mediator.errors import NoSuchMailboxError, NoSuchMessageError
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import ITEM_COST
 from tests.harness.broker import GROUP, HOUR, SECOND, START, Broker
 
 DEAD = {"dead_for": GROUP}
@@ -113,6 +114,17 @@ def test_the_newest_stay_where_the_byte_budget_cuts(broker: Broker, options: dic
     assert broker.shown(budget=200_000, **options) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.rule("Q1", "N7")
+def test_without_payloads_only_the_heads_count_to_the_budget(broker: Broker) -> None:
+    for _ in range(5):
+        broker.send(b"x" * 50_000, headers={"h": "y" * 1000})
+    [message] = broker.query(limit=1)
+    assert message.shown_head == 2 * (message.size - 50_000) + ITEM_COST
+    assert broker.shown(budget=3 * message.shown_head, headers_only=True) == [2, 3, 4]
+    assert broker.shown(budget=3 * message.shown_head - 1, headers_only=True) == [3, 4]
+    assert broker.shown(budget=3 * message.shown_head) == [4]
+
+
 @pytest.mark.rule("Q1", "F7")
 def test_dead_messages_are_those_of_the_named_group(broker: Broker) -> None:
     for _ in range(3):
@@ -174,7 +186,6 @@ def test_delete_removes_one_message_for_good(broker: Broker) -> None:
     broker.advance(SECOND)
     assert broker.take("leased") == [0, 2]
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.messages, mailbox.bytes) == (2, 10)
     assert broker.told(EventType.DELETED) == [1]
 
@@ -188,9 +199,7 @@ def test_delete_of_what_is_not_there(broker: Broker, msg_id: int) -> None:
     with pytest.raises(NoSuchMessageError, match=r"^message not found$"):
         broker.delete(msg_id)
     assert broker.shown() == [1]
-    mailbox = broker.mailbox()
-    assert mailbox is not None
-    assert mailbox.messages == 1
+    assert broker.mailbox().messages == 1
 
 
 @pytest.mark.rule("Q1", "Q2")

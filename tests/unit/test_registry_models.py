@@ -26,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    place = find_model(str(folder))
-    assert place is not None
-    return place.fingerprint
+    return find_model(str(folder)).fingerprint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "modules.json", "1_Pooling/config.json", "new/config.json"])

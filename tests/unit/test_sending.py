@@ -18,9 +18,9 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import RELEASE_BYTES
+from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.broker import BOX, DAY, HOUR, SECOND, START, TENANT, Broker
-from tests.harness.stores import ram_store
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def broker(broker: Broker) -> Broker:
 
 
 def archived(broker: Broker) -> list[bytes]:
-    assert isinstance(broker.store, SqliteStore)
+    if not isinstance(broker.store, SqliteStore):
+        pytest.skip("looks into the file")
     with contextlib.closing(sqlite3.connect(broker.store.path)) as connection:
         return [payload for (payload,) in connection.execute("SELECT payload FROM outbox ORDER BY seq")]
 
@@ -78,8 +79,8 @@ def test_everything_a_sender_gave_is_kept(broker: Broker) -> None:
 
 
 @pytest.mark.rule("N7", "A3")
-def test_a_message_above_the_limit_is_refused_naming_the_limit() -> None:
-    broker = Broker(ram_store(), Bounds(max_message=1000))
+def test_a_message_above_the_limit_is_refused_naming_the_limit(store: Store) -> None:
+    broker = Broker(store, Bounds(max_message=1000))
     broker.create()
     assert broker.send(b"x" * 1000) == 0
     for payload, headers in ((b"x" * 1001, {}), (b"x" * 900, {"a": "b" * 100})):
@@ -122,9 +123,7 @@ def test_the_newest_message_of_a_key_replaces_the_older(broker: Broker) -> None:
     assert broker.send(b"2", key="status", lane=Lane.LOW) == 3
     assert [(m.msg_id, m.payload) for m in broker.query()] == [(1, b"other"), (2, b"none"), (3, b"2")]
     assert broker.take() == [1, 2, 3]
-    mailbox = broker.mailbox()
-    assert mailbox is not None
-    assert mailbox.messages == 3
+    assert broker.mailbox().messages == 3
     assert broker.told(EventType.COMPACTED) == [0]
 
 
@@ -136,9 +135,7 @@ def test_a_key_takes_the_place_of_an_expired_message_too(broker: Broker) -> None
     assert broker.shown() == [1]
     broker.advance(-SECOND)
     assert broker.shown() == [1]
-    mailbox = broker.mailbox()
-    assert mailbox is not None
-    assert mailbox.messages == 1
+    assert broker.mailbox().messages == 1
 
 
 @pytest.mark.rule("S2", "A8")
@@ -196,7 +193,6 @@ def test_a_latest_mailbox_keeps_one_message(broker: Broker) -> None:
     broker.release()
     assert [(m.msg_id, m.payload) for m in broker.query("last")] == [(3, b"delayed")]
     mailbox = broker.mailbox("last")
-    assert mailbox is not None
     assert (mailbox.messages, mailbox.bytes) == (1, 7)
 
 
@@ -321,8 +317,8 @@ def test_a_mailbox_remembers_100_000_dedup_ids(broker: Broker) -> None:
 
 
 @pytest.mark.rule("S3", "N3")
-def test_a_refused_message_leaves_no_dedup_id() -> None:
-    broker = Broker(ram_store(), Bounds(max_message=10))
+def test_a_refused_message_leaves_no_dedup_id(store: Store) -> None:
+    broker = Broker(store, Bounds(max_message=10))
     broker.create()
     with pytest.raises(MessageTooLargeError):
         broker.send(b"x" * 11, dedup_id="d")
@@ -352,7 +348,6 @@ def test_a_delayed_message_is_seen_nowhere_before_its_time(broker: Broker, when:
     with pytest.raises(NoSuchMessageError):
         broker.delete(0)
     mailbox = broker.mailbox()
-    assert mailbox is not None
     assert (mailbox.messages, mailbox.bytes) == (0, 0)
     assert broker.send(b"now") == 0
     broker.advance(1)
@@ -523,8 +518,8 @@ def test_archived_messages_are_copied_as_they_become_visible(broker: Broker) -> 
 
 
 @pytest.mark.rule("S6")
-def test_the_outbox_is_bounded_and_counts_what_is_delayed() -> None:
-    broker = Broker(ram_store(), Bounds(archive_limit=3))
+def test_the_outbox_is_bounded_and_counts_what_is_delayed(store: Store) -> None:
+    broker = Broker(store, Bounds(archive_limit=3))
     broker.create(archive=True)
     broker.create("plain")
     broker.send(b"1")

@@ -380,7 +380,6 @@ def test_secrets_are_not_shown() -> None:
         database_url="postgresql://u:hidden@h/d", tenants={"a": {"users": [{"name": "u", "password": "hidden"}]}}
     )
     assert "hidden" not in f"{settings!r} {settings}"
-    assert settings.database_url is not None
     assert settings.database_url.get_secret_value() == "postgresql://u:hidden@h/d"
 
 
@@ -479,7 +478,6 @@ def test_suggested_lives_are_by_lane_and_off() -> None:
 
 def pages() -> dict[str, str]:
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -184,9 +184,7 @@ class Load:
             return
         self._moment = None
         self.counted[f"killed at {moment}"] += 1
-        process = self._door.service.process
-        assert process is not None
-        asyncio.get_running_loop().call_later(self._chance.uniform(0, STRUCK_WITHIN), process.kill)
+        asyncio.get_running_loop().call_later(self._chance.uniform(0, STRUCK_WITHIN), self._door.service.process.kill)
 
     @contextlib.asynccontextmanager
     async def _bearing(self) -> AsyncIterator[None]:

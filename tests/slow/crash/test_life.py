@@ -347,7 +347,6 @@ class Life:
             self._made(risen, taken)
         self.books.count["re-created"] += 1
         sent_first = await self._send(risen, self._words().encode(), plain=True)
-        assert sent_first is not None
         assert sent_first.msg_id == 0 or sent_first.attempts > 1, "numbers go on from those of the mailbox before"
         self.boxes.append(risen)
 

@@ -60,7 +60,6 @@ class Prepared:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     cache_dir = tmp_path_factory.mktemp("models")
     place = find_model(DEFAULT_MODEL)
-    assert place is not None
     damaged = fast.export_folder(cache_dir, place.fingerprint)
     damaged.mkdir()
     for name in (fast.MODEL, fast.TOKENIZER):
@@ -148,9 +147,7 @@ def test_no_processor_overflows_on_the_exported_model(prepared: Prepared) -> Non
     """Without VNNI, two neighbouring products of an unsigned and a signed byte are added in a saturating int16."""
     import onnx
 
-    place = find_model(DEFAULT_MODEL)
-    assert place is not None
-    graph = onnx.load(fast.export_folder(prepared.cache_dir, place.fingerprint) / fast.MODEL).graph
+    graph = onnx.load(fast.export_folder(prepared.cache_dir, find_model(DEFAULT_MODEL).fingerprint) / fast.MODEL).graph
     matrices = {matrix.name: onnx.numpy_helper.to_array(matrix) for matrix in graph.initializer}
     multiplied = [matrices[node.input[1]] for node in graph.node if node.op_type == "MatMulInteger"]
     assert multiplied
@@ -162,7 +159,6 @@ def test_no_processor_overflows_on_the_exported_model(prepared: Prepared) -> Non
 
 
 def test_the_space_names_model_precision_and_dimensions(prepared: Prepared) -> None:
-    assert prepared.space is not None
     assert prepared.space._replace(fingerprint="") == (DEFAULT_MODEL, "", fast.MIXED, 384, "test")
 
 
@@ -406,7 +402,6 @@ def _frames(data: bytes) -> Iterator[PipeFrame]:
 def test_without_the_libraries_the_problem_says_what_to_install(tmp_path: Path) -> None:
     for name in ("numpy", "structlog"):
         spec = importlib.util.find_spec(name)
-        assert spec is not None
         assert spec.origin is not None
         (tmp_path / name).symlink_to(Path(spec.origin).parent)
         libraries = Path(spec.origin).parents[1] / f"{name}.libs"

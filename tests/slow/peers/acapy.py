@@ -77,7 +77,6 @@ class Agent:
         await until(self._answers, READY_WITHIN, f"{self.name} is ready, see {self.log}")
 
     async def _answers(self) -> bool:
-        assert self._process is not None
         assert self._process.poll() is None, f"{self.name} ended: {self.log.read_text()[-2000:]}"
         try:
             return bool(await self.call("GET", "/status/ready"))
@@ -86,7 +85,6 @@ class Agent:
 
     async def stop(self) -> None:
         """End the process."""
-        assert self._process is not None
         self._process.terminate()
         await asyncio.to_thread(self._process.wait, ENDS_WITHIN)
 

@@ -140,7 +140,6 @@ class WalletProcess:
             await self._came.wait()
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
         while line := await process.stdout.readline():
             said = orjson.loads(line)
             if "wallet" in said:

@@ -39,7 +39,6 @@ class Victim:
 
     def tell(self, word: str) -> None:
         """Give it a line to read."""
-        assert self._child.stdin is not None
         # What is waited for next tells why it ended.
         with suppress(BrokenPipeError):
             self._child.stdin.write(f"{word}\n")
@@ -67,5 +66,4 @@ class Victim:
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
-        assert self._child.stdin is not None
         self._child.stdin.close()

@@ -210,7 +210,6 @@ def test_registered_agents_are_embedded_for_a_second_model(place: Place, spark: 
 def test_an_unreadable_card_is_reported_and_others_embedded(tmp_path: Path) -> None:
     folder = spoil(copy_model(tmp_path / "spoiled"), "unicorn")
     place = models.find_model(str(folder))
-    assert place is not None
     # In this precision it needs no export.
     model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/float32/384/1", "float32")
     cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]

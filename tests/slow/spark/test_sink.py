@@ -297,9 +297,7 @@ async def test_a_stream_that_fails_mid_batch_sends_each_row_once(
             .start()
         )
         query.awaitTermination()
-        progress = query.lastProgress
-        assert progress is not None
-        assert progress["sink"]["numOutputRows"] == 400
+        assert query.lastProgress["sink"]["numOutputRows"] == 400
         return str(query.id)
 
     with pytest.raises(PySparkException, match="row 399 of partition 0: mailbox elsewhere does not exist"):

@@ -1,0 +1,1 @@
+from tests.unit.test_agents_registering import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_collecting import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_creating import *  # noqa: F403

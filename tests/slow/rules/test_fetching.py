@@ -1,0 +1,1 @@
+from tests.unit.test_fetching import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_mediation_keylist import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_mediation_message_queue import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_planning import *  # noqa: F403

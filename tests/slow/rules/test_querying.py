@@ -1,0 +1,1 @@
+from tests.unit.test_querying import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.unit.test_quotas import *  # noqa: F403

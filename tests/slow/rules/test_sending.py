@@ -1,0 +1,1 @@
+from tests.unit.test_sending import *  # noqa: F403

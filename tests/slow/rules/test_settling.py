@@ -1,0 +1,1 @@
+from tests.unit.test_settling import *  # noqa: F403
