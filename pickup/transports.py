@@ -1,13 +1,15 @@
 """The routes of the door: HTTP POST and WebSocket at ``/didcomm`` (RFC 0025), and how replies go back (D5, D9)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from aiohttp import WSCloseCode, hdrs, web
 
 from mediator.errors import BadRequestError, BusyError, MediatorError, MessageTooLargeError
+from mediator.http import direct
 from mediator.http.app import lift_time_limit
+from mediator.http.direct import DirectAnswer, DirectRequest
 from pickup import media_types
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
@@ -24,6 +26,7 @@ STOP_SECONDS = 5.0
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NAME = "http"
+_ACCEPTED = DirectAnswer(202)
 
 
 class ChannelListener(Protocol):
@@ -66,15 +69,35 @@ class Transports:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the door with this application; its shutdown closes the sockets with 1001."""
+        direct.add_post(app, PATH, self._post_directly)
         app.router.add_post(PATH, self._post)
         app.router.add_get(PATH, self._get)
         app.on_shutdown.append(self._stop)
 
+    async def _post_directly(self, request: DirectRequest) -> DirectAnswer:
+        """Accept one envelope of usual size and form."""
+
+        async def read(body: bytearray) -> None:
+            self._take(await request.read(), body)
+
+        return await self._accept(request.headers, lambda: request.connected, read)
+
     async def _post(self, request: web.Request) -> web.Response:
+        """Accept one envelope."""
+
+        def connected() -> bool:
+            return request.transport is not None and not request.transport.is_closing()
+
+        answer = await self._accept(request.headers, connected, lambda body: self._read(request, body))
+        return web.Response(status=answer.status, body=answer.body or None, content_type=answer.content_type or None)
+
+    async def _accept(
+        self, headers: Mapping[str, str], connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]]
+    ) -> DirectAnswer:
         """Accept one envelope: 202, or 200 with the one reply that goes back on the same request (D9)."""
         try:
-            media_type = _media_type(request)
-            exchange = await self._exchange(request)
+            media_type = _media_type(headers)
+            exchange = await self._exchange(connected, read)
         except MediatorError as error:
             self._metrics.envelope(_NAME, error.code)
             raise
@@ -89,21 +112,23 @@ class Transports:
             raise
         self._metrics.envelope(_NAME, OK)
         if exchange.answer is None:
-            return web.Response(status=202)
+            return _ACCEPTED
         envelope, generation = exchange.answer
         answered = (
             media_type
             if generation is Generation.V1 and media_type in media_types.V1
             else media_types.WRITTEN[generation]
         )
-        return web.Response(body=envelope, content_type=answered)
+        return DirectAnswer(200, envelope, answered)
 
-    async def _exchange(self, request: web.Request) -> "_Exchange":
-        exchange = _Exchange(request)
+    async def _exchange(
+        self, connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]]
+    ) -> "_Exchange":
+        exchange = _Exchange(connected)
         body = bytearray()
         try:
             try:
-                await self._read(request, body)
+                await read(body)
             except (ConnectionError, web.RequestPayloadError):
                 raise BadRequestError("body", "the connection ended before it was complete") from None
             await self._receiver.receive(bytes(body), exchange)
@@ -116,12 +141,15 @@ class Transports:
         if (request.content_length or 0) > self._max_message:
             raise MessageTooLargeError(request.content_length or 0, self._max_message)
         async for chunk in request.content.iter_any():
-            if len(body) + len(chunk) > self._max_message:
-                raise MessageTooLargeError(len(body) + len(chunk), self._max_message)
-            if self._posted + len(chunk) > MAX_POSTED:
-                raise BusyError(f"{MAX_POSTED} bytes are being received already")
-            body += chunk
-            self._posted += len(chunk)
+            self._take(chunk, body)
+
+    def _take(self, chunk: bytes, body: bytearray) -> None:
+        if len(body) + len(chunk) > self._max_message:
+            raise MessageTooLargeError(len(body) + len(chunk), self._max_message)
+        if self._posted + len(chunk) > MAX_POSTED:
+            raise BusyError(f"{MAX_POSTED} bytes are being received already")
+        body += chunk
+        self._posted += len(chunk)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Open a WebSocket, or show an invitation to a browser."""
@@ -168,8 +196,9 @@ class Transports:
 class _Exchange:
     """The channel of one POST: it carries one reply back, and cannot confirm that it was read."""
 
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
+    def __init__(self, connected: Callable[[], bool]) -> None:
+        """``connected``: a reply could still be sent."""
+        self._connected = connected
         self.routes: set[str] = set()
         self.answer: tuple[bytes, Generation] | None = None
 
@@ -178,8 +207,7 @@ class _Exchange:
         return False
 
     async def send(self, envelope: bytes, generation: Generation) -> bool:
-        transport = self._request.transport
-        if self.answer is not None or transport is None or transport.is_closing():
+        if self.answer is not None or not self._connected():
             return False
         self.answer = envelope, generation
         return True
@@ -188,11 +216,11 @@ class _Exchange:
         return False
 
 
-def _media_type(request: web.Request) -> str:
+def _media_type(headers: Mapping[str, str]) -> str:
     """Return the media type without parameters; a body without one is accepted. Any other is a 415."""
-    written = request.headers.get(hdrs.CONTENT_TYPE, media_types.UNSPECIFIC).partition(";")[0].strip().lower()
+    written = headers.get(hdrs.CONTENT_TYPE, media_types.UNSPECIFIC).partition(";")[0].strip().lower()
     media_type = written if "/" in written else f"application/{written}"
-    compressed = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity"
+    compressed = headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity"
     if media_type not in media_types.ACCEPTED or compressed:
         raise web.HTTPUnsupportedMediaType
     return media_type

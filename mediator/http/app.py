@@ -35,7 +35,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEALTH = web.AppKey("health", Health)
 _REGISTRY = web.AppKey("registry", CollectorRegistry)
-_SECONDS = web.AppKey("seconds", float)
+SECONDS = web.AppKey("seconds", float)
 _LIMIT = web.RequestKey("limit", asyncio.Timeout)
 # Probes and scrapers must not get an old response from a proxy.
 _FRESH = {"Cache-Control": "no-store"}
@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 def build_app(health: Health, registry: CollectorRegistry, request_seconds: float = REQUEST_SECONDS) -> web.Application:
     """Make the application with /livez, /readyz and /metrics; ``health`` joins ``registry``."""
     app = web.Application(middlewares=[_log_requests, _answer_errors], client_max_size=MAX_BODY)
-    app[_HEALTH], app[_REGISTRY], app[_SECONDS] = health, registry, request_seconds
+    app[_HEALTH], app[_REGISTRY], app[SECONDS] = health, registry, request_seconds
     registry.register(health)
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
@@ -83,48 +83,62 @@ async def _log_requests(request: web.Request, handler: Handler) -> web.StreamRes
     """Log each response by its route, which contains no address."""
     started = time.perf_counter()
     answer = await handler(request)
-    resource = request.match_info.route.resource
-    _log.debug(
-        "request",
-        method=request.method,
-        route=resource and resource.canonical,
-        result=answer.status,
-        ms=round((time.perf_counter() - started) * 1000, 3),
-    )
+    log_request(request.method, _route(request), answer.status, started)
     return answer
+
+
+def log_request(method: str, route: str | None, status: int, started: float) -> None:
+    """Log a response; ``started`` is a time of ``perf_counter``."""
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    _log.debug("request", method=method, route=route, result=status, ms=ms)
 
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    seconds = request.app[_SECONDS]
+    seconds = request.app[SECONDS]
     try:
         async with asyncio.timeout(seconds) as limit:
             request[_LIMIT] = limit
             if isinstance(request.protocol, HttpConnection) and request.protocol.only_health:
                 return await _answer_health(request, handler)
             return await handler(request)
-    except MediatorError as error:
+    except Exception as error:
+        if isinstance(error, web.HTTPException) and error.status < 400:
+            raise
+        if isinstance(error, TimeoutError) and limit.expired():
+            return answer_timeout(seconds)
+        return answer_error(error, request.method, _route(request), connected=request.transport is not None)
+
+
+def answer_timeout(seconds: float) -> web.Response:
+    """Answer a request that took longer than so many seconds."""
+    return _error(504, f"no answer within {seconds:g} s", CODES[504])
+
+
+def answer_error(error: Exception, method: str, route: str | None, *, connected: bool) -> web.Response:
+    """Answer what a handler raised; ``connected``: the caller is still there."""
+    if isinstance(error, MediatorError):
         answer = _error(error.status, str(error), error.code)
         if isinstance(error, NotAuthenticatedError):
             answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
+    if isinstance(error, web.HTTPException):
         code = CODES.get(error.status, "bad_request")
         answer = _error(error.status, code.replace("_", " "), code)
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
-    except TimeoutError:
-        if limit.expired():
-            return _error(504, f"no answer within {seconds:g} s", CODES[504])
-        return _unexpected(request)
-    except ConnectionError:
-        # Usually the caller closed its connection, and nobody reads this response.
-        return _unexpected(request) if request.transport else _error(400, "the connection was closed", "bad_request")
-    except Exception:
-        return _unexpected(request)
+    if isinstance(error, ConnectionError) and not connected:
+        # Nobody reads this response.
+        return _error(400, "the connection was closed", "bad_request")
+    # The text of the error stays out of the log, and so does the path, which may name an address.
+    _log.error("request failed", method=method, route=route, exc_info=error)
+    return _error(500, "internal error", MediatorError.code)
+
+
+def _route(request: web.Request) -> str | None:
+    resource = request.match_info.route.resource
+    return None if resource is None else resource.canonical
 
 
 async def _answer_health(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -140,10 +154,3 @@ async def _answer_health(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _error(status: int, text: str, code: str) -> web.Response:
     return web.json_response({"error": text, "code": code}, status=status)
-
-
-def _unexpected(request: web.Request) -> web.Response:
-    """Answer an unexpected error; its text goes to the log, with the route only, since a path may name an address."""
-    resource = request.match_info.route.resource
-    _log.error("request failed", method=request.method, route=resource and resource.canonical, exc_info=True)
-    return _error(500, "internal error", MediatorError.code)

@@ -108,6 +108,11 @@ class HttpConnection(web.RequestHandler):
         self._late: asyncio.TimerHandle | None = None
 
     @property
+    def handles(self) -> bool:
+        """Whether a request is being handled; its body may still be on its way."""
+        return self._current_request is not None
+
+    @property
     def keeps_waiting(self) -> bool:
         """Whether the server waits for the peer: for a request, for the rest of one, or for it to read the response."""
         request = self._current_request
@@ -130,7 +135,7 @@ class HttpConnection(web.RequestHandler):
         if self._request_count > before:
             self._stop_clock()
             self._limiter.touch(self)
-        elif self._late is None and self._current_request is None and not self._upgraded:
+        elif self._late is None and not self.handles and not self._upgraded:
             self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -10,7 +10,9 @@ from aiohttp import hdrs, web
 
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.http.connections import ConnectionLimiter, HttpConnection
+from mediator.http.app import SECONDS
+from mediator.http.connections import ConnectionLimiter
+from mediator.http.direct import ROUTES, DirectConnection, TimeLimit
 
 MAX_LINE = 16 * 1024
 """Bytes: the request line holds searches of the registry, and characters beyond ASCII take nine bytes or more there."""
@@ -68,9 +70,11 @@ class HttpServer:
         runner.server.request_factory = functools.partial(app._make_request, _cls=_Request)
         self._runner = runner
         connection = functools.partial(
-            HttpConnection,
+            DirectConnection,
             self._limiter,
             runner.server,
+            app.get(ROUTES, {}),
+            TimeLimit(app[SECONDS]),
             access_log=None,
             logger=_protocol_log,
             keepalive_timeout=IDLE_SECONDS,
