@@ -20,12 +20,12 @@ class Certificate:
     key: Path
 
 
-def issue(folder: Path) -> Certificate:
-    """Make an authority, and a certificate for ``localhost`` and 127.0.0.1."""
+def issue(folder: Path, host: str = "localhost") -> Certificate:
+    """Make an authority, and a certificate for a host and 127.0.0.1."""
     root, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     authority = (
         _builder(issuer, issuer, root.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)

@@ -110,9 +110,9 @@ class Service:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Ask the HTTP port; status 0 when nobody answers."""
-        return await asyncio.to_thread(self._get, path)
+        return await asyncio.to_thread(self.get_blocking, path)
 
-    def _get(self, path: str) -> tuple[int, str]:
+    def get_blocking(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
         try:
             connection.request("GET", path)

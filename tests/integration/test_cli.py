@@ -3,6 +3,7 @@
 Commands run inside this process, which is quicker; those that set up logging or must be interrupted run in their own.
 """
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -15,8 +16,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ import pytest
 from mediator.cli import main
 from mediator.nats.server import find_binary
 from mediator.ops.journal.segments import GAPS
+from tests.harness.service import Service
 from tests.harness.waiting import block_until
 
 WITHIN = 40.0
@@ -41,54 +41,17 @@ def program(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "mediator", *map(str, arguments)]
 
 
-class Service:
-    """One `mediator serve` on free ports."""
-
-    def __init__(self, folder: Path, *options: object) -> None:
-        self.data_dir = folder / "data"
-        self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                program(
-                    *("serve", "--data-dir", self.data_dir, "--nats", "127.0.0.1:0", "--http", "127.0.0.1:0"), *options
-                ),
-                stdout=log,
-                stderr=log,
-                env=environment(MEDIATOR_LOG_FORMAT="json"),
-            )
-        ready = block_until(self._ready, what="the service says that it is ready")
-        self.nats, self.http = ready["nats"], ready["http"]
-        block_until(lambda: self.get("/readyz") == 200, what="/readyz says 200")
-
-    def _ready(self) -> dict[str, Any] | None:
-        said = self._log.read_text()
-        assert self.process.poll() is None, said
-        lines = [json.loads(line) for line in said.splitlines(True) if line.startswith("{") and line.endswith("\n")]
-        return next((line for line in lines if line.get("event") == "ready"), None)
-
-    def logged(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The lines of the log, or those of one event."""
-        lines = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
-        return [line for line in lines if event in (None, line.get("event"))]
-
-    def get(self, path: str) -> int:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=5) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code
-        except OSError:
-            return 0
-
-    def stop(self) -> int:
-        self.process.terminate()
-        try:
-            return self.process.wait(WITHIN)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
+def serving(folder: Path, **options: object) -> Iterator[Service]:
+    """Run a service, and hold that it ends well."""
+    service = Service("service", folder, semantic=True, **options)
+    service.start()
+    try:
+        asyncio.run(service.ready())
+        yield service
+        service.terminate()
+        assert asyncio.run(service.ended()) == 0
+    finally:
+        service.discard()
 
 
 @dataclass
@@ -107,9 +70,7 @@ Mediator = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("service"))
-    yield service
-    assert service.stop() == 0
+    yield from serving(tmp_path_factory.mktemp("service"))
 
 
 @pytest.fixture
@@ -371,7 +332,7 @@ def test_follow_prints_what_comes_until_it_is_interrupted(mediator, service, box
     follow = subprocess.Popen(
         program(
             *("fetch", box, "--group", "g", "--deliver", "earliest", "--ack", "--follow", "--json"),
-            *("--server", service.nats),
+            *("--server", service.nats_url),
         ),
         stdout=subprocess.PIPE,
         env=environment(),
@@ -606,10 +567,10 @@ def test_status(mediator, service, box):
     mediator("send", box, "a")
     result = mediator("status")
     assert result.code == 0
-    assert f"nats            {service.nats}\n" in result.out
+    assert f"nats            {service.nats_url}\n" in result.out
     assert "ready           yes\n" in result.out
     view = mediator("status", "--json").json
-    assert (view["pid"], view["http_port"]) == (service.process.pid, service.http)
+    assert (view["pid"], view["http_port"]) == (service.process.pid, service.http_port)
     assert view["tenants"]["default"]["messages"] >= 1
 
 

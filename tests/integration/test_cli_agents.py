@@ -14,7 +14,8 @@ import nats
 import pytest
 
 from registry.cards.card import MAX_CARD
-from tests.integration.test_cli import Mediator, Result, Service, alone, mediator, service
+from tests.harness.service import Service
+from tests.integration.test_cli import Mediator, Result, alone, mediator, service
 
 __all__ = ["alone", "mediator", "service"]
 
@@ -29,7 +30,7 @@ def _nobody_left(mediator: Mediator, service: Service) -> Iterator[None]:
     """Empty the registry after each test, over one connection: a command for each agent takes much longer."""
 
     async def unregister(mailboxes: list[str]) -> None:
-        client = await nats.connect(service.nats)
+        client = await nats.connect(service.nats_url)
         for mailbox in mailboxes:
             await client.request("$mq9.AI.AGENT.UNREGISTER", json.dumps({"mailbox": mailbox}).encode())
         await client.close()

@@ -49,15 +49,15 @@ def test_invite_prints_link_page_and_qr_code(mediator, service):
         shown = mediator("invite", "--label", "Ours", "--ttl", "7d", version)
         assert shown.code == 0
         url = link_of(shown.out)
-        assert url.startswith(f"http://127.0.0.1:{service.http}/didcomm?{parameter}=")
-        assert f"page     http://127.0.0.1:{service.http}/invite/" in shown.out
+        assert url.startswith(f"http://127.0.0.1:{service.http_port}/didcomm?{parameter}=")
+        assert f"page     http://127.0.0.1:{service.http_port}/invite/" in shown.out
         assert re.search(r"^expires  \d{4}-", shown.out, re.MULTILINE)
         assert shown.out.count("█") > 500
         connect(url, mediate=False)
         page = id_inside(url.partition("=")[2])
-        assert service.get(f"/invite/{page}") == 200
-        assert service.get(url.removeprefix(f"http://127.0.0.1:{service.http}")) == 200
-    assert service.get("/didcomm?oob=e30") == 404
+        assert service.get_blocking(f"/invite/{page}")[0] == 200
+        assert service.get_blocking(url.removeprefix(f"http://127.0.0.1:{service.http_port}"))[0] == 200
+    assert service.get_blocking("/didcomm?oob=e30")[0] == 404
 
 
 def test_invite_writes_an_image_instead_of_drawing(mediator, tmp_path):

@@ -1,21 +1,17 @@
 """What a newcomer runs into: which service a command speaks to, and what it says when something is wrong."""
 
-import datetime
 import inspect
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from mediator.cli import build_app
 from mediator.cli.options import AsJson
-from tests.integration.test_cli import Service, alone, external, mediator, run, service
+from tests.harness.certificates import issue
+from tests.harness.service import Service
+from tests.integration.test_cli import alone, external, mediator, run, service, serving
 from tests.unit.test_cli import commands
 
 __all__ = ["alone", "external", "mediator", "service"]
@@ -34,39 +30,15 @@ users = [{{ name = "bob", password = "right" }}]
 """
 
 
-def write_certificate(folder: Path) -> None:
-    """Write a certificate for a public name, which no authority that this machine knows has signed, and its key."""
-
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    key, authority = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name("mail.example.com"))
-        .issuer_name(name("an authority of its own"))
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .sign(authority, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service of two tenants, whose clients log in and encrypt."""
     folder = tmp_path_factory.mktemp("guarded")
-    write_certificate(folder)
+    issue(folder, "mail.example.com")
     (folder / "m.toml").write_text(GUARDED.format(folder=folder))
-    service = Service(folder, "--config", folder / "m.toml")
-    yield service
-    assert service.stop() == 0
+    for service in serving(folder, config=folder / "m.toml"):
+        service.nats_url = service.nats_url.replace("nats:", "tls:")
+        yield service
 
 
 # Which service a command speaks to.
@@ -118,7 +90,7 @@ def test_commands_trust_the_certificate_of_their_service(guarded):
 def test_a_refused_login_is_called_so(alone, guarded, login, said):
     result = alone("send", "a", "x", "--data-dir", guarded.data_dir, *login)
     assert result.code == 1
-    assert result.err == f"mediator: cannot connect to {guarded.nats}: {said}; give --user and --password\n"
+    assert result.err == f"mediator: cannot connect to {guarded.nats_url}: {said}; give --user and --password\n"
 
 
 def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monkeypatch):
@@ -127,11 +99,14 @@ def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monk
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for server, said in (
-            (guarded.nats, "its certificate is not trusted (unable to get local issuer certificate); SSL_CERT_FILE"),
-            (f"nats://127.0.0.1:{service.http}", "no NATS server answers there within "),
+            (
+                guarded.nats_url,
+                "its certificate is not trusted (unable to get local issuer certificate); SSL",
+            ),
+            (f"nats://127.0.0.1:{service.http_port}", "no NATS server answers there within "),
             (f"nats://127.0.0.1:{silent.getsockname()[1]}", "no NATS server answers there within "),
             ("nats://nowhere.invalid:4222", "no such host"),
-            (service.nats.replace("nats:", "tls:"), "the server does not encrypt, but the URL begins with tls://"),
+            (service.nats_url.replace("nats:", "tls:"), "the server does not encrypt, but the URL begins with tls://"),
         ):
             result = alone("send", "a", "x", "--server", server)
             assert result.code == 1
@@ -277,13 +252,13 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
     address = alone("mailbox", "create", "--json", *login).json["mail_address"]
     alone("send", address, "the payload", *login)
     alone("send", "nobody", "x", *login)
-    guarded.get("/livez")
-    lines = guarded.logged("request")
+    guarded.get_blocking("/livez")
+    lines = guarded.events("request")
     told = {(line.get("verb"), line.get("tenant"), line["result"]) for line in lines}
     assert {("CREATE", "acme", "ok"), ("SEND", "acme", "ok"), ("SEND", "acme", "mailbox_not_found")} <= told
     assert ("/livez", 200) in {(line.get("route"), line["result"]) for line in lines}
     assert all(0 <= line["ms"] < 60_000 for line in lines)
-    everything = json.dumps(guarded.logged())
+    everything = json.dumps(guarded.events())
     assert address not in everything
     assert "the payload" not in everything
 

@@ -274,23 +274,6 @@ def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
             assert message_queue.status(tx, granted, key(turn), NOW).count == 1
 
 
-def test_instances_that_start_at_once_agree_on_one_identity(store, instances):
-    for tenant in (f"t{number}" for number in range(10)):
-
-        def current(tx: MediationTransaction, tenant: str = tenant) -> object:
-            kept = [one for one in tx.identities.all() if one.tenant == tenant and one.retired_at is None]
-            return kept[0] if kept else tx.identities.add(tenant, os.urandom(8), ("did:x:1",), NOW)
-
-        found: list[object] = []
-        together(
-            *(lambda own=own, found=found, current=current: found.append(again(own, current)) for own in instances)
-        )
-        with within(store.reading(), MediationTables) as tx:
-            kept = [one for one in tx.identities.all() if one.tenant == tenant]
-        assert len(kept) == 1
-        assert found == kept * INSTANCES
-
-
 @pytest.mark.rule("D8")
 def test_an_invitation_for_one_lets_one_in(store, instances):
     for turn in range(10):

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -333,32 +332,6 @@ def test_a_mailbox_locked_too_long_is_an_error(url, open_store, monkeypatch):
     assert send(store, b"y") == 0
 
 
-@pytest.mark.rule("A3", "A8")
-def test_instances_share_the_ids_of_a_mailbox(url, open_store):
-    stores = [open_store(url) for _ in range(4)]
-    addresses = [f"b{number}" for number in range(5)]
-    create(stores[0], *addresses)
-    answered: list[tuple[str, int]] = []
-
-    def run(number: int) -> None:
-        order = addresses[number:] + addresses[:number]
-        for _ in range(50):
-            with stores[number].transaction([("default", address) for address in order]) as tx:
-                given = []
-                for address in order * 2:
-                    mailbox = tx.mailboxes.find("default", address)
-                    given.append((address, mailbox.next_id))
-                    tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, b"x", 1, 1, 1))
-            answered.extend(given)
-
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(run, number) for number in range(4)]:
-            done.result(DEADLINE)
-    assert Counter(answered) == Counter((address, msg_id) for address in addresses for msg_id in range(400))
-    for address in addresses:
-        assert sorted(kept(stores[0], address)) == list(range(400))
-
-
 def test_a_deadlock_fails_one_of_the_two_and_both_can_go_on(url, open_store):
     first, second = open_store(url), open_store(url)
     create(first, "a", "b")
@@ -402,11 +375,3 @@ def test_only_one_instance_releases_a_delayed_message(url, open_store):
             assert asked.wait(DEADLINE)
             tx.delays.remove(due)
         assert answer.result(DEADLINE) == 0
-
-
-@pytest.mark.rule("A3")
-def test_instances_that_start_at_once_migrate_once(url, open_store):
-    with ThreadPoolExecutor(4) as pool:
-        stores = [opened.result(DEADLINE) for opened in [pool.submit(open_store, url) for _ in range(4)]]
-    create(stores[0])
-    assert [send(store, b"x") for store in stores] == [0, 1, 2, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mediator.broker import Broker, wall_clock
-from mediator.errors import NoSuchMailboxError, UnavailableError
+from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -139,56 +139,21 @@ async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) 
         assert home.value("mediator_cleanup_removed_total", kind="messages") == 20_000
 
 
-@pytest.mark.rule("M1", "A3")
-async def test_an_expired_mailbox_is_unreachable_then_collected(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
-        await home.create(ttl=10 * MINUTE)
-        for number in range(3):
-            await home.send(dedup_id=f"d{number}", recipient="key", key=f"k{number}")
-        await home.send(delay=24 * HOUR)
-        await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND))
-        await home.broker.fetch(fetch("others", max_wait=0))
-        assert home.rows() > 10
-        home.clock.ahead = 30 * MINUTE
-        with pytest.raises(NoSuchMailboxError):
-            await home.send()
-        await until(lambda: home.rows() == 0)
-        await home.create()
-        assert await home.send() == 0
-
-
-@pytest.mark.rule("M1")
+@pytest.mark.rule("M1", "M4", "S3")
 async def test_one_pass_ends_all_that_is_over(tmp_path: Path) -> None:
     async with house(tmp_path, enabled=False) as home:
         for number in range(350):
             await home.create(f"box{number}", ttl=10 * MINUTE)
         await home.create()
         await home.send_many(3000, ttl=10 * MINUTE)
+        await home.send(delay=24 * HOUR, to="box0")
+        await home.send(dedup_id="over", to="box1")
+        await home.broker.delete_mailbox(TENANT, "box1")
         home.clock.ahead = 30 * MINUTE
-        assert (await home.ask("cleanup"))["removed"] == {"mailboxes": 350, "messages": 3000}
-        assert (home.rows("mailbox"), home.rows("message")) == (1, 0)
+        removed = (await home.ask("cleanup"))["removed"]
+        assert removed == {"mailboxes": 350, "messages": 3001, "delayed": 1, "dedup_ids": 1}
+        assert home.rows() == 1
         assert (await home.ask("cleanup"))["removed"] == {}
-
-
-@pytest.mark.rule("M4")
-async def test_a_deleted_mailbox_is_collected(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
-        await home.create()
-        await home.send_many(2000)
-        await home.broker.delete_mailbox(TENANT, BOX)
-        await until(lambda: home.rows() == 0)
-
-
-@pytest.mark.rule("S3")
-async def test_dedup_ids_are_collected_when_their_time_is_over(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
-        await home.create()
-        for number in range(5):
-            await home.send(dedup_id=f"d{number}", ttl=10 * MINUTE)
-        await home.send(dedup_id="stays")
-        home.clock.ahead = 30 * MINUTE
-        assert (await home.ask("cleanup"))["removed"]["messages"] == 5
-        assert home.rows("dedup") == 1
 
 
 @pytest.mark.rule("D13")

@@ -4,22 +4,17 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
-from pathlib import Path
 
 import pytest
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
 from pickup.dids.web import KEPT_SECONDS, MAX_AT_ONCE, MAX_BYTES, MISSED_SECONDS, DidWebResolver, url_of
+from tests.harness.certificates import Certificate, issue
 
 PATIENCE = 10.0
 HOST = "localhost"
@@ -48,40 +43,20 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the host that vouches for itself, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, HOST)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "host.pem"
-    path.write_bytes(
-        made.public_bytes(Encoding.PEM) + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
-    return path
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return issue(tmp_path_factory.mktemp("tls"), HOST)
 
 
 @pytest.fixture
-async def host(certificate: Path) -> AsyncIterator[Host]:
+async def host(certificate: Certificate) -> AsyncIterator[Host]:
     listening = socket.create_server(("127.0.0.1", 0))
-    one = Host(listening.getsockname()[1], ssl.create_default_context(cafile=certificate))
+    one = Host(listening.getsockname()[1], ssl.create_default_context(cafile=certificate.authority))
     app = web.Application()
     app.router.add_get("/{path:.*}", one.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate)
+    tls.load_cert_chain(certificate.cert, certificate.key)
     await web.SockSite(runner, listening, ssl_context=tls).start()
     yield one
     await one.guard.close()
