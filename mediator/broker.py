@@ -54,7 +54,7 @@ class Broker:
         observers: Sequence[Observer] = (),
         wake_secret: bytes = b"",
     ) -> None:
-        """Start the writer thread; it serves until :meth:`close`.
+        """Start the writer; it serves until :meth:`close`.
 
         ``max_pending`` bounds the requests that wait for a commit or a reader, ``max_waiting`` the FETCHes that wait
         for mail. ``wake_secret`` keys the names under which instances that share a database wake mailboxes.
@@ -80,7 +80,7 @@ class Broker:
         self._stopping = False
 
     def trust(self, trusts: Callable[[int], bool]) -> None:
-        """Set what decides whether the clock is right; if not, expired messages stay. Called on the writer thread."""
+        """Set what decides whether the clock is right; if not, expired messages stay. Called inside transactions."""
         self.quotas.trusts = trusts
 
     def listen(self, listener: Callable[[Committed], None]) -> None:

@@ -23,7 +23,7 @@ class Releaser:
     """Owns the timer. Created and used on the event loop."""
 
     def __init__(self, broker: Broker, metrics: Metrics, trusts: Callable[[int], bool]) -> None:
-        """``trusts`` says, on the store's thread, whether the clock is trusted at this time."""
+        """``trusts`` says, inside transactions, whether the clock is trusted at this time."""
         self._trusts = trusts
         self._broker = broker
         self._metrics = metrics

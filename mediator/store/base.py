@@ -25,12 +25,16 @@ class Integrity:
 
 
 class Store(Protocol):
-    """One database. Only ``reading`` and ``checkpoint`` may be called from several threads."""
+    """One database. Only ``reading`` and ``checkpoint`` may be called from several threads at the same time."""
 
     migrated: list[str]
     """The names of the migrations that were applied when it was opened."""
     quick: bool
     """Whether the database is in this process, so that reading a row costs less than a turn of a thread."""
+
+    @property
+    def commits_fast(self) -> bool:
+        """Whether commits lately took so little that the event loop may wait for one itself."""
 
     def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception rolls it back.

@@ -95,6 +95,7 @@ class PostgresStore:
     """Mailboxes in a PostgreSQL database. Opening it migrates the schema."""
 
     quick = False
+    commits_fast = False
 
     def __init__(self, url: str) -> None:
         """Open the database at ``url``; :class:`SetupError` when that is no PostgreSQL URL.

@@ -20,7 +20,7 @@ class Reserve:
 
     What is in the log may have to go into the database file before the log has room again for anything else. Where
     the disk has no room for the reserve, nothing may be added to the database; when the disk is full, the database gets
-    the space. Used on the writer's thread, but for ``give_back``.
+    the space. Used by the writer, but for ``give_back``.
     """
 
     def __init__(self, path: Path) -> None:

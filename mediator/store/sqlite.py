@@ -21,6 +21,7 @@ from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.migrate import migrate
+from mediator.store.pace import Pace
 from mediator.store.pool import Pool
 from mediator.store.reserve import Reserve
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
@@ -72,6 +73,7 @@ class SqliteStore:
         self._held = hold(path)
         self._damaged: tuple[float, str] | None = None
         self._reserve = Reserve(path.with_name(f"{path.name}.reserve"))
+        self._log = str(path.with_name(f"{path.name}-wal"))
         try:
             # SQLite gives its log and index the mode of the database.
             for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
@@ -111,7 +113,13 @@ class SqliteStore:
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._wal_pages = 0
+        self._pace = Pace()
         self._reserve.adjust(self._log_bytes())
+
+    @property
+    def commits_fast(self) -> bool:
+        """See :class:`mediator.store.base.Store`."""
+        return self._pace.fast
 
     @property
     def damage(self) -> str | None:
@@ -136,7 +144,7 @@ class SqliteStore:
 
     def _log_bytes(self) -> int:
         try:
-            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
+            return os.stat(self._log).st_size  # noqa: PTH116  (every commit asks)
         except OSError:
             return 0
 
@@ -150,15 +158,21 @@ class SqliteStore:
         session = Session(self._writer, self._mailboxes, self._positions, self._counts, full=self._reserve.short)
         try:
             connection.execute("BEGIN IMMEDIATE")
+            changes = connection.total_changes
             yield Transaction(session)
             session.finish()
+            started = time.perf_counter()
             connection.execute("COMMIT")
+            if connection.total_changes != changes:
+                self._pace.note(time.perf_counter() - started)
         except BaseException as error:
             session.roll_back()
             with suppress(sqlite3.Error):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
+                # What failed may have taken long, and may again.
+                self._pace = Pace()
                 raise self._failure(error) from error
             raise
         for mailbox in session.touched.values():

@@ -1,4 +1,8 @@
-"""Group commit: one thread runs all waiting requests in one transaction, commits, and only then answers (A8)."""
+"""Group commit: all waiting requests run in one transaction and are answered after its commit (A8).
+
+That is the work of a thread, so that the event loop does not wait for a slow disk. While commits are fast and the thread
+has nothing to do, the loop does it itself: to wake the thread and be woken by it costs more than the commit.
+"""
 
 import asyncio
 import threading
@@ -24,6 +28,8 @@ Done = Callable[[Any], None]
 """Gets the result or the error, on the event loop, after the commit."""
 Observer = Callable[[Transaction, int], Callable[[], None] | None]
 """Called inside a transaction right before the commit; what it returns is called right after the commit."""
+_Call = Callable[..., object]
+"""Calls a function with its arguments on the event loop, after all that was to be called before."""
 
 PADDED_GATHER_SECONDS = 0.003
 """How long the first request of a padded batch waits for others."""
@@ -104,7 +110,7 @@ class _PaddedBatch:
 
 
 class Writer:
-    """Runs all changes of the store on a thread of its own. Made and used on the event loop.
+    """Runs all changes of the store, one batch at a time. Made and used on the event loop.
 
     On a full disk only work submitted with ``when_full`` runs, in the reserved space: it removes, acknowledges or hands
     out messages, or calls :meth:`~mediator.mailboxes.ports.Transaction.require_room` itself before it adds anything.
@@ -130,10 +136,13 @@ class Writer:
         self._padded: _PaddedBatch | None = None
         self._background: deque[_Job] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self._waking = False
+        self._beginning = False
         self._closing = False
+        self._turn = threading.Lock()
+        """Held by whoever uses the store: the thread, or the event loop."""
         self._served = False
         """Whether requests came since the last upkeep."""
+        self._idle_from = 0.0
         self._failures = _FailureLog()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -147,7 +156,7 @@ class Writer:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
         self._jobs.append(_Job(place, work, done, when_full))
-        self._wake_soon()
+        self._begin_soon()
 
     def _admit(self) -> None:
         if self._closing:
@@ -180,7 +189,7 @@ class Writer:
         padded, self._padded = self._padded, None
         if padded is not None:
             self._jobs.extend(padded.jobs)
-            self._wake_soon()
+            self._wake()
 
     async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
         """Run background work in a transaction of its own, when requests leave time for it."""
@@ -188,7 +197,7 @@ class Writer:
         if self._closing:
             raise UnavailableError("the service is stopping")
         self._background.append(_Job(None, work, partial(_settle, answer), when_full))
-        self._wake_soon()
+        self._wake()
         return await answer
 
     async def upkeep(self) -> None:
@@ -202,48 +211,65 @@ class Writer:
         self._wake()
         await asyncio.to_thread(self._thread.join)
 
-    def _wake_soon(self) -> None:
-        """Wake the thread after all requests that have arrived by now are queued, so that it takes them together."""
-        if not self._waking:
-            self._waking = True
-            self._loop.call_soon(self._wake)
+    def _begin_soon(self) -> None:
+        """Begin after all requests that have arrived by now are queued, so that they are committed together."""
+        if not self._beginning:
+            self._beginning = True
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Commit a batch here and now if that is fast and the thread is idle; leave the rest to the thread."""
+        self._beginning = False
+        if self._store.commits_fast and not self._closing and self._turn.acquire(blocking=False):
+            try:
+                self._serve(self._loop.call_soon)
+            finally:
+                self._turn.release()
+        if self._jobs:
+            self._wake()
 
     def _wake(self) -> None:
-        self._waking = False
         if self._wakeups.empty():
             self._wakeups.put(None)
 
     def _run(self) -> None:
-        rest_until = idle_from = 0.0
+        rest_until = 0.0
         while True:
-            if not (self._jobs or self._background):
-                if self._closing:
-                    return
-                self._wakeups.get()
-                continue
-            if self._jobs:
-                self._answer(self._jobs, self._batch())
-                self._served = True
-                idle_from = time.monotonic() + IDLE_SECONDS
-            started = time.monotonic()
-            if self._background and started >= min(rest_until, idle_from):
-                job = self._background.popleft()
-                if job.work is _own_upkeep:
-                    self._upkeep(job)
-                else:
-                    self._answer(deque(), deque([job]))
-                rest_until = time.monotonic() + BACKGROUND_REST * (time.monotonic() - started)
-            elif self._background and not self._jobs:
+            wait = min(rest_until, self._idle_from) - time.monotonic() if self._background else None
+            if self._jobs or (wait is not None and wait <= 0):
+                with self._turn:
+                    self._serve(self._loop.call_soon_threadsafe)
+                    started = time.monotonic()
+                    if self._background and started >= min(rest_until, self._idle_from):
+                        self._serve_background()
+                        rest_until = time.monotonic() + BACKGROUND_REST * (time.monotonic() - started)
+            elif wait is None and self._closing:
+                return
+            else:
                 with suppress(Empty):
-                    self._wakeups.get(timeout=min(rest_until, idle_from) - started)
+                    self._wakeups.get(timeout=wait)
+
+    def _serve(self, call: _Call) -> None:
+        """Commit and answer a batch of what waits, if anything does."""
+        if self._jobs:
+            self._answer(self._jobs, self._batch(), call)
+            self._served = True
+            self._idle_from = time.monotonic() + IDLE_SECONDS
+
+    def _serve_background(self) -> None:
+        job = self._background.popleft()
+        if job.work is _own_upkeep:
+            self._upkeep(job)
+        else:
+            self._answer(deque(), deque([job]), self._loop.call_soon_threadsafe)
 
     def _batch(self) -> deque[_Job]:
         """Take what waits now, up to the cap."""
         count = min(len(self._jobs), MAX_BATCH)
         return deque(self._jobs.popleft() for _ in range(count))
 
-    def _answer(self, queue: deque[_Job], batch: deque[_Job]) -> None:
-        """Run a batch, commit it and answer it, whatever happens."""
+    def _answer(self, queue: deque[_Job], batch: deque[_Job], call: _Call) -> None:
+        """Run a batch, commit it and answer it with ``call``, whatever happens."""
         try:
             try:
                 outcomes, committed = self._commit(queue, batch)
@@ -261,11 +287,11 @@ class Writer:
             if len(batch) > 1:
                 # Run them one by one, so that the faulty one fails alone.
                 for job in batch:
-                    self._answer(deque(), deque([job]))
+                    self._answer(deque(), deque([job]), call)
                 return
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
-        self._loop.call_soon_threadsafe(self._deliver, outcomes, committed)
+        call(self._deliver, outcomes, committed)
 
     def _commit(self, queue: deque[_Job], batch: deque[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
         started = time.perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnavailableError
+from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.message import Message
@@ -19,6 +19,7 @@ from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from mediator.store.writer import MAX_BATCH, Committed, Writer
+from tests.harness.stores import ram_store
 
 PLACE = ("default", "task")
 
@@ -35,6 +36,11 @@ class Gated(SqliteStore):
         self.failures: list[BaseException] = []
         self.last_words: list[BaseException] = []
         """Raised right before the commit."""
+        self.fast = False
+
+    @property
+    def commits_fast(self) -> bool:
+        return self.fast
 
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
@@ -78,6 +84,11 @@ def note(what: object) -> Callable[[Transaction, int], object]:
         return what
 
     return work
+
+
+def where(tx: Transaction, now: int) -> str:
+    """Return the name of the thread that runs it."""
+    return threading.current_thread().name
 
 
 def fail(error: BaseException) -> Callable[[Transaction, int], object]:
@@ -351,3 +362,117 @@ async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Wri
     assert await first == "first"
     assert await stays == "stays"
     assert noted(store) == texts("first", "gone", "stays")
+
+
+HERE = threading.main_thread().name
+"""The thread of the event loop."""
+
+
+async def test_requests_are_committed_in_place_on_a_fast_disk(store: Gated, writer: Writer) -> None:
+    for fast in (False, True, False, True):
+        store.fast = fast
+        assert await writer.write(PLACE, where) == (HERE if fast else "store-writer")
+
+
+async def test_background_work_stays_on_the_thread(store: Gated, writer: Writer) -> None:
+    store.fast = True
+    background = asyncio.create_task(writer.write_background(where))
+    assert await writer.write(PLACE, where) == HERE
+    assert await background == "store-writer"
+
+
+@pytest.mark.rule("A8")
+async def test_the_event_loop_never_waits_for_the_thread(store: Gated, writer: Writer) -> None:
+    first = await held(store, writer)
+    store.fast = True
+    answers = Answers()
+    for no in range(5):
+        answers.submit(writer, note(no))
+    for _ in range(10):
+        # Each turn of the loop might begin to commit.
+        await asyncio.sleep(0)
+    assert not answers.given
+    store.gate.set()
+    await first
+    assert await answers.until(5) == list(range(5))
+    assert noted(store) == texts("first", *range(5))
+
+
+@pytest.mark.rule("A8", "F3")
+async def test_answers_keep_their_order_wherever_they_are_committed(store: Gated, writer: Writer) -> None:
+    answers = Answers()
+    commits = 300
+    for no in range(commits):
+        store.fast = no % 3 > 0
+        for part in range(1 + no % 4):
+            answers.submit(writer, note((no, part)))
+        # Some of them wait for the thread meanwhile, others do not.
+        await asyncio.sleep(0)
+    given = [(no, part) for no in range(commits) for part in range(1 + no % 4)]
+    assert await answers.until(len(given)) == given
+    assert noted(store) == texts(*given)
+
+
+@pytest.mark.rule("A8")
+async def test_what_takes_long_in_place_is_left_to_the_thread(store: Gated, writer: Writer) -> None:
+    store.fast = True
+    slow = threading.Event()
+
+    def work(tx: Transaction, now: int) -> str:
+        slow.wait(0.004)
+        return where(tx, now)
+
+    answers = Answers()
+    for _ in range(20):
+        answers.submit(writer, work)
+    used = await answers.until(20)
+    assert used == sorted(used, key=[HERE, "store-writer"].index)
+    assert HERE in used
+    assert "store-writer" in used
+
+
+@pytest.mark.rule("A9", "A8", "N3")
+async def test_failures_in_place_cost_nobody_else_anything(store: Gated, writer: Writer) -> None:
+    store.fast = True
+    answers = Answers()
+    works = [note(0), fail(NoSuchMessageError()), note(1), fail(ZeroDivisionError("poison")), note(2)]
+    for work in works:
+        answers.submit(writer, work)
+    given = await answers.until(len(works))
+    assert [outcome for outcome in given if not isinstance(outcome, MediatorError)] == [0, 1, 2]
+    assert isinstance(given[1], NoSuchMessageError)
+    store.failures = [UnavailableError("deadlock")]
+    assert await writer.write(PLACE, note("again")) == "again"
+    store.last_words = [UncertainError()]
+    with pytest.raises(UncertainError):
+        await writer.write(PLACE, note("perhaps"))
+    assert noted(store) == texts(0, 1, 2, "again")
+
+
+@pytest.mark.rule("A8")
+async def test_close_leaves_nothing_to_the_event_loop(store: Gated) -> None:
+    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+    store.fast = True
+    answers = Answers()
+    answers.submit(writer, where)
+    await writer.close()
+    assert await answers.until(1) == ["store-writer"]
+
+
+async def test_a_store_whose_commits_are_fast_says_so() -> None:
+    store = ram_store()
+    assert not store.commits_fast, "not before the first commits"
+    for no in range(1000):
+        with store.transaction() as tx:
+            tx.write_heartbeat(no)
+        if store.commits_fast:
+            break
+    assert store.commits_fast
+
+
+async def test_a_transaction_that_wrote_nothing_says_nothing() -> None:
+    store = ram_store()
+    for _ in range(100):
+        with store.transaction() as tx:
+            tx.mailboxes.find(*PLACE)
+    assert not store.commits_fast

@@ -136,7 +136,7 @@ class JournalWriter:
         )
         self._broker: Broker
         self._loop: asyncio.AbstractEventLoop
-        # Shared by the store's thread, which appends, and the relay, which writes.
+        # Shared by the store's writer, which appends, and the relay, which writes.
         self._lock = threading.Lock()
         self._pending: list[Event] = []
         """Committed events that are not encoded yet, which is cheaper for many at once; the latest."""
@@ -148,7 +148,7 @@ class JournalWriter:
         self._seqs = count(1)
         self._last: int | None = None
         self._dropped: _Dropped | None = None
-        # Of the store's thread.
+        # Of the store's writer.
         self._started = False
         self._queues = True
         self._happened: Sequence[Event] = ()
@@ -239,7 +239,7 @@ class JournalWriter:
         await closing
         return {}
 
-    # On the store's thread.
+    # Called by the store's writer, on its thread or the event loop's.
 
     def observe(self, tx: Transaction, now: int) -> Callable[[], None] | None:
         """Record the events of a transaction; see :data:`mediator.store.writer.Observer`."""
