@@ -63,7 +63,13 @@ class Client:
 
     @classmethod
     async def connect(
-        cls, url: str, *, connections: int = 1, tries: int = 1, within: float = ANSWERS_WITHIN, **options: Any
+        cls,
+        url: str | list[str],
+        *,
+        connections: int = 1,
+        tries: int = 1,
+        within: float = ANSWERS_WITHIN,
+        **options: Any,
     ) -> "Client":
         """Connect; a connection that breaks is made again for as long as the client lives."""
 

@@ -80,11 +80,12 @@ def done(answer: Answer) -> None:
 class Load:
     """Senders and consumers, and what they were answered."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, name: str = "crash") -> None:
+        """``name`` is what the addresses of its mailboxes begin with."""
         self.chance = chance
         self.books = Books()
         self.numbers = itertools.count()
-        self.boxes = [f"crash{number}" for number in range(BOXES)]
+        self.boxes = [f"{name}{number}" for number in range(BOXES)]
         self._tasks: list[asyncio.Task[None]] = []
         self._working = False
 
@@ -95,7 +96,7 @@ class Load:
             assert not (await client.create(name=box, retention=retention)).error
 
     def _works(self, box: str) -> bool:
-        return int(box.removeprefix("crash")) % 3 == 0
+        return self.boxes.index(box) % 3 == 0
 
     async def work(self, client: Client, meanwhile: Callable[[], Awaitable[object]]) -> None:
         """Send and consume until ``meanwhile`` has ended; then break off in the midst of it."""
@@ -141,10 +142,9 @@ class Load:
                 answer = await client.send(kept.box, kept.payload, priority=priority, **given)
             except Unanswered as error:
                 books.counted[error.code or "unanswered"] += 1
-                if error.code in REFUSED:
-                    if again is None:
-                        books.refused[kept.payload] = books.uncertain.pop(kept.payload)
-                    await asyncio.sleep(PAUSE)
+                if error.code in REFUSED and again is None:
+                    books.refused[kept.payload] = books.uncertain.pop(kept.payload)
+                await asyncio.sleep(PAUSE)
                 continue
             done(answer)
             del books.uncertain[kept.payload]
