@@ -144,7 +144,7 @@ class SqliteStore:
 
     def _log_bytes(self) -> int:
         try:
-            return os.stat(self._log).st_size  # noqa: PTH116  (every commit asks)
+            return os.stat(self._log).st_size
         except OSError:
             return 0
 

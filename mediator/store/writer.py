@@ -1,7 +1,7 @@
 """Group commit: all waiting requests run in one transaction and are answered after its commit (A8).
 
-That is the work of a thread, so that the event loop does not wait for a slow disk. While commits are fast and the thread
-has nothing to do, the loop does it itself: to wake the thread and be woken by it costs more than the commit.
+That is the work of a thread, so that the event loop does not wait for a slow disk. While commits are fast and the
+thread has nothing to do, the loop does it itself: to wake the thread and be woken by it costs more than the commit.
 """
 
 import asyncio
