@@ -1,9 +1,10 @@
 """The PostgreSQL store: several instances share the mail, and lock rows of mailboxes against each other."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from peewee import PeeweeException, PostgresqlDatabase
 
@@ -21,12 +22,11 @@ from mediator.store.session import Session
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg.pq import TransactionStatus
-    from psycopg.types.numeric import Int8BinaryDumper
 except ImportError as error:
     raise SetupError("PostgreSQL needs its driver: pip install 'agent-mediator[postgres]'") from error
 
-from mediator.store.arrays import BigInts, Blobs, Texts, teach
+from mediator.store.arrays import Array, BigInts, Blobs, Texts
+from mediator.store.wire import Connection, Wire
 
 READERS = 4
 READ_SECONDS = 4
@@ -37,6 +37,7 @@ STALLED_SECONDS = 30
 """An instance that stops within a transaction loses it, and its locks, after this long."""
 MIGRATION_SECONDS = 60
 """How long an instance waits at its start while another migrates the schema."""
+POOLER_TURNS = 10
 MIGRATION_LOCK = 0x6D65_6469_6174_6F72
 """The advisory lock held during a migration."""
 
@@ -65,30 +66,28 @@ _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PREFETCH = (
     f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"
-    " FROM unnest(%b, %b) AS place (tenant, address)"
+    " FROM unnest(?, ?) AS place (tenant, address)"
     " JOIN mailbox ON mailbox.tenant = place.tenant AND mailbox.address = place.address"
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
-_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['%b'] * 13)})"
+_INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['?'] * 13)})"
 _ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts, Texts)
 _HOLD = (
-    "INSERT INTO held (mailbox_no, recipient, messages, bytes) SELECT * FROM unnest(%b, %b, %b, %b)"
+    "INSERT INTO held (mailbox_no, recipient, messages, bytes) SELECT * FROM unnest(?, ?, ?, ?)"
     " ON CONFLICT (mailbox_no, recipient)"
     " DO UPDATE SET messages = held.messages + excluded.messages, bytes = held.bytes + excluded.bytes"
 )
 _LET_GO = (
-    "DELETE FROM held USING unnest(%b, %b) AS changed (mailbox_no, recipient)"
+    "DELETE FROM held USING unnest(?, ?) AS changed (mailbox_no, recipient)"
     " WHERE held.mailbox_no = changed.mailbox_no AND held.recipient = changed.recipient AND messages <= 0"
 )
 _SAVE = (
     "UPDATE mailbox SET next_id = new.next_id, messages = new.messages, bytes = new.bytes, last_at = new.last_at,"
-    " dedup_ids = new.dedup_ids FROM unnest(%b, %b, %b, %b, %b, %b)"
+    " dedup_ids = new.dedup_ids FROM unnest(?, ?, ?, ?, ?, ?)"
     " AS new (no, next_id, messages, bytes, last_at, dedup_ids) WHERE mailbox.no = new.no"
 )
 _INNER = rows.MESSAGE.replace(rows.BODY, f"{rows.BODY} AS payload")
 _OUTER = rows.MESSAGE.replace(rows.BODY, "payload")
-
-Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 
 class PostgresStore:
@@ -106,16 +105,17 @@ class PostgresStore:
         self._database = PostgresqlDatabase(
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
-        self._writer = _Link(self._connect, _WRITING, "FOR UPDATE")
+        self._writer = PostgresDialect(Wire(self._connect), "FOR UPDATE")
 
         def connect_to_read() -> Connection:
             connection = psycopg.connect(**parameters, autocommit=True)
             _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
             return connection
 
-        self._readers = Pool(lambda: _Link(connect_to_read, _READING, ""), READERS, READ_SECONDS)
+        self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
         self._counts = Counts(Counted)
         try:
+            _require_session_pooling(parameters)
             self.migrated = self._migrate()
         except (psycopg.Error, PeeweeException) as error:
             raise UnavailableError(f"cannot open the database: {error}") from error
@@ -145,7 +145,9 @@ class PostgresStore:
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
-        with self._writer.transaction(places) as (dialect, mailboxes):
+        dialect = self._writer
+        with _transaction(dialect):
+            mailboxes = dialect.begin(_WRITING, places)
             locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
                 locked.add(mailbox)
@@ -154,15 +156,12 @@ class PostgresStore:
             try:
                 yield Transaction(session)
                 committing = True
-                with dialect.together():
-                    session.finish()
-                    dialect.commit()
-                dialect.committed()
+                session.finish()
+                dialect.commit()
             except BaseException as error:
                 session.roll_back()
                 # Unless the server says that the transaction failed, it may have been committed.
-                failed = dialect.connection.info.transaction_status == TransactionStatus.INERROR
-                if committing and isinstance(error, psycopg.Error) and not failed:
+                if committing and isinstance(error, psycopg.Error) and not dialect.wire.failed:
                     raise UncertainError from error
                 raise
 
@@ -176,7 +175,8 @@ class PostgresStore:
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
-        with self._readers.take() as link, link.transaction() as (dialect, _):
+        with self._readers.take() as dialect, _transaction(dialect):
+            dialect.begin(_READING)
             yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(Counted)))
 
     def checkpoint(self) -> None:
@@ -198,78 +198,54 @@ class PostgresDialect:
     ordered = False
     """Another instance may have taken a lower number and commit later."""
 
-    def __init__(self, connection: Connection, lock: str) -> None:
-        connection.adapters.register_dumper(int, Int8BinaryDumper)
-        teach(connection.adapters)
-        self.connection = connection
-        self._asking = connection.cursor(binary=True)
-        self._telling = connection.cursor(binary=True)
-        self._framing = connection.cursor()
-        self._pipeline: psycopg.Pipeline | None = None
+    def __init__(self, wire: Wire, lock: str) -> None:
+        self.wire = wire
         self._lock = lock
-        self._warned = False
-        connection.add_notice_handler(self._take_notice)
+        self._tell = wire.tell
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement and return its rows."""
-        cursor = self._asking
-        cursor.execute(_translated(sql), parameters)
-        if self._pipeline is not None:
-            self._pipeline.sync()
-        return list(cursor.fetchall()) if cursor.description is not None else []
+        """Run a statement and return its rows; a change without any waits for the next question or the commit."""
+        if _is_change(sql):
+            self._tell(sql, parameters)
+            return []
+        return self.wire.ask(sql, parameters)
 
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of parameters, in one round trip."""
-        self._telling.executemany(_translated(sql), parameters)
+        """Run a statement for each row of parameters, an INSERT of several rows as one of arrays."""
+        arrays = _as_arrays(sql) if len(parameters) > 1 and None not in parameters[0] else None
+        if arrays is None:
+            for row in parameters:
+                self._tell(sql, row)
+        else:
+            self._tell(arrays, [_array(column) for column in zip(*parameters, strict=True)])
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Send all statements of this block in one round trip."""
-        with self.connection.pipeline() as pipeline:
-            self._pipeline = pipeline
-            try:
-                yield
-            finally:
-                self._pipeline = None
-
-    def begin(self, sql: str, places: Sequence[Place]) -> list[KeptMailbox]:
+    def begin(self, sql: str, places: Sequence[Place] = ()) -> list[KeptMailbox]:
         """Begin, and lock the mailboxes at these places in the order that all instances use."""
+        self.wire.begin(sql)
         if not places:
-            self._framing.execute(sql)
             return []
         tenants, addresses = zip(*set(places), strict=True)
-        with self.together():
-            self._framing.execute(sql)
-            self._asking.execute(_PREFETCH, (Texts(tenants), Texts(addresses)))
-        return [rows.mailbox(row) for row in self._asking.fetchall()]
+        return [rows.mailbox(row) for row in self.wire.ask(_PREFETCH, (Texts(tenants), Texts(addresses)))]
 
     def commit(self) -> None:
-        """Send COMMIT; see :meth:`committed`."""
-        self._warned = False
-        self._framing.execute("COMMIT")
+        """Raise :class:`UnavailableError` if the server answers ROLLBACK, as it does when the transaction failed.
 
-    def committed(self) -> None:
-        """Raise :class:`UnavailableError` if the server answered ROLLBACK, as it does when the transaction failed.
-
-        Raises :class:`UncertainError` if it warned: a COMMIT that is cancelled while it waits for a synchronous standby
+        Raises :class:`UncertainError` if it warns: a COMMIT that is cancelled while it waits for a synchronous standby
         succeeds with a warning, and is lost when that standby is promoted.
         """
-        if self._framing.statusmessage != "COMMIT":
+        if not self.wire.commit():
             raise UnavailableError("transaction rolled back")
-        if self._warned:
+        if self.wire.warned:
             raise UncertainError
 
-    def _take_notice(self, notice: psycopg.errors.Diagnostic) -> None:
-        self._warned = self._warned or notice.severity_nonlocalized == "WARNING"
-
-    def roll_back(self) -> None:
-        """Roll the transaction back."""
-        self._framing.execute("ROLLBACK")
+    def close(self) -> None:
+        """Close the connection."""
+        self.wire.close()
 
     def insert_messages(self, values: Sequence[Row]) -> None:
         """Insert all with one statement."""
         columns = zip(*values, strict=True)
-        self._telling.execute(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
+        self._tell(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
 
     def lane_source(self, lane: Lane) -> str:
         """Name the table; the planner chooses the partial index."""
@@ -303,9 +279,9 @@ class PostgresDialect:
     def save_held(self, changed: Sequence[Row]) -> None:
         """Add with one statement."""
         numbers, recipients, messages, sizes = zip(*changed, strict=True)
-        self._telling.execute(_HOLD, [BigInts(numbers), Texts(recipients), BigInts(messages), BigInts(sizes)])
+        self._tell(_HOLD, [BigInts(numbers), Texts(recipients), BigInts(messages), BigInts(sizes)])
         if min(messages) <= 0:
-            self._telling.execute(_LET_GO, [BigInts(numbers), Texts(recipients)])
+            self._tell(_LET_GO, [BigInts(numbers), Texts(recipients)])
 
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write the counters of all changed mailboxes with one statement."""
@@ -313,7 +289,7 @@ class PostgresDialect:
         if not changed:
             return
         columns = zip(*[(m.no, m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids) for m in changed], strict=True)
-        self._telling.execute(_SAVE, [BigInts(column) for column in columns])
+        self._tell(_SAVE, [BigInts(column) for column in columns])
         for mailbox in changed:
             mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
 
@@ -326,53 +302,20 @@ class PostgresDialect:
         )[0]
 
 
-class _Link:
-    """A connection that is opened when first used, and again after it broke."""
+@contextmanager
+def _transaction(dialect: PostgresDialect) -> Iterator[None]:
+    """Roll back what is not committed at the end of the block.
 
-    def __init__(self, connect: Callable[[], Connection], begin: str, lock: str) -> None:
-        self._connect = connect
-        self._begin_sql = begin
-        self._lock = lock
-        self._dialect: PostgresDialect | None = None
-
-    @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[tuple[PostgresDialect, list[KeptMailbox]]]:
-        """Open a transaction; what is not committed at its end is rolled back.
-
-        Raises :class:`UnavailableError` for all errors of the database.
-        """
+    Raises :class:`UnavailableError` for all errors of the database.
+    """
+    try:
         try:
-            try:
-                yield self._begin(places)
-            finally:
-                self._end()
-        except (psycopg.Error, PeeweeException) as error:
-            raise UnavailableError(_reason(error)) from error
-
-    def _begin(self, places: Sequence[Place]) -> tuple[PostgresDialect, list[KeptMailbox]]:
-        if self._dialect is not None:
-            try:
-                return self._dialect, self._dialect.begin(self._begin_sql, places)
-            except psycopg.Error:
-                if not self._dialect.connection.closed:
-                    raise
-        # The first use, or the server was restarted: nothing was done yet, so connect and try again.
-        self._dialect = PostgresDialect(self._connect(), self._lock)
-        return self._dialect, self._dialect.begin(self._begin_sql, places)
-
-    def _end(self) -> None:
-        if self._dialect is None or self._dialect.connection.info.transaction_status == TransactionStatus.IDLE:
-            return
-        try:
-            self._dialect.roll_back()
-        except psycopg.Error:
-            self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._dialect is not None:
-            self._dialect.connection.close()
-            self._dialect = None
+            yield
+        finally:
+            if dialect.wire.open:
+                dialect.wire.roll_back()
+    except (psycopg.Error, PeeweeException) as error:
+        raise UnavailableError(_reason(error)) from error
 
 
 def _parameters(url: str) -> dict[str, Any]:
@@ -384,6 +327,31 @@ def _parameters(url: str) -> dict[str, Any]:
     return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
 
 
+def _require_session_pooling(parameters: dict[str, Any]) -> None:
+    """Raise :class:`SetupError` when a pooler between us and the server lends out a session for less than a connection.
+
+    A pooler gives a client another process number than the server's, for cancelling. Whether two connections keep a
+    server's session each shows when they take turns.
+    """
+    with closing(psycopg.connect(**parameters, autocommit=True)) as first:
+        if _server_process(first) == first.info.backend_pid:
+            return
+        with closing(psycopg.connect(**parameters, autocommit=True)) as second:
+            # Not in strict turns, which could meet those of the pooler.
+            turns = [[_server_process(one) for one in (first, first, second)] for _ in range(POOLER_TURNS)]
+    if any(turn != turns[0] for turn in turns) or turns[0][0] != turns[0][1] or turns[0][0] == turns[0][2]:
+        raise SetupError(
+            "database_url: a pooler gives each transaction another session of PostgreSQL, but the service keeps "
+            "settings, prepared statements and a lock in its sessions; set pool_mode = session in pgbouncer for this "
+            "database, or connect to PostgreSQL directly"
+        )
+
+
+def _server_process(connection: Connection) -> int:
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def _configure(connection: Connection, settings: Mapping[str, str]) -> None:
     connection.execute(
         "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)",
@@ -392,9 +360,23 @@ def _configure(connection: Connection, settings: Mapping[str, str]) -> None:
 
 
 @cache
-def _translated(sql: str) -> bytes:
-    """Translate ``?`` into the driver's placeholder; there are few statements, since lists are arrays."""
-    return sql.replace("%", "%%").replace("?", "%b").encode()
+def _is_change(sql: str) -> bool:
+    return sql.startswith(("INSERT", "UPDATE", "DELETE")) and " RETURNING " not in sql
+
+
+@cache
+def _as_arrays(sql: str) -> str | None:
+    """Write an INSERT of one row of values as one of arrays."""
+    return re.sub(r"VALUES \(([?, ]+)\)", r"SELECT * FROM unnest(\1)", sql) if sql.startswith("INSERT") else None
+
+
+def _array(column: Sequence[Any]) -> Array:
+    match column[0]:
+        case int():
+            return BigInts(column)
+        case str():
+            return Texts(column)
+    return Blobs(column)
 
 
 def _reason(error: Exception) -> str:

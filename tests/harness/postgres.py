@@ -289,6 +289,15 @@ def ask(url: str, statement: str) -> list[tuple[int, ...]]:
         return connection.execute(statement).fetchall()
 
 
+def terminate_all(url: str) -> None:
+    """End every other connection to the database, and wait until they are gone."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ask(url, f"SELECT pg_terminate_backend(pid) {others}")
+    deadline = time.monotonic() + STARTS_WITHIN
+    while ask(url, f"SELECT count(*) {others}") != [(0,)]:
+        assert time.monotonic() < deadline
+
+
 def answers(url: str) -> bool:
     """Whether the database takes connections."""
     import psycopg

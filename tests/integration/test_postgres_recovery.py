@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -20,7 +19,7 @@ from mediator.mailboxes.ports import Filter
 from mediator.store import postgres as store_module
 from mediator.store.base import Store
 from mediator.store.postgres import PostgresStore
-from tests.harness.postgres import Cluster, Server, ask, cluster
+from tests.harness.postgres import Cluster, Server, ask, cluster, terminate_all
 from tests.harness.waiting import block_until
 
 pytestmark = pytest.mark.postgres
@@ -83,26 +82,6 @@ def kept(store: Store, address: str = PLACE[1]) -> dict[int, bytes]:
         return {message.msg_id: bytes(message.payload) for message in found}
 
 
-def terminate_all(url: str) -> None:
-    """End every other connection to the database."""
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        deadline = time.monotonic() + DEADLINE
-        while others(admin):
-            assert time.monotonic() < deadline
-
-
-def others(admin: "psycopg.Connection[tuple[int]]") -> int:
-    row = admin.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    ).fetchone()
-    assert row is not None
-    return row[0]
-
-
 @pytest.mark.rule("A8", "A9")
 def test_a_lost_connection_fails_only_its_transaction(url, open_store):
     store = open_store(url)
@@ -129,6 +108,30 @@ def test_a_statement_on_a_dead_connection_fails_once(url, open_store):
     assert send(store, b"after") == 0
 
 
+def test_a_connection_that_dies_before_the_first_question_is_replaced(url, open_store):
+    store = open_store(url)
+    create(store)
+    with store.reading() as tx:
+        terminate_all(url)
+        assert tx.mailboxes.find(*PLACE) is not None
+    with store.transaction() as tx:
+        tx.write_heartbeat(1)
+        terminate_all(url)
+        assert tx.session.dialect.execute("SELECT at FROM heartbeat") == [(1,)]
+
+
+def test_a_connection_that_dies_before_the_commit_leaves_it_uncertain(url, open_store):
+    store = open_store(url)
+
+    def write() -> None:
+        with store.transaction() as tx:
+            tx.write_heartbeat(1)
+            terminate_all(url)
+
+    with pytest.raises(UncertainError):
+        write()
+
+
 def test_dead_idle_connections_are_hidden_from_callers(url, open_store):
     store = open_store(url)
     create(store)
@@ -147,8 +150,9 @@ def test_a_snapshot_on_a_dead_connection_fails_once(url, open_store):
 
     def ask() -> None:
         with store.reading() as tx:
-            terminate_all(url)
             tx.mailboxes.find(*PLACE)
+            terminate_all(url)
+            tx.delays.next_due()
 
     with pytest.raises(UnavailableError):
         ask()
@@ -193,8 +197,8 @@ def test_senders_outlive_a_server_that_goes_and_comes_back(restartable, open_sto
                     wait(lambda reached=reached: len(answered) > reached + 50)
                     restartable.halt()
                     wait(lambda failed=failed: failures > failed)
-                    with pytest.raises(UnavailableError), store.reading():
-                        pass
+                    with pytest.raises(UnavailableError), store.reading() as tx:
+                        tx.delays.next_due()
                     restartable.resume()
                 reached = len(answered)
                 wait(lambda: len(answered) > reached + 50)
