@@ -36,9 +36,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("guarded")
     issue(folder, "mail.example.com")
     (folder / "m.toml").write_text(GUARDED.format(folder=folder))
-    for service in serving(folder, config=folder / "m.toml"):
-        service.nats_url = service.nats_url.replace("nats:", "tls:")
-        yield service
+    for encrypted in serving(folder, config=folder / "m.toml"):
+        encrypted.nats_url = encrypted.nats_url.replace("nats:", "tls:")
+        yield encrypted
 
 
 # Which service a command speaks to.

@@ -108,7 +108,7 @@ def test_a_statement_on_a_dead_connection_fails_once(url, open_store):
     assert send(store, b"after") == 0
 
 
-def test_a_connection_that_dies_before_the_first_question_is_replaced(url, open_store):
+def test_a_connection_dead_before_its_first_question_is_renewed(url, open_store):
     store = open_store(url)
     create(store)
     with store.reading() as tx:
@@ -120,7 +120,7 @@ def test_a_connection_that_dies_before_the_first_question_is_replaced(url, open_
         assert tx.session.dialect.execute("SELECT at FROM heartbeat") == [(1,)]
 
 
-def test_a_connection_that_dies_before_the_commit_leaves_it_uncertain(url, open_store):
+def test_a_connection_dead_at_the_commit_leaves_it_uncertain(url, open_store):
     store = open_store(url)
 
     def write() -> None:

@@ -49,7 +49,7 @@ def test_null_takes_any_type_before_and_after_a_value(wire):
     assert wire.ask("SELECT no, name, body, small FROM item") == kept
 
 
-def test_a_failure_shows_at_the_next_question_and_ends_the_transaction(wire):
+def test_a_failure_shows_at_the_next_question(wire):
     wire.begin(BEGIN)
     wire.tell("INSERT INTO item (no) VALUES (1 / ?)", (0,))
     wire.tell("INSERT INTO item (no) VALUES (2)")
