@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from mediator.store.session import Session
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
+    from psycopg.errors import FeatureNotSupported, InsufficientPrivilege, UndefinedFunction
 except ImportError as error:
     raise SetupError("PostgreSQL needs its driver: pip install 'agent-mediator[postgres]'") from error
 
@@ -105,10 +106,12 @@ class PostgresStore:
         self._database = PostgresqlDatabase(
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
+        self._timeline = ""
         self._writer = PostgresDialect(Wire(self._connect), "FOR UPDATE")
 
         def connect_to_read() -> Connection:
             connection = psycopg.connect(**parameters, autocommit=True)
+            self._refuse_former_primary(connection)
             _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
             return connection
 
@@ -126,6 +129,7 @@ class PostgresStore:
         self._database.close()
         self._database.connect()
         connection: Connection = self._database.connection()
+        self._refuse_former_primary(connection)
         # The operator's default must not weaken durability; a stronger one stays.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false)"
@@ -133,6 +137,21 @@ class PostgresStore:
         )
         _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
         return connection
+
+    def _refuse_former_primary(self, connection: Connection) -> None:
+        """Raise :class:`UnavailableError` for a server whose standby, promoted since, this store has already used.
+
+        A primary that comes back after its failover takes writes, and shows the mail as it was when it went.
+        """
+        timeline = ""
+        # Not every relative of PostgreSQL has timelines.
+        with suppress(FeatureNotSupported, InsufficientPrivilege, UndefinedFunction):
+            for row in connection.execute("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)"):
+                timeline = str(row[0])
+        if timeline < self._timeline:
+            connection.close()
+            raise UnavailableError("the server that answers is a former primary of the database and must be stopped")
+        self._timeline = timeline
 
     def _migrate(self) -> list[str]:
         connection = self._connect()

@@ -5,6 +5,7 @@ Two instances share the database and one nats-server. Nobody restarts or reconfi
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import random
 from collections import Counter
@@ -16,6 +17,9 @@ import aiohttp
 import pytest
 
 from mediator.errors import UnavailableError, UncertainError
+from mediator.mailboxes.mailbox import NewMailbox
+from mediator.store.base import Transaction
+from mediator.store.postgres import PostgresStore
 from pickup.client import Holder, Sender
 from pickup.client.transport import MEDIA_TYPES
 from pickup.mediation.records import Generation
@@ -247,3 +251,33 @@ async def test_what_the_standby_lacks_is_never_answered_ok(services: Services, s
     for (box, payload), task in sent.items():
         assert not (task.result() and await send(box, payload))
     assert all(len(payloads) == len(set(payloads)) == 2 for payloads in (await shown()).values())
+
+
+@pytest.mark.rule("A8", "A9")
+async def test_a_former_primary_that_comes_back_is_refused(pair: Pair):
+    await pair.in_step()
+    store = PostgresStore(pair.url)
+
+    def create(address: str) -> None:
+        with store.transaction() as tx:
+            tx.mailboxes.add(NewMailbox(tenant="default", address=address, created_at=1))
+
+    def found(tx: Transaction, address: str) -> bool:
+        return tx.mailboxes.find("default", address) is not None
+
+    with contextlib.closing(store):
+        create("before")
+        pair.primary.halt()
+        pair.standby.promote()
+        create("after")
+        with store.reading() as known:
+            assert found(known, "after")
+            pair.primary.resume()
+            # Connections that are there stay; a new one would show the mail as it was.
+            with pytest.raises(UnavailableError, match="former primary"), store.reading():
+                pass
+        create("last")
+        pair.primary.halt()
+        with store.reading() as known, store.reading() as new:
+            assert found(known, "last")
+            assert found(new, "last")
