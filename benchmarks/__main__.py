@@ -1,4 +1,4 @@
-"""Runs the benchmarks and prints one table: `python -m benchmarks [--quick] [CLAIM …]`."""
+"""Runs the benchmarks and prints their table: `python -m benchmarks [--quick] [--write] [CLAIM …]`."""
 
 import argparse
 import importlib
@@ -9,25 +9,28 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import date
 from pathlib import Path
 
 import structlog
-from rich.box import MARKDOWN
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from benchmarks import model, pages
 from benchmarks.bench import Bench, ResultRow
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
-CLAIMS = (
-    "send", "fetch", "mailboxes", "flat", "quiet", "kill", "journal", "envelopes", "didcomm", "didcomm_instances",
-    "didcomm_scale", "gateway", "push", "encoding", "keywords", "vectors", "discover", "registering", "embed",
-    "pipeline_lake", "pipeline_mail",
+QUICK = (
+    "send", "fetch", "push", "didcomm", "gateway", "mailboxes", "flat", "quiet", "kill", "didcomm_instances",
+    "didcomm_scale", "discover", "costs", "simulation",
 )  # fmt: skip
-MET = {True: "yes", False: "NO", None: "-"}
+"""Measured through the ports of a whole service; README's table comes from these."""
+REST = (
+    "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake", "pipeline_mail",
+)  # fmt: skip
+"""One part each, or minutes for a round; not with --quick unless named."""
 
 
 def main() -> int:
@@ -35,53 +38,67 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the claims about speed and size."
     )
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"any of {', '.join(CLAIMS)}; all without")
-    parser.add_argument("--quick", action="store_true", help="three short rounds on less data, to see that it runs")
+    known = (*QUICK, *REST)
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"any of {', '.join(known)}; all without")
+    parser.add_argument("--quick", action="store_true", help="short rounds on less data; without the single parts")
+    parser.add_argument("--write", action="store_true", help="write the tables into README.md and docs/")
     options = parser.parse_args()
-    if unknown := set(options.claims) - set(CLAIMS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(CLAIMS)}")
+    if unknown := set(options.claims) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(known)}")
     # Both sides compute on one thread; numpy reads this when a benchmark first imports it.
     os.environ["OMP_NUM_THREADS"] = "1"
     # Log lines of the registry's code, when it runs in this process, would break the progress bar.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    claims = [claim for claim in CLAIMS if claim in options.claims or not options.claims]
+    chosen = [claim for claim in known if claim in options.claims] or list(QUICK if options.quick else known)
+    rows, fsync = _run(chosen, options.quick)
+    shown = [row for found in rows.values() for row in found if options.claims or row.headline]
+    origin = _origin(options, fsync)
+    print(pages.table(shown), origin, sep="\n\n", flush=True)
+    if options.write:
+        if not options.claims:
+            pages.write(pages.HEADLINES, f"{pages.table(shown)}\n\n{origin}")
+        for claim, found in rows.items():
+            pages.write(claim, f"{pages.table(found)}\n\n{origin}")
+    return 1 if any(row.met is False for found in rows.values() for row in found) else 0
+
+
+def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], list[float]]:
+    """Return the rows of each claim, and how long an fsync took before and after, in ms."""
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),
         console=Console(stderr=True),
     )  # fmt: skip
-    rows: list[ResultRow] = []
+    rows: dict[str, list[ResultRow]] = {}
     # TMPDIR decides which disk is measured.
     with tempfile.TemporaryDirectory(prefix="mediator-bench-") as folder, progress:
         fsync = [fsync_ms(Path(folder))]
-        task = progress.add_task("claims", total=len(claims))
+        task = progress.add_task("export the model", total=len(claims))
+        model.share(Path(folder) / "models")
         for claim in claims:
+            started = time.monotonic()
+            rows[claim] = []
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                bench = Bench(options.quick, Path(own), lambda text: progress.update(task, description=text))
+                bench = Bench(quick, Path(own), lambda text: progress.update(task, description=text))
                 for row in importlib.import_module(f"benchmarks.{claim}").run(bench):
-                    rows.append(row)
-                    progress.console.print(f"{row.claim}: {row.ours}, met: {MET[row.met]}", highlight=False)
+                    rows[claim].append(row)
+                    told = f"{row.claim}: {row.ours}, {row.peer}, {row.ratio}, met: {pages.MET[row.met]}"
+                    progress.console.print(told, highlight=False)
+            progress.console.print(f"{claim} took {time.monotonic() - started:.0f} s", highlight=False)
             progress.advance(task)
         fsync.append(fsync_ms(Path(folder)))
-    rows.append(ResultRow("this disk: fsync of 4 kB before / after", f"{fsync[0]:.2f} / {fsync[1]:.2f} ms"))
-    _print(rows, options.quick)
-    return 1 if any(row.met is False for row in rows) else 0
+    return rows, fsync
 
 
-def _print(rows: list[ResultRow], quick: bool) -> None:
-    console = Console(width=180 if not sys.stdout.isatty() else None)
-    table = Table("claim", "ours", "peer", "ratio", "limit", "met", box=MARKDOWN)
-    for row in rows:
-        table.add_row(row.claim, row.ours, row.peer, row.ratio, row.limit, MET[row.met])
-    console.print(table)
-    console.print(f"{date.today()}, {'--quick, ' if quick else ''}{_machine()}", highlight=False)
-
-
-def _machine() -> str:
+def _origin(options: argparse.Namespace, fsync: list[float]) -> str:
+    """Return where and when the figures were taken."""
+    arguments = " ".join([*(["--quick"] if options.quick else []), *options.claims])
+    command = f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`"
     server = subprocess.run([str(find_binary()), "--version"], capture_output=True, text=True, check=True)
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("agent-mediator", "nats-py", "uvloop")]
     system = f"{platform.system()} {platform.release()}"
-    parts = [f"{os.cpu_count()} cores", system, f"Python {platform.python_version()}", *packages, server.stdout.strip()]
-    return ", ".join(parts)
+    parts = [str(date.today()), command, f"{os.cpu_count()} cores", system, f"Python {platform.python_version()}"]
+    parts += [*packages, server.stdout.strip(), f"fsync of 4 kB before and after {fsync[0]:.2f} and {fsync[1]:.2f} ms"]
+    return ", ".join(parts) + "."
 
 
 if __name__ == "__main__":

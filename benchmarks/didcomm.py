@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from benchmarks import acapy, bare_envelopes, didcomm_clients
-from benchmarks.bench import Bench, ResultRow, below, number
+from benchmarks.bench import Bench, ResultRow, below, headline, number, spread
 from benchmarks.servers import ServiceProcess, running
 from mediator.ops.control import send_command
 from pickup.mediation.records import Generation
@@ -14,63 +17,80 @@ LIMIT_US = 150.0
 URLS = {Generation.V1: "v1_url", Generation.V2: "v2_url"}
 
 
+PEER = "ACA-Py 0.12.8"
+
+Round = tuple[didcomm_clients.Result, float]
+"""What the clients saw, and the library's CPU for the envelopes of a message, in microseconds."""
+
+
 def run(bench: Bench) -> Iterator[ResultRow]:
     data_dir = bench.folder / "ours"
-    service = ServiceProcess(data_dir)
-    with running(service):
+    with ExitStack() as stack:
+        service = ServiceProcess(data_dir)
+        stack.enter_context(running(service))
         made = asyncio.run(send_command(data_dir, "invite", tenant="default", label="", ttl_ms=None, uses=None))
-        for generation in Generation:
-            yield from _ours(bench, service, str(made[URLS[generation]]), generation)
-    yield from _peer(bench)
+        sides = {
+            f"DIDComm {generation}": partial(_ours, bench, service, str(made[URLS[generation]]), generation)
+            for generation in Generation
+        }
+        mediator = acapy.AcaPyMediator(bench.folder / "acapy") if acapy.PROGRAM.exists() else None
+        if mediator is not None:
+            stack.enter_context(running(mediator))
+            sides[PEER] = partial(_peer, mediator)
+        seen = bench.in_turn("DIDComm", sides)
+        memory = mediator.resident_mb if mediator is not None else 0
+    for generation in Generation:
+        yield from _rows(generation, seen[f"DIDComm {generation}"])
+    yield from _peer_rows(seen.get(PEER, []), memory)
 
 
-def _ours(bench: Bench, service: ServiceProcess, invitation: str, generation: Generation) -> Iterator[ResultRow]:
-    count = 800 if bench.quick else 3200
-    seen, beyond, libraries = [], [], []
-    for turn in range(bench.rounds):
-        bench.status(f"DIDComm {generation}, round {turn + 1} of {bench.rounds}")
-        library = bare_envelopes.cost(generation)
-        result = didcomm_clients.run(
-            invitation=invitation,
-            pid=service.pid,
-            count=count,
-            handshake="didexchange/1.1",
-            pickup=True,
-            settles=False,
-        )
-        seen.append(result)
-        libraries.append(library.forward + library.pickup)
-        beyond.append(result["forward"]["cpu_us"] + result["pickup"]["cpu_us"] - library.forward - library.pickup)
+def _ours(bench: Bench, service: ServiceProcess, invitation: str, generation: Generation, _turn: int) -> Round:
+    library = bare_envelopes.cost(generation)
+    seen = didcomm_clients.run(
+        invitation=invitation,
+        pid=service.pid,
+        count=800 if bench.quick else 3200,
+        handshake="didexchange/1.1",
+        pickup=True,
+        settles=False,
+    )
+    return seen, library.forward + library.pickup
+
+
+def _peer(mediator: acapy.AcaPyMediator, _turn: int) -> Round:
+    """Forward only; without the pickup plugin ACA-Py delivers one message per message that a holder sends."""
+    seen = didcomm_clients.run(
+        invitation=mediator.invitation(),
+        pid=mediator.pid,
+        count=800,
+        handshake="connections/1.0",
+        pickup=False,
+        settles=True,
+    )
+    return seen, 0.0
+
+
+def _rows(generation: Generation, rounds: list[Round]) -> Iterator[ResultRow]:
+    seen, libraries = [result for result, _ in rounds], [library for _, library in rounds]
+    beyond = [result["forward"]["cpu_us"] + result["pickup"]["cpu_us"] - library for result, library in rounds]
     what = f"DIDComm {generation}, 1 kB, {didcomm_clients.BATCH} per delivery"
-    yield below(f"{what}: forward + pickup + ack, our CPU per message beyond the library's", "µs", beyond, LIMIT_US)
+    claim = f"{what}: forward + pickup + ack, CPU of all processes a message beyond the library's"
+    yield headline(below(claim, "µs", beyond, LIMIT_US))
     yield ResultRow(f"{what}: the library's CPU per message", number(median(libraries), "µs"))
     for step, name in (("forward", "forward, queued durably"), ("pickup", "delivery and its ack")):
-        yield ResultRow(f"{what}: {name}, {didcomm_clients.SENDERS} at a time", _figures(seen, step))
+        row = ResultRow(f"{what}: {name}, {didcomm_clients.SENDERS} at a time", _figures(seen, step))
+        yield headline(replace(row, spread=spread([result[step]["rate"] for result in seen])))
 
 
-def _peer(bench: Bench) -> Iterator[ResultRow]:
-    """Measure ACA-Py's forwards only; without the pickup plugin it delivers one message per message a holder sends."""
-    what = "for comparison: forwards to ACA-Py 0.12.8, v1, kept in memory"
-    if not acapy.PROGRAM.exists():
+def _peer_rows(rounds: list[Round], memory: float) -> Iterator[ResultRow]:
+    what = f"for comparison: forwards to {PEER}, v1, kept in memory"
+    if not rounds:
         yield ResultRow(what, "-", "not installed: make peers")
         return
-    bench.status("DIDComm, ACA-Py")
-    mediator = acapy.AcaPyMediator(bench.folder / "acapy")
-    with running(mediator):
-        seen = [
-            didcomm_clients.run(
-                invitation=mediator.invitation(),
-                pid=mediator.pid,
-                count=800,
-                handshake="connections/1.0",
-                pickup=False,
-                settles=True,
-            )
-            for _ in range(bench.rounds)
-        ]
-        memory = mediator.resident_mb
-    yield ResultRow(f"{what}, {didcomm_clients.SENDERS} at a time", "-", _figures(seen, "forward"))
-    yield ResultRow("for comparison: resident memory of ACA-Py", "-", number(memory, "MB"))
+    seen = [result for result, _ in rounds]
+    row = ResultRow(f"{what}, {didcomm_clients.SENDERS} at a time", "-", _figures(seen, "forward"))
+    yield headline(replace(row, spread=spread([result["forward"]["rate"] for result in seen])))
+    yield ResultRow(f"for comparison: resident memory of {PEER}", "-", number(memory, "MB"))
 
 
 def _figures(seen: list[didcomm_clients.Result], step: str) -> str:

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from benchmarks import catalog, discover_requests, model, prefill_agents
 from benchmarks.bare_search import SearchPeer
-from benchmarks.bench import Bench, ResultRow, at_most, number
+from benchmarks.bench import Bench, ResultRow, at_most, headline, number
 from benchmarks.discover_requests import Times
 from benchmarks.servers import ServiceProcess, running
 from mediator.errors import UnavailableError
@@ -36,20 +36,17 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 async def _with_agents(bench: Bench, size: int) -> list[ResultRow]:
     shown = f"{size:,} agents".replace(",", " ")
-    models, data_dir = bench.folder / "models", bench.folder / str(size)
-    bench.status("DISCOVER: export the model")
-    async with model.encoder(models) as encoder:
-        empty_mb = await _empty_mb(models, bench.folder / f"none beside {size}")
+    data_dir = bench.folder / str(size)
+    async with model.encoder() as encoder:
+        empty_mb = await _empty_mb(bench.folder / f"none beside {size}")
         bench.status(f"DISCOVER: fill {shown}")
         plain = await _fill(data_dir, size, encoder)
-        model.give_model(models, data_dir)
         bench.status(f"DISCOVER: start with {shown}")
         started = time.monotonic()
-        service = ServiceProcess(data_dir, semantic=True)
+        service = ServiceProcess(data_dir)
         with running(service):
             await model.loaded(data_dir)
             loaded = time.monotonic() - started
-            await model.reading(data_dir)
             async with await nats.connect(service.url) as client:
                 rows = await _measure(bench, shown, client, encoder, plain)
             kilobytes = (service.resident_mb - empty_mb) / size * 1000
@@ -63,12 +60,10 @@ async def _with_agents(bench: Bench, size: int) -> list[ResultRow]:
     ]
 
 
-async def _empty_mb(models: Path, data_dir: Path) -> float:
+async def _empty_mb(data_dir: Path) -> float:
     """Return the resident memory of a service without agents after a search, in MB."""
-    model.give_model(models, data_dir)
-    service = ServiceProcess(data_dir, semantic=True)
+    service = ServiceProcess(data_dir)
     with running(service):
-        await model.reading(data_dir)
         async with await nats.connect(service.url) as client:
             await discover_requests.discover(client, {"semantic": "anybody"})
         return service.resident_mb
@@ -118,7 +113,7 @@ def _versus(what: str, seen: list[Times], factor: float | None) -> Iterator[Resu
     """Compare medians (at most ``factor`` if given) and 99th percentiles."""
     ours, bare = [median(times.added) for times in seen], [median(times.bare) for times in seen]
     compared = at_most(f"{what}, p50", "ms", ours, bare, factor or 1.0)
-    yield compared if factor else replace(compared, limit="-", met=None)
+    yield headline(compared if factor else replace(compared, limit="-", met=None))
     slow, bare_slow = (
         _p99([ms for times in seen for ms in times.added]),
         _p99([ms for times in seen for ms in times.bare]),

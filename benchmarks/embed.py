@@ -40,11 +40,10 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     from pipeline.session import session_scope as spark_running
 
     cards = list(catalog.cards(QUICK_CARDS if bench.quick else CARDS))
-    models, source = bench.folder / "models", bench.folder / "cards.jsonl"
+    source = bench.folder / "cards.jsonl"
     source.write_bytes(b"\n".join(cards))
-    bench.status("embed: export the model")
     try:
-        uvloop.run(_export(models))
+        models = model.shared()
     except UnavailableError as error:
         yield ResultRow(f"embed: not measured, {error}", "-")
         return
@@ -68,11 +67,6 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     yield at_least(f"embed: {what} handed over with vectors / REGISTER without", "cards/s", handed, registered, SHARE)
 
 
-async def _export(models: Path) -> None:
-    async with model.encoder(models):
-        pass
-
-
 def _embed(spark: "SparkSession", data_dir: Path, models: Path, source: Path) -> tuple[float, float]:
     """Return the seconds to encode and the seconds to hand over."""
     from pipeline.embedding.model import find_model
@@ -86,9 +80,7 @@ def _embed(spark: "SparkSession", data_dir: Path, models: Path, source: Path) ->
         now = time.perf_counter()
         seen[step] = seen.get(step, (now, now))[0], now
 
-    model.give_model(models, data_dir)
-    with running(ServiceProcess(data_dir, semantic=True)):
-        asyncio.run(model.reading(data_dir))
+    with running(ServiceProcess(data_dir)):
         chosen = find_model(DEFAULT_MODEL, models, no_progress)
         done = embed_catalog(spark, data_dir / "lake", [source], chosen, Handed(data_dir), "default", notify)
         assert done.added == done.encoded
@@ -107,7 +99,7 @@ def _encode(models: Path, cards: Sequence[bytes]) -> float:
 
 
 def _register(data_dir: Path, cards: Sequence[bytes]) -> float:
-    service = ServiceProcess(data_dir)
+    service = ServiceProcess(data_dir, semantic=False)
 
     async def register() -> float:
         async with await nats.connect(service.url) as client:

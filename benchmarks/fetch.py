@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 
 from benchmarks import nats_clients, prefill
-from benchmarks.bench import Bench, ResultRow, at_least
+from benchmarks.bench import Bench, ResultRow, at_least, beside, headline
 from benchmarks.servers import JetStreamServer, ServiceProcess, running
+
+LAST_FACTOR = 1.3
+EACH_FACTOR = 0.8
 
 
 def run(bench: Bench) -> Iterator[ResultRow]:
@@ -14,18 +17,38 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     prefill.add_messages(data_dir, ["fetch"], count)
     service = ServiceProcess(data_dir)
     peer = JetStreamServer(bench.folder / "peer")
+
+    def fetch(turn: int, *, each: bool, leased: bool = False) -> nats_clients.Result:
+        group = f"g{turn}-{each}-{leased}"
+        return nats_clients.run("fetch", service, address="fetch", group=group, count=count, each=each, leased=leased)
+
+    def pull(turn: int, *, each: bool, answered: bool = False) -> nats_clients.Result:
+        group = f"g{turn}-{each}-{answered}"
+        return nats_clients.run("pull", peer, stream="fetch", group=group, count=count, each=each, answered=answered)
+
     with running(service, peer):
         bench.status("fill the stream")
         nats_clients.run("publish", peer, stream="fetch", count=count, subject_each=False)
-        ours, each, together, cpu = [], [], [], []
-        for turn in range(bench.rounds):
-            bench.status(f"FETCH 100 + ACK, round {turn + 1} of {bench.rounds}")
-            seen = nats_clients.run("fetch", service, address="fetch", group=f"g{turn}", count=count)
-            ours.append(seen["rate"])
-            cpu.append(seen["cpu_us"])
-            same = {"stream": "fetch", "count": count}
-            each.append(nats_clients.run("pull", peer, group=f"each{turn}", ack_all=False, **same)["rate"])
-            together.append(nats_clients.run("pull", peer, group=f"all{turn}", ack_all=True, **same)["rate"])
-    yield at_least("FETCH 100 + ACK / pull 100, acknowledge each", "/s", ours, each, 1)
-    yield at_least("FETCH 100 + ACK / pull 100, acknowledge all at once", "/s", ours, together, 1)
-    yield ResultRow("FETCH 100 + ACK, our CPU per message", f"{sorted(cpu)[len(cpu) // 2]:.1f} µs")
+        seen = bench.in_turn(
+            "FETCH 100",
+            {
+                "ACK of the last": lambda turn: fetch(turn, each=False),
+                "JetStream, ack all": lambda turn: pull(turn, each=False),
+                "ACK each": lambda turn: fetch(turn, each=True),
+                "JetStream, each answered": lambda turn: pull(turn, each=True, answered=True),
+                "ACK each, leased": lambda turn: fetch(turn, each=True, leased=True),
+                "JetStream, each unanswered": lambda turn: pull(turn, each=True),
+            },
+        )
+    rates = {name: [result["rate"] for result in results] for name, results in seen.items()}
+    cpu = {name: [result["cpu_us"] for result in results] for name, results in seen.items()}
+    last, together = rates["ACK of the last"], rates["JetStream, ack all"]
+    each, leased = rates["ACK each"], rates["ACK each, leased"]
+    answered, unanswered = rates["JetStream, each answered"], rates["JetStream, each unanswered"]
+    yield headline(at_least("FETCH 100 + ACK of the last / JetStream, ack all", "/s", last, together, LAST_FACTOR))
+    yield headline(at_least("FETCH 100 + ACK each / JetStream, each answered", "/s", each, answered, EACH_FACTOR))
+    yield headline(beside("FETCH 100 + ACK each, leased / JetStream, each answered", "/s", leased, answered))
+    yield headline(beside("FETCH 100 + ACK each / JetStream, each, nobody waits for an answer", "/s", each, unanswered))
+    for name, other in zip(list(cpu)[::2], list(cpu)[1::2], strict=True):
+        what = f"FETCH 100 + {name} / {other}, CPU of all processes a message"
+        yield beside(what, "µs", cpu[name], cpu[other])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks import nats_clients
-from benchmarks.bench import Bench, ResultRow
+from benchmarks.bench import Bench, ResultRow, headline
 from benchmarks.servers import ServiceProcess, running
 
 KILLS = 3
@@ -47,10 +47,6 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     missing = sum(stored.get(sent) != msg_id for sent, msg_id in answered.items())
     twice = sum(times - 1 for times in Counter(msg_id for _, msg_id in found).values())
     twice += len(answered) - len(set(answered.values()))
-    yield ResultRow(
-        f"{KILLS} × kill -9: missing of {len(answered)} answered",
-        str(missing),
-        limit="0",
-        met=bool(answered) and not missing,
-    )
-    yield ResultRow(f"{KILLS} × kill -9: msg_ids given twice", str(twice), limit="0", met=bool(answered) and not twice)
+    for name, found_ones in ((f"missing of {len(answered)} answered", missing), ("msg_ids given twice", twice)):
+        met = bool(answered) and not found_ones
+        yield headline(ResultRow(f"{KILLS} × kill -9: {name}", str(found_ones), limit="0", met=met))

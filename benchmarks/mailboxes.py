@@ -7,7 +7,7 @@ measured with fewer mailboxes and their memory is extrapolated.
 from collections.abc import Iterator
 
 from benchmarks import nats_clients, prefill
-from benchmarks.bench import Bench, ResultRow, above, below, number
+from benchmarks.bench import Bench, ResultRow, above, below, figure, headline, number
 from benchmarks.servers import JetStreamServer, ServiceProcess, running
 
 CREATES = 5_000
@@ -34,10 +34,12 @@ def _create(bench: Bench) -> Iterator[ResultRow]:
         before = peer.resident_mb
         made = nats_clients.run("add_streams", peer, count=streams)
         each_kb = (peer.resident_mb - before) / streams * 1000
-    yield above("CREATE, 100 in flight", "/s", rates, CREATES)
+    yield headline(above("CREATE, 100 in flight", "/s", rates, CREATES))
     yield ResultRow("for comparison: creating JetStream streams", "-", number(made["rate"], "/s"))
-    yield ResultRow(
-        "for comparison: memory of a million JetStream streams", "-", f"{number(each_kb, 'GB')} (from {streams})"
+    yield headline(
+        ResultRow(
+            "for comparison: memory of a million JetStream streams", "-", f"{number(each_kb, 'GB')} (from {streams})"
+        )
     )
 
 
@@ -48,14 +50,15 @@ def _hold(bench: Bench) -> Iterator[ResultRow]:
     data_dir = bench.folder / "million"
     bench.status("fill a million mailboxes")
     prefill.add_mailboxes(data_dir, prefill.addresses(count))
-    ready, resident = [], []
-    for turn in range(bench.rounds):
-        bench.status(f"restart with a million mailboxes, round {turn + 1} of {bench.rounds}")
+    ready, resident, encoder = [], [], []
+    for turn in range(bench.long_rounds):
+        bench.status(f"restart with a million mailboxes, round {turn + 1} of {bench.long_rounds}")
         service = ServiceProcess(data_dir)
         with running(service):
             ready.append(service.ready_seconds)
             nats_clients.run("touch", service, count=touched, step=count // touched)
             resident.append(service.resident_mb + service.children_mb)
+            encoder.append(service.encoder_mb)
     peer = JetStreamServer(bench.folder / "subjects")
     with running(peer):
         bench.status(f"one stream with {subjects} subjects")
@@ -63,8 +66,11 @@ def _hold(bench: Bench) -> Iterator[ResultRow]:
         nats_clients.run("publish", peer, stream="box", count=subjects, subject_each=True)
         each_kb = (peer.resident_mb - before) / subjects * 1000
     used = f"{touched // 1000} 000 of them used"
-    yield below("a million mailboxes, ready after a restart", "s", ready, READY_SECONDS)
-    yield below(f"a million mailboxes, {used}: resident with nats-server", "MB", resident, RESIDENT_MB)
+    yield headline(below("a million mailboxes, ready after a restart", "s", ready, READY_SECONDS))
+    what = f"a million mailboxes, {used}: resident"
+    yield headline(below(f"{what}, service and nats-server", "MB", resident, RESIDENT_MB))
+    if any(encoder):
+        yield headline(figure(f"{what}, beside it the process that holds the registry's model", "MB", encoder))
     yield ResultRow(
         "for comparison: one stream, a million subjects",
         "-",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,13 +20,15 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from benchmarks import counting
 from benchmarks.prefill import PAYLOAD
-from benchmarks.servers import ServerProcess, cpu_seconds, resident_mb
+from benchmarks.servers import ServerProcess, cpu_seconds, descendants, resident_mb
 from benchmarks.subscribers import live, replayed
 
 API = "$mq9.AI."
 WARM_SECONDS = 0.3
 READ_TIMEOUT = 10
+LEASE_MS = 30_000
 
 Result = dict[str, Any]
 Once = Callable[[int], Awaitable[None]]
@@ -98,7 +100,7 @@ def _figures(spent: list[float], seconds: float, cpu: float) -> Result:
 
 async def send(client: Client, spec: Result) -> Result:
     """SEND to the mailboxes in turn."""
-    targets: Sequence[str] = [f"MSG.SEND.{name}" for name in spec["addresses"]]
+    targets = [f"MSG.SEND.{name}" for name in spec["addresses"]]
 
     async def once(number: int) -> None:
         await ask(client, targets[number % len(targets)], PAYLOAD)
@@ -136,14 +138,22 @@ async def touch(client: Client, spec: Result) -> Result:
 
 
 async def fetch(client: Client, spec: Result) -> Result:
-    """Read a whole mailbox with a new group: FETCH 100, then ACK the last message of the batch."""
-    body = {"group_name": spec["group"], "deliver": "earliest", "config": {"num_msgs": 100, "max_wait_ms": 0}}
+    """Read a whole mailbox with a new group: FETCH 100, then ACK the last message, or each, all at the same time.
+
+    With ``leased`` each message is leased until its ACK, as a JetStream consumer with explicit acknowledgement does.
+    """
+    config = {"num_msgs": 100, "max_wait_ms": 0, "ack_wait_ms": LEASE_MS if spec["leased"] else 0}
+    body = {"group_name": spec["group"], "deliver": "earliest", "config": config}
     seen = 0
+
+    async def ack(msg_id: int) -> None:
+        await ask(client, f"MSG.ACK.{spec['address']}", {"group_name": spec["group"], "msg_id": msg_id})
+
     cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
     while seen < spec["count"]:
         messages = (await ask(client, f"MSG.FETCH.{spec['address']}", body))["messages"]
         seen += len([b64decode(message["payload"]) for message in messages])
-        await ask(client, f"MSG.ACK.{spec['address']}", {"group_name": spec["group"], "msg_id": messages[-1]["msg_id"]})
+        await asyncio.gather(*(ack(message["msg_id"]) for message in (messages if spec["each"] else messages[-1:])))
     seconds = time.perf_counter() - started
     return {"rate": seen / seconds, "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6}
 
@@ -218,28 +228,11 @@ async def read_all(client: Client, spec: Result) -> Result:
         after = messages[-1]["msg_id"] + 1
 
 
-async def replay(client: Client, spec: Result) -> Result:
-    """Subscribe to a mailbox and receive all its messages."""
-    done = asyncio.Event()
-    seen = 0
-
-    async def taken(_message: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == spec["count"]:
-            done.set()
-
-    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
-    await client.subscribe(f"{API}MAILBOX.MSG.{spec['address']}.*", cb=taken)
-    await done.wait()
-    return {
-        "rate": seen / (time.perf_counter() - started),
-        "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6,
-    }
-
-
 async def idle(_client: Client, spec: Result) -> Result:
-    """Connect ``count`` clients, from several addresses, that stay idle after CONNECT and an optional SUB."""
+    """Connect ``count`` clients, from several addresses, that stay idle after CONNECT and an optional SUB.
+
+    Returns by how much the memory of the server and of its children grew, in MB.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     port = urlsplit(spec["url"]).port
@@ -252,19 +245,38 @@ async def idle(_client: Client, spec: Result) -> Result:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local, limit=4096)
             await reader.readline()
             writer.write(b'CONNECT {"verbose":false}\r\n%bPING\r\n' % hello)
-            while (await reader.readline()) != b"PONG\r\n":
-                pass
+            while (line := await reader.readline()) != b"PONG\r\n":
+                if not line or line.startswith(b"-ERR"):
+                    raise RuntimeError(f"client {number} was refused: {line!r}")
             return writer
 
-    before = resident_mb(spec["pid"])
+    def memory() -> tuple[float, float]:
+        return resident_mb(spec["pid"]), sum(map(resident_mb, descendants(spec["pid"])))
+
+    before = memory()
     writers = await asyncio.gather(*(connect(number) for number in range(spec["count"])))
-    found = resident_mb(spec["pid"])
+    found = memory()
     for writer in writers:
         writer.close()
-    return {"before_mb": before, "resident_mb": found}
+    return {"service_mb": found[0] - before[0], "children_mb": found[1] - before[1]}
 
 
 # The peer.
+
+
+async def counted(client: Client, spec: Result) -> Result:
+    """Keep requests in flight with a client that only counts the replies that have ``good`` in them."""
+    await client.close()
+    cpu = cpu_seconds(spec["pid"])
+    seen = counting.keep(
+        spec["url"], spec["subject"], PAYLOAD, spec["good"].encode(), spec["in_flight"], spec["seconds"]
+    )
+    return {
+        "count": seen.count,
+        "rate": seen.count / seen.seconds,
+        "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen.count * 1e6,
+        "client_us": seen.client_seconds / seen.count * 1e6,
+    }
 
 
 async def publish(client: Client, spec: Result) -> Result:
@@ -288,9 +300,12 @@ async def publish(client: Client, spec: Result) -> Result:
 
 
 async def pull(client: Client, spec: Result) -> Result:
-    """Read a whole stream with a new pull consumer, 100 at a time; acknowledge each message or only the last."""
+    """Read a whole stream with a new pull consumer, 100 at a time; acknowledge only the last message, or each.
+
+    With ``answered`` it waits for the answers, all of a batch in flight at the same time; `ack()` of nats-py does not.
+    """
     stream = client.jetstream(timeout=READ_TIMEOUT)
-    policy = AckPolicy.ALL if spec["ack_all"] else AckPolicy.EXPLICIT
+    policy = AckPolicy.EXPLICIT if spec["each"] else AckPolicy.ALL
     consumer = await stream.pull_subscribe(
         f"{spec['stream']}.>", durable=spec["group"], config=ConsumerConfig(ack_policy=policy)
     )
@@ -299,8 +314,8 @@ async def pull(client: Client, spec: Result) -> Result:
     while seen < spec["count"]:
         messages = await consumer.fetch(100, timeout=READ_TIMEOUT)
         seen += len(messages)
-        for message in messages[-1:] if spec["ack_all"] else messages:
-            await message.ack()
+        chosen = messages if spec["each"] else messages[-1:]
+        await asyncio.gather(*(m.ack_sync(READ_TIMEOUT) if spec["answered"] else m.ack() for m in chosen))
     await client.flush()
     seconds = time.perf_counter() - started
     return {"rate": seen / seconds, "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6}
@@ -326,12 +341,12 @@ LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
         steady,
         until_killed,
         read_all,
-        replay,
         replayed,
         live,
         idle,
         publish,
         pull,
+        counted,
         add_streams,
     )
 }

@@ -4,82 +4,63 @@ Both sides have the same subscribers and the same publisher, which does not wait
 itself is the publisher. Our messages were committed to disk before; the peer's are not stored.
 """
 
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from benchmarks import nats_clients, prefill
-from benchmarks.bench import Bench, ResultRow, below, beside, number
-from benchmarks.gateway import IDLE_CLIENTS, IDLE_MB, PUSH_US, GatewayProcess
+from benchmarks.bench import Bench, ResultRow, at_least, beside, headline, spaced
 from benchmarks.servers import JetStreamServer, ServerProcess, ServiceProcess, running
 
-SUBSCRIBERS = (1, 10, 1000)
+STORED = 100_000
+REPLAY_FACTOR = 0.5
+LIVE_FACTORS = {1: 0.15, 10: 0.3, 1000: 0.6}
+"""Subscribers, and the part of core NATS's rate that is aimed at."""
 UNDER_WAY = 100_000
 """At most this many messages in flight to all subscribers together, and a hundredth of it to each."""
 MAIL = "$mq9.AI.MAILBOX.MSG"
+OURS, PEER = "service", "core NATS"
 
 
 def run(bench: Bench) -> Iterator[ResultRow]:
-    stored = 100_000
     folder = bench.folder / "ours"
-    names = [f"live.{each}.{turn}" for each in SUBSCRIBERS for turn in range(bench.rounds)]
-    prefill.add_mailboxes(folder, ["stored", "quiet", *names])
-    prefill.add_messages(folder, ["stored"], stored)
-    service = ServiceProcess(folder, env={"MEDIATOR_GATEWAY__ENABLED": "false"})
-    with running(service):
-        gateway, peer = GatewayProcess(folder), JetStreamServer(bench.folder / "peer")
-        with running(gateway, peer):
-            yield from _replay(bench, service, gateway, peer, stored)
-            for each in SUBSCRIBERS:
-                yield from _live(bench, service, gateway, peer, each)
-        gateway = GatewayProcess(folder)
-        with running(gateway):
-            yield from _idle(bench, gateway)
+    names = [f"live.{each}.{turn}" for each in LIVE_FACTORS for turn in range(bench.rounds)]
+    prefill.add_mailboxes(folder, ["stored", *names])
+    prefill.add_messages(folder, ["stored"], STORED)
+    service, peer = ServiceProcess(folder), JetStreamServer(bench.folder / "peer")
+    with running(service, peer):
+        yield from _replay(bench, service, peer)
+        for each, factor in LIVE_FACTORS.items():
+            yield from _live(bench, service, peer, each, factor)
 
 
-def _replay(
-    bench: Bench, service: ServiceProcess, gateway: ServerProcess, peer: ServerProcess, count: int
-) -> Iterator[ResultRow]:
-    ours, theirs, cpu = [], [], []
-    for turn in range(bench.rounds):
-        bench.status(f"replay of {count} messages, round {turn + 1} of {bench.rounds}")
-        pids = [service.pid, gateway.pid]
-        seen = nats_clients.run("replayed", gateway, subject=f"{MAIL}.stored.*", count=count, pids=pids)
-        ours.append(seen["rate"])
-        cpu.append(seen["cpu_us"])
-        theirs.append(_published(peer, "peer", count, 1)["rate"])
-    yield from _rows(f"replay of {count:,} messages to 1 subscriber".replace(",", " "), ours, theirs, cpu)
+def _replay(bench: Bench, service: ServerProcess, peer: ServerProcess) -> Iterator[ResultRow]:
+    what = f"replay of {spaced(STORED)} messages to 1 subscriber"
+    replayed = partial(nats_clients.run, "replayed", service, subject=f"{MAIL}.stored.*", count=STORED)
+    seen = bench.in_turn(what, {OURS: lambda _: replayed(), PEER: lambda _: _published(peer, "peer", STORED, 1)})
+    yield from _rows(what, "core publish of the same", seen, REPLAY_FACTOR)
 
 
-def _live(
-    bench: Bench, service: ServiceProcess, gateway: ServerProcess, peer: ServerProcess, each: int
-) -> Iterator[ResultRow]:
+def _live(bench: Bench, service: ServerProcess, peer: ServerProcess, each: int, factor: float) -> Iterator[ResultRow]:
     count = (50_000 if bench.quick else 200_000) // max(each, 5)
-    ours, theirs, cpu = [], [], []
-    for turn in range(bench.rounds):
-        bench.status(f"live to {each} subscribers, round {turn + 1} of {bench.rounds}")
-        seen = _published(gateway, f"live.{each}.{turn}", count, each, service)
-        ours.append(seen["rate"])
-        cpu.append(seen["cpu_us"])
-        theirs.append(_published(peer, "peer", count, each)["rate"])
-    yield from _rows(f"live push to {each:,} subscriber{'s'[: each > 1]}".replace(",", " "), ours, theirs, cpu)
+    what = f"live push to {spaced(each)} subscriber{'s'[: each > 1]}"
+    seen = bench.in_turn(
+        what,
+        {
+            OURS: lambda turn: _published(service, f"live.{each}.{turn}", count, each),
+            PEER: lambda _: _published(peer, "peer", count, each),
+        },
+    )
+    yield from _rows(what, PEER, seen, factor)
 
 
-def _published(server: ServerProcess, name: str, count: int, each: int, *others: ServerProcess) -> nats_clients.Result:
+def _published(server: ServerProcess, name: str, count: int, each: int) -> nats_clients.Result:
     ahead = min(UNDER_WAY // 100, UNDER_WAY // each)
-    pids = [other.pid for other in (*others, server)]
     subject = f"{MAIL}.{name}.normal"
-    return nats_clients.run("live", server, subject=subject, count=count, subscribers=each, ahead=ahead, pids=pids)
+    return nats_clients.run("live", server, subject=subject, count=count, subscribers=each, ahead=ahead)
 
 
-def _rows(what: str, ours: list[float], theirs: list[float], cpu: list[list[float]]) -> Iterator[ResultRow]:
-    yield beside(f"{what} / core publish", "/s", ours, theirs)
-    of_service, of_gateway = zip(*cpu, strict=True)
-    yield ResultRow(f"{what}, service's CPU per push", number(median(of_service), "µs"))
-    yield below(f"{what}, gateway's CPU per push", "µs", list(of_gateway), PUSH_US)
-
-
-def _idle(bench: Bench, gateway: ServerProcess) -> Iterator[ResultRow]:
-    bench.status(f"{IDLE_CLIENTS} idle subscribers")
-    seen = nats_clients.run("idle", gateway, count=IDLE_CLIENTS, subject=f"{MAIL}.quiet.*")
-    claim = f"gateway with {f'{IDLE_CLIENTS:,}'.replace(',', ' ')} idle clients, one subscription each: resident"
-    yield below(claim, "MB", [seen["resident_mb"]], IDLE_MB)
+def _rows(what: str, peer: str, seen: Mapping[str, list[nats_clients.Result]], factor: float) -> Iterator[ResultRow]:
+    rates = {side: [result["rate"] for result in results] for side, results in seen.items()}
+    cpu = {side: [result["cpu_us"] for result in results] for side, results in seen.items()}
+    yield headline(at_least(f"{what} / {peer}", "/s", rates[OURS], rates[PEER], factor))
+    yield beside(f"{what} / {peer}, CPU of all processes a push", "µs", cpu[OURS], cpu[PEER])

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import nats_clients, prefill
-from benchmarks.bench import Bench, ResultRow, at_most, number
+from benchmarks.bench import Bench, ResultRow, at_most, headline, number
 from benchmarks.servers import ServiceProcess, running
 
 FACTOR = 2
@@ -39,10 +39,10 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 
 def _claim(bench: Bench, word: str, count: int, series: str) -> Iterator[ResultRow]:
-    rounds = [_round(bench, word, count, series, turn) for turn in range(bench.rounds)]
+    rounds = [_round(bench, word, count, series, turn) for turn in range(bench.long_rounds)]
     what = f"{count:,} messages {word}".replace(",", " ")
     busy, quiet = [seen.busy for seen in rounds], [seen.quiet for seen in rounds]
-    yield at_most(f"senders' p99 while {what} / quiet", "ms", busy, quiet, FACTOR)
+    yield headline(at_most(f"senders' p99 while {what} / quiet", "ms", busy, quiet, FACTOR))
     took = median(seen.took for seen in rounds)
     failed = sum(seen.failed for seen in rounds)
     yield ResultRow(
@@ -52,22 +52,22 @@ def _claim(bench: Bench, word: str, count: int, series: str) -> Iterator[ResultR
 
 def _round(bench: Bench, word: str, count: int, series: str, turn: int) -> _PauseRound:
     data_dir = bench.folder / f"{word.replace(' ', '-')}{turn}"
-    bench.status(f"{count} messages {word}, round {turn + 1} of {bench.rounds}: fill")
+    bench.status(f"{count} messages {word}, round {turn + 1} of {bench.long_rounds}: fill")
     prefill.add_mailboxes(data_dir, SENDERS)
     measured = 2 * bench.seconds
-    # Time to fill the database first: 30 µs per message is more than it ever took.
-    at = time.time() + count * 30e-6 + 4 * measured + 5
+    # Time to fill the database first: 30 µs per message is more than it ever took. Then to start and to warm up.
+    at = time.time() + count * 30e-6 + 2 * measured + 8
     fill = prefill.add_messages if word == "expire" else prefill.add_delayed
     fill(data_dir, SENDERS, count, int(at * 1000))
     service = ServiceProcess(data_dir)
     with running(service):
         saturated = nats_clients.run("send", service, addresses=SENDERS, in_flight=100, seconds=bench.seconds)["rate"]
         same: dict[str, Any] = {"addresses": SENDERS, "rate": saturated / 3}
-        bench.status(f"{count} messages {word}, round {turn + 1} of {bench.rounds}: quiet")
+        bench.status(f"{count} messages {word}, round {turn + 1} of {bench.long_rounds}: quiet")
         quiet = nats_clients.run("steady", service, seconds=measured, at=0, **same)
         if time.time() > at:
             raise RuntimeError("the machine is too slow: the work began before the quiet was measured")
-        bench.status(f"{count} messages {word}, round {turn + 1} of {bench.rounds}: busy")
+        bench.status(f"{count} messages {word}, round {turn + 1} of {bench.long_rounds}: busy")
         took: list[float] = []
         watch = threading.Thread(target=_watch, args=(service, series, count, at, took))
         watch.start()

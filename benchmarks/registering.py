@@ -12,7 +12,7 @@ import numpy as np
 import uvloop
 
 from benchmarks import catalog, model
-from benchmarks.bench import Bench, ResultRow, at_least, number
+from benchmarks.bench import Bench, ResultRow, at_least, headline, number
 from benchmarks.nats_clients import ask
 from benchmarks.servers import ServiceProcess, running
 from mediator.errors import UnavailableError
@@ -53,7 +53,8 @@ def run(bench: Bench) -> Iterator[ResultRow]:
         return
     what = f"REGISTER, {len(cards) // 1000} 000 cards, {IN_FLIGHT} in flight"
     rates = [len(cards) / seen.embedded for seen in ours]
-    yield at_least(f"{what}: until all have vectors / the encoder alone", "cards/s", rates, encoder, SHARE)
+    claim = f"{what}: until all have vectors / the encoder alone"
+    yield headline(at_least(claim, "cards/s", rates, encoder, SHARE))
     answered = number(median(len(cards) / seen.registered for seen in ours), "/s")
     spent = [ms for seen in ours for ms in seen.answered]
     latency = ", ".join(f"p{percent} {number(float(np.percentile(spent, percent)), 'ms')}" for percent in (50, 99))
@@ -62,23 +63,19 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 async def _rounds(bench: Bench, cards: Sequence[bytes]) -> tuple[list[_RegisterRound], list[float]]:
     """Return our rounds, and how many cards per second the encoder encodes alone."""
-    models = bench.folder / "models"
-    bench.status("REGISTER: export the model")
-    async with model.encoder(models) as encoder:
+    async with model.encoder() as encoder:
         ours, alone = [], []
         for turn in range(ROUNDS):
             bench.status(f"REGISTER {len(cards)} cards, round {turn + 1} of {ROUNDS}")
-            ours.append(await _register(bench.folder / f"registering{turn}", models, cards))
+            ours.append(await _register(bench.folder / f"registering{turn}", cards))
             bench.status(f"encode {len(cards)} cards, round {turn + 1} of {ROUNDS}")
             alone.append(len(cards) / await _encode(encoder, cards))
     return ours, alone
 
 
-async def _register(data_dir: Path, models: Path, cards: Sequence[bytes]) -> _RegisterRound:
-    model.give_model(models, data_dir)
-    service = ServiceProcess(data_dir, semantic=True)
+async def _register(data_dir: Path, cards: Sequence[bytes]) -> _RegisterRound:
+    service = ServiceProcess(data_dir)
     with running(service):
-        await model.reading(data_dir)
         async with await nats.connect(service.url) as client:
             waiting, spent = iter(cards), []
 

@@ -1,6 +1,7 @@
 """Starts the processes under test: our service, as a user would, and nats-server with JetStream."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from mediator.nats.server import find_binary
 READY_SECONDS = 60.0
 ENCODER = b"registry.embedding"
 """Found in the command line of a process that holds a model."""
+SHARED_MODELS = "BENCH_MODELS"
+"""Environment variable with the folder of the exported model, which every service gets a copy of."""
 
 
 class ServerProcess:
@@ -48,14 +51,17 @@ class ServiceProcess(ServerProcess):
         data_dir: Path,
         *,
         nats_url: str | None = None,
-        semantic: bool = False,
+        semantic: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start and return when ready; ``ready_seconds`` is how long that took.
+        """Start with default settings and return when it is idle; ``ready_seconds`` is how long `/readyz` took.
 
-        With ``nats_url`` it uses that server instead of its own. It loads a model only with ``semantic``, which takes
-        a core for a minute. ``env`` holds further environment variables.
+        With ``nats_url`` it uses that server instead of its own. Where the model is available it is loaded before this
+        returns, except without ``semantic``. ``env`` holds further environment variables.
         """
+        shared = os.environ.get(SHARED_MODELS) if semantic else None
+        if shared and not (data_dir / "models").exists():
+            shutil.copytree(shared, data_dir / "models")
         nats, http = free_port(), free_port()
         self.http_url = f"http://127.0.0.1:{http}"
         started = time.monotonic()
@@ -64,45 +70,46 @@ class ServiceProcess(ServerProcess):
         command += ["--http", f"127.0.0.1:{http}"]
         self._log = data_dir.with_name(data_dir.name + ".log")
         with self._log.open("ab") as log:
-            chosen = {"MEDIATOR_REGISTRY__SEMANTIC": str(semantic).lower(), **(env or {})}
-            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **chosen})
+            chosen = {} if semantic else {"MEDIATOR_REGISTRY__SEMANTIC": "false"}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **chosen, **(env or {})})
         super().__init__(process, nats_url or f"nats://127.0.0.1:{nats}")
         try:
             self._wait(started + READY_SECONDS)
+            self.ready_seconds = time.monotonic() - started
+            while shared and not self.counter("mediator_registry_encoder_up "):
+                self._check(started + READY_SECONDS)
         except BaseException:
             self.process.kill()
             self.process.wait()
             raise
-        self.ready_seconds = time.monotonic() - started
 
     def _wait(self, end: float) -> None:
         while True:
             try:
                 with urllib.request.urlopen(f"{self.http_url}/readyz", timeout=5):
                     return
-            except (urllib.error.URLError, ConnectionError) as error:
-                if self.process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"the service did not start: {self._log.read_text()[-2000:]}") from error
-                time.sleep(0.01)
+            except (urllib.error.URLError, ConnectionError):
+                self._check(end)
+
+    def _check(self, end: float) -> None:
+        if self.process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the service did not start: {self._log.read_text()[-2000:]}")
+        time.sleep(0.01)
 
     @property
     def children_mb(self) -> float:
         """Resident memory of the managed nats-server, in MB."""
-        return sum(resident_mb(child) for child in self._children() if ENCODER not in _command(child))
+        return sum(resident_mb(child) for child in descendants(self.pid) if ENCODER not in _command(child))
 
     @property
     def encoder_mb(self) -> float:
         """Resident memory of the process that holds the model, in MB; 0 without one."""
-        return sum(resident_mb(child) for child in self._children() if ENCODER in _command(child))
+        return sum(resident_mb(child) for child in descendants(self.pid) if ENCODER in _command(child))
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-
-    def _children(self) -> set[int]:
-        tasks = Path(f"/proc/{self.pid}/task")
-        return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
 
     def counter(self, series: str) -> float:
         """Return the sum of all samples in /metrics that begin with ``series``."""
@@ -152,10 +159,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process with all its threads, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, their children, and so on."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
+
+
+def cpu_seconds(pid: int, *, alone: bool = False) -> float:
+    """Return the CPU seconds of a process and all its descendants, those that have ended included; or of it alone."""
+    ticks = 0
+    for each in [pid] if alone else [pid, *descendants(pid)]:
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11 : 13 if alone else 15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _command(pid: int) -> bytes:
@@ -163,6 +180,7 @@ def _command(pid: int) -> bytes:
 
 
 def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process without its children, in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1000

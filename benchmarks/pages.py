@@ -1,0 +1,44 @@
+"""Writes the tables of a run into the pages, between the comments that mark their places."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.bench import UNSTEADY, ResultRow
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "benchmark-results.md"
+SCALE = ROOT / "docs" / "scale.md"
+HEADLINES = "headlines"
+"""Name of README's table."""
+MET = {True: "yes", False: "NO", None: "-"}
+
+
+def table(rows: Iterable[ResultRow]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = ["| claim | ours | peer | ratio | spread | aimed at | met |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = (row.claim, row.ours, row.peer, row.ratio, _spread(row.spread), row.limit, MET[row.met])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(spread: float | None) -> str:
+    if spread is None:
+        return "-"
+    percent = f"{spread * 100:.0f} %"
+    return f"**{percent}: unsteady**" if spread > UNSTEADY else percent
+
+
+def write(name: str, text: str) -> list[Path]:
+    """Replace the text of this name in every page that has a place for it; return those pages."""
+    place = re.compile(rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    written = []
+    for page in (README, RESULTS, SCALE):
+        before = page.read_text()
+        after = place.sub(lambda found: f"{found[1]}{text}\n{found[2]}", before)
+        if place.search(before):
+            page.write_text(after)
+            written.append(page)
+    return written
