@@ -292,6 +292,11 @@ class Broker:
         finally:
             self._reading -= 1
 
+    @property
+    def alone(self) -> bool:
+        """Whether only this process changes the database: what was read stays true until a commit here changes it."""
+        return self._store.quick
+
     async def read_inline(self, look: Work[T]) -> T:
         """Read a few rows: on the event loop itself if the database is in this process, else as :meth:`read`."""
         return self._read(look) if self._store.quick else await self.read(look)

@@ -15,6 +15,7 @@ from mediator.broker import Broker
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Place, Transaction
+from pickup.caller_cache import CallerCache
 from pickup.mediation import (
     attached_keys,
     connecting,
@@ -68,6 +69,8 @@ class MediationBroker:
         self.rules = rules
         self.clock = broker.clock
         self._envelope: SeenEnvelope | None = None
+        self._callers = CallerCache()
+        broker.listen(self._callers.forget)
         self._leads: dict[tuple[str, str], Place] = {}
         """Where keys led last. It may be wrong: it only orders the locks of mailboxes."""
 
@@ -108,9 +111,15 @@ class MediationBroker:
 
     async def find_connection(self, tenant: str, caller: str) -> Connection | None:
         """Return the connection whose envelopes this canonical key or DID seals (D8)."""
-        return await self.broker.read_inline(
+        known = self._callers.get(tenant, caller)
+        if known is not None:
+            return known
+        connection = await self.broker.read_inline(
             lambda tx, _now: tx.table(MediationTables).connections.called(tenant, caller)
         )
+        if connection is not None and self.broker.alone:
+            self._callers.add(tenant, caller, connection)
+        return connection
 
     async def note_use(self, connection: Connection) -> None:
         """Note that a connection made a request, at most once an hour; unused ones are forgotten (D8)."""

@@ -19,6 +19,7 @@ class DidcommMetrics:
             ["transport", "outcome"],
             registry=registry,
         )
+        self._outcomes: dict[tuple[str, str], Counter] = {}
         forwards = Counter(
             "mediator_didcomm_forwards",
             "Forwarded messages, by outcome: queued, unroutable (nobody has the key), or full (the holder's queue).",
@@ -53,7 +54,10 @@ class DidcommMetrics:
 
     def envelope(self, transport: str, outcome: str) -> None:
         """Count one envelope; ``transport`` is http or ws, ``outcome`` :data:`OK` or an error's code."""
-        self._envelopes.labels(transport, outcome).inc()
+        counter = self._outcomes.get((transport, outcome))
+        if counter is None:
+            counter = self._outcomes[transport, outcome] = self._envelopes.labels(transport, outcome)
+        counter.inc()
 
     def forwarded(self, queued: int, unroutable: int, full: int) -> None:
         """Count the messages of one forward (D9)."""

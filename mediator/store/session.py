@@ -44,6 +44,8 @@ class Session:
         self.on_rollback: list[Callable[[], None]] = []
         self.events: list[Event] = []
         self.woken: set[tuple[str, str]] = set()
+        self.changed: set[Hashable] = set()
+        """What parts keep in memory beyond a transaction, and this one changes."""
         self.due: int | None = None
         self._counts = counts
         self.tables: dict[Callable[[Session], Any], Any] = {}

@@ -40,6 +40,7 @@ class Transaction:
         self.session = session
         self.events = session.events
         self.woken = session.woken
+        self.changed = session.changed
 
     def table(self, kind: Callable[[Session], T]) -> T:
         """Return the transaction's table, or tables, of a class; made when they are first asked for."""

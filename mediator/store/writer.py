@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,8 @@ class Committed:
     events: list[Event] = field(default_factory=list)
     woken: set[Place] = field(default_factory=set)
     due: int | None = None
+    changed: set[Hashable] = field(default_factory=set)
+    """What the tables of parts noted in ``Session.changed``."""
 
 
 @dataclass(slots=True)
@@ -316,7 +318,8 @@ class Writer:
         # Requests for which there was no time come first in the next batch.
         while len(batch) > len(outcomes):
             queue.appendleft(batch.pop())
-        return outcomes, Committed(len(outcomes), time.perf_counter() - started, tx.events, tx.woken, tx.due)
+        seconds = time.perf_counter() - started
+        return outcomes, Committed(len(outcomes), seconds, tx.events, tx.woken, tx.due, tx.changed)
 
     def _upkeep(self, job: _Job) -> None:
         outcome: MediatorError | None = None

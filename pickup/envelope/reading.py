@@ -6,7 +6,7 @@ and alphabet, and all headers name the same sender. Anything else is an :class:`
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,8 +48,8 @@ class V1Envelope:
     fields: Mapping[str, str]
     """``protected``, ``iv``, ``ciphertext`` and ``tag``, as they came."""
     authenticated: bool
-    kids: tuple[str, ...]
-    """The recipients' keys in base58, as they came."""
+    recipients: Sequence[Mapping[str, Any]]
+    """Each has ``encrypted_key``, and a ``header`` with its ``kid`` in base58."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
 def read_object(data: bytes | str) -> dict[str, Any]:
     """Read a JSON object of bounded depth and number of values."""
     brackets = _count(data, "{[")
-    if brackets + _count(data, ",") > MAX_VALUES:
+    if len(data) > MAX_VALUES and brackets + _count(data, ",") > MAX_VALUES:
         raise EnvelopeError(f"expected JSON of at most {MAX_VALUES} values")
     try:
         value = orjson.loads(data)
@@ -183,8 +183,8 @@ def _read_v1(fields: Mapping[str, Any], header: Mapping[str, Any]) -> V1Envelope
     if header.get("alg") not in ("Authcrypt", "Anoncrypt"):
         raise EnvelopeError("expected Authcrypt or Anoncrypt")
     authenticated = header["alg"] == "Authcrypt"
-    kids = []
-    for recipient in _list_of_objects(header.get("recipients"), MAX_V1_RECIPIENTS):
+    recipients = _list_of_objects(header.get("recipients"), MAX_V1_RECIPIENTS)
+    for recipient in recipients:
         own = recipient["header"]
         _text(recipient, "encrypted_key")
         if not isinstance(own.get("kid"), str):
@@ -195,9 +195,8 @@ def _read_v1(fields: Mapping[str, Any], header: Mapping[str, Any]) -> V1Envelope
                 _text(own, name)
             elif own.get(name) is not None:
                 raise EnvelopeError(f"expected no {name} in an Anoncrypt envelope")
-        kids.append(own["kid"])
     texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
-    return V1Envelope(texts, authenticated, tuple(kids))
+    return V1Envelope(texts, authenticated, recipients)
 
 
 def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:

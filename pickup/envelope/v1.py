@@ -38,15 +38,14 @@ class V1Library:
 
     async def open(self, envelope: V1Envelope) -> OpenedEnvelope:
         """Open an envelope; :class:`EnvelopeError` when it is not for us, or damaged."""
-        recipient, seed = await self._ours(envelope.kids)
-        public, secret = self._pair(seed)
+        recipient, seed = await self._ours(envelope)
         try:
-            plaintext, sender, _ = crypto.unpack_message(dict(envelope.fields), public, secret)
+            plaintext, sender = _unpack(envelope, *self._pair(seed))
         except Exception as error:
             raise EnvelopeError(NOT_FOR_US) from error
         caller = None
         if envelope.authenticated:
-            caller = canonical(sender)
+            caller = canonical(sender or "")
             if caller is None or not is_ed25519(caller):
                 raise EnvelopeError("expected the sender's key to be an Ed25519 key")
         return OpenedEnvelope(Generation.V1, read_object(plaintext), recipient, caller, mark_of(envelope))
@@ -71,11 +70,20 @@ class V1Library:
             raise EnvelopeError("cannot be sealed for these keys") from error
         return orjson.dumps(sealed)
 
-    async def _ours(self, kids: Sequence[str]) -> tuple[str, bytes]:
-        for kid in kids:
-            key = canonical(kid)
+    async def _ours(self, envelope: V1Envelope) -> tuple[str, bytes]:
+        for recipient in envelope.recipients:
+            key = canonical(recipient["header"]["kid"])
             if key is not None and is_ed25519(key):
                 seed = await self._secrets.seed(key)
                 if seed is not None:
                     return key, seed
         raise EnvelopeError(NOT_FOR_US)
+
+
+def _unpack(envelope: V1Envelope, public: bytes, secret: bytes) -> tuple[str, str | None]:
+    """Do as the library's ``unpack_message``, which parses again what was read already."""
+    fields = envelope.fields
+    key, sender, _ = crypto.locate_pack_recipient_key(envelope.recipients, public, secret)
+    sealed = crypto.b64_to_bytes(fields["ciphertext"]) + crypto.b64_to_bytes(fields["tag"])
+    iv = crypto.b64_to_bytes(fields["iv"])
+    return crypto.decrypt_plaintext(sealed, fields["protected"].encode(), iv, key), sender

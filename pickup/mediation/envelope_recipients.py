@@ -1,9 +1,10 @@
 """Reads the recipients of a DIDComm envelope without decrypting it (D11)."""
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
 
 MAX_RECIPIENTS = 50
 _MARKS = (b",", b"{", b"[")
@@ -53,7 +54,7 @@ def _object(data: bytes) -> dict[str, Any] | None:
     if sum(map(data.count, _MARKS)) > _MAX_MARKS:
         return None
     try:
-        parsed = json.loads(data.decode())
-    except (ValueError, RecursionError):
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None

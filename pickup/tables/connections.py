@@ -53,6 +53,7 @@ class Connections(Table):
             self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (no,))
             self._session.dialect.execute("DELETE FROM connection WHERE no = ?", (no,))
             return None
+        self._changed(no)
         self._session.add_count((CONNECTIONS, new.tenant), 1)
         return self.get(no)
 
@@ -67,7 +68,11 @@ class Connections(Table):
             for caller in sorted(callers)
         )
 
+    def _changed(self, no: int) -> None:
+        self._session.changed.add((CONNECTIONS, no))
+
     def save(self, connection: Connection) -> None:
+        self._changed(connection.no)
         kept = self._session.first(
             "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
             (connection.mailbox_no, connection.seen_at, _state(connection), connection.no),
@@ -83,6 +88,7 @@ class Connections(Table):
             raise UnavailableError("another connection has the caller")
 
     def remove(self, connection: Connection) -> None:
+        self._changed(connection.no)
         removed = self._session.dialect.execute("DELETE FROM connection WHERE no = ? RETURNING no", (connection.no,))
         if removed:
             self._session.add_count((CONNECTIONS, connection.tenant), -len(removed))
