@@ -5,7 +5,6 @@ commit. Times are milliseconds since the epoch.
 """
 
 import asyncio
-import copy
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -76,8 +75,8 @@ class MediationBroker:
 
     def once(self, envelope: SeenEnvelope) -> "MediationBroker":
         """Return use cases whose first change stores the envelope with it, or raises :class:`ReplayedError` (D13)."""
-        guarded = copy.copy(self)
-        guarded._envelope = envelope
+        guarded = object.__new__(MediationBroker)
+        guarded.__dict__ = {**self.__dict__, "_envelope": envelope}
         return guarded
 
     async def read(self, work: Work[T]) -> T:

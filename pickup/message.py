@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -56,16 +57,24 @@ class MessageType(NamedTuple):
         """Return the type of another message of the same protocol and prefix."""
         return self._replace(name=name)
 
-    @classmethod
-    def parse(cls, text: object, where: str) -> "MessageType":
+    @staticmethod
+    def parse(text: object, where: str) -> "MessageType":
         """Read a type URI; BadRequestError names ``where``."""
-        match = _TYPE.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_ID else None
-        if match is None:
+        type = _parse_type(text) if isinstance(text, str) and len(text) <= MAX_ID else None
+        if type is None:
             raise BadRequestError(where, "expected a message type URI")
-        return cls(match["prefix"], match["family"], int(match["major"]), int(match["minor"]), match["name"])
+        return type
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=256)
+def _parse_type(text: str) -> MessageType | None:
+    match = _TYPE.fullmatch(text)
+    if match is None:
+        return None
+    return MessageType(match["prefix"], match["family"], int(match["major"]), int(match["minor"]), match["name"])
+
+
+@dataclass(slots=True)
 class Attachment:
     """One attachment: an id and JSON data or bytes."""
 
@@ -74,7 +83,7 @@ class Attachment:
     """Bytes travel as base64."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DidcommMessage:
     """A received message; ``raw`` is the whole plaintext."""
 
@@ -107,7 +116,7 @@ class DidcommMessage:
         return self.thid or self.id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplyMessage:
     """A message to send; the peer's generation decides its form."""
 

@@ -61,9 +61,9 @@ class DidcommMetrics:
 
     def forwarded(self, queued: int, unroutable: int, full: int) -> None:
         """Count the messages of one forward (D9)."""
-        self._queued.inc(queued)
-        self._unroutable.inc(unroutable)
-        self._full.inc(full)
+        for counter, count in ((self._queued, queued), (self._unroutable, unroutable), (self._full, full)):
+            if count:
+                counter.inc(count)
 
     def delivered(self, way: str, count: int) -> None:
         """Count messages delivered to a holder; ``way`` is request, batch, live, implicit or relay."""

@@ -218,7 +218,9 @@ class _Exchange:
 
 def _media_type(headers: Mapping[str, str]) -> str:
     """Return the media type without parameters; a body without one is accepted. Any other is a 415."""
-    written = headers.get(hdrs.CONTENT_TYPE, media_types.UNSPECIFIC).partition(";")[0].strip().lower()
+    written = headers.get(hdrs.CONTENT_TYPE, media_types.UNSPECIFIC)
+    if written not in media_types.ACCEPTED:
+        written = written.partition(";")[0].strip().lower()
     media_type = written if "/" in written else f"application/{written}"
     compressed = headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity"
     if media_type not in media_types.ACCEPTED or compressed:

@@ -148,6 +148,11 @@ class DirectConnection(HttpConnection):
         if self._messages and self._answering is None:
             self._answer_next()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Resume what was paused; aiohttp calls this for each body, and would run its parser once more."""
+        if self._reading_paused or self._buffer_paused:
+            super().resume_reading(resume_parser)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let what reads the body notice; a request that came completely is still handled."""
         if self._answering is not None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pickup.mediation.records import Generation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenedEnvelope:
     """The plaintext of an envelope, and its recipient and sender by the keys, not by the plaintext (D8)."""
 

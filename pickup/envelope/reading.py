@@ -41,7 +41,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 _NOT_ENCRYPTED = "expected an encrypted message"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class V1Envelope:
     """A v1 envelope (RFC 0019), not opened yet."""
 
@@ -52,7 +52,7 @@ class V1Envelope:
     """Each has ``encrypted_key``, and a ``header`` with its ``kid`` in base58."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Jwe:
     """One encrypted layer of v2, not opened yet."""
 

@@ -20,7 +20,7 @@ MAX_DELAYED = 1000
 """Delayed messages that may wait for one holder; they are counted one by one, unlike visible ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
     """Messages for recipients. Times are milliseconds since the epoch, spans milliseconds."""
 
@@ -32,7 +32,7 @@ class Forward:
     delay: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ForwardOutcome:
     """What became of a forward, counted by message and recipient. For metrics only: its sender is told nothing (D9)."""
 

@@ -19,7 +19,7 @@ EVER = 0
 """A time at which nothing has expired."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueueStatus:
     """What waits in a queue. Times are milliseconds since the epoch."""
 

@@ -22,7 +22,7 @@ class ReplayedError(Exception):
     """The envelope was handled before, here or at another instance; nothing was changed (D13)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeenEnvelope:
     """An envelope that requests a change. Times are milliseconds since the epoch."""
 
