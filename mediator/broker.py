@@ -26,12 +26,14 @@ from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.store.base import Integrity, Place, Store, Transaction
-from mediator.store.writer import Committed, Done, Observer, Work, Writer
+from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
 
 T = TypeVar("T")
 READER_THREADS = 4
 MAX_READS = 64
 """FETCHes and QUERYs that read at the same time; what they found stays in memory until a door has encoded it."""
+MAX_JOINED_IDS = 100
+"""An ACK of more messages is done alone."""
 WAKE_KEY_BYTES = 16
 
 
@@ -192,7 +194,11 @@ class Broker:
 
     async def ack(self, request: settling.Ack) -> int:
         """Settle messages; return how many were still there (K1–K4)."""
-        return await self._change(request, settling.ack)
+        if len(request.ids) > MAX_JOINED_IDS:
+            return await self._change(request, settling.ack)
+        place = request.tenant, request.address
+        joint = JointWork((*place, request.group), request, settling.ack_all)
+        return await self._writer.write(place, joint, when_full=True)
 
     async def nack(self, request: settling.Nack) -> int:
         """Give leased messages back (F6)."""

@@ -1,14 +1,16 @@
 """MSG.ACK, NACK and EXTEND, and dead messages (K1–K4, F6, F7)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, may_be_full, spent
 from mediator.mailboxes.group import MAX_LEASED, NO_LEASE, Group, Lease
-from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Transaction
@@ -26,34 +28,37 @@ class Ack:
 
 def ack(tx: Transaction, request: Ack, now: int) -> int:
     """Settle messages for a group and return how many of them are there; others change nothing (K2–K4)."""
-    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
-    group = tx.groups.find(mailbox, request.group)
+    return ack_all(tx, [request], now)[0]
+
+
+def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
+    """Do as :func:`ack` for requests of one group, one after the other; return the number of each.
+
+    All of them together cost as many statements as one.
+    """
+    first = requests[0]
+    mailbox = get_live_mailbox(tx, first.tenant, first.address, now)
+    group = tx.groups.find(mailbox, first.group)
     if group is None:
-        return 0
-    leases = {lease.msg_id: lease for lease in tx.leases.get(group, request.ids)}
-    marks = [-1] * len(LANES)
-    done: list[Handle] = []
-    ended: list[int] = []
-    there = tx.messages.handles(mailbox, request.ids, now)
-    for msg_id in dict.fromkeys(request.ids):
-        lease, handle = leases.get(msg_id), there.get(msg_id)
-        if lease is not None and (lease.dead or lease.until != NO_LEASE):
-            ended.append(msg_id)
-            if handle is not None:
-                done.append(handle)
-        elif handle is not None and group.was_delivered(handle.lane, msg_id):
-            covered = group.covered_by(handle.lane, msg_id, lease is not None)
-            marks = [max(pair) for pair in zip(marks, covered, strict=True)]
-    done += _cover(tx, mailbox, group, marks, ended, now)
-    if ended:
+        return [0] * len(requests)
+    before = group.settled
+    settling = _Settling(tx, mailbox, group, [msg_id for request in requests for msg_id in request.ids], now)
+    steps = [settling.step(request.ids) for request in requests]
+    if group.settled != before:
+        tx.groups.save(group)
+    if settling.ended:
         if may_be_full(tx, group):
             tx.woken.add(mailbox.place)
-        tx.leases.remove(group, ended)
-    _tell(tx, EventType.ACKNOWLEDGED, mailbox, done, now, group.no)
-    if mailbox.retention is Retention.UNTIL_ACK and done:
+        tx.leases.remove(group, sorted(settling.ended))
+    settling.finish(steps)
+    for step in steps:
+        _tell(tx, EventType.ACKNOWLEDGED, mailbox, step.done, now, group.no)
+        if settling.removes:
+            _tell(tx, EventType.DELETED, mailbox, step.done, now)
+    done = [handle for step in steps for handle in step.done]
+    if settling.removes and done:
         tx.messages.remove(mailbox, done)
-        _tell(tx, EventType.DELETED, mailbox, done, now)
-    return len(done)
+    return [len(step.done) for step in steps]
 
 
 def _tell(
@@ -62,31 +67,112 @@ def _tell(
     tx.events.extend(message_event(what, now, mailbox, handle, group_no) for handle in handles)
 
 
-def _cover(
-    tx: Transaction, mailbox: Mailbox, group: Group, marks: Sequence[int], ended: list[int], now: int
-) -> list[Handle]:
-    """Settle every lane up to its mark; return the messages, and add to ``ended`` the leases that go with them.
+_msg_id = attrgetter("msg_id")
 
-    What has expired is gone (K4), and may have expired before it was given to anybody.
-    """
-    done: list[Handle] = []
-    for lane in LANES:
-        mark = marks[lane]
-        if mark < 0:
-            continue
-        settled = group.settled[lane]
-        unleased = tx.leases.without_lease(group, lane, mark)
-        if mark <= settled and not unleased:
-            continue
-        ended += unleased
-        # Not all that stands between them: that may be the whole mailbox.
-        done += tx.messages.handles(mailbox, unleased, now).values()
-        if mark > settled:
-            done += tx.messages.between(mailbox, lane, settled, mark, now)
-    if any(mark > settled for mark, settled in zip(marks, group.settled, strict=True)):
-        group.settle(marks)
-        tx.groups.save(group)
-    return done
+
+@dataclass(slots=True)
+class _Step:
+    """What one ACK settles."""
+
+    done: list[Handle] = field(default_factory=list)
+    """The messages that it settles."""
+    covered: list[tuple[Lane, Sequence[int], int]] = field(default_factory=list)
+    """Lanes that it settles up to a mark, with the leases in them that have no end; their messages are read later."""
+
+
+class _Settling:
+    """ACKs of one group in their order. Reads what they name first, and what they cover last."""
+
+    def __init__(self, tx: Transaction, mailbox: Mailbox, group: Group, ids: Sequence[int], now: int) -> None:
+        self._tx = tx
+        self._mailbox = mailbox
+        self._group = group
+        self._now = now
+        self._began = group.settled
+        self._last = max(ids, default=-1)
+        self._leases = {lease.msg_id: lease for lease in tx.leases.get(group, ids)}
+        self._there = tx.messages.handles(mailbox, ids, now)
+        self._unleased: list[list[int]] = [[] for _ in LANES]
+        self._read_to = [-1] * len(LANES)
+        self.removes = mailbox.retention is Retention.UNTIL_ACK
+        """Whether a message goes with its first ACK."""
+        self.ended: set[int] = set()
+        """The leases that go."""
+
+    def step(self, ids: Sequence[int]) -> _Step:
+        """Take the next ACK."""
+        step = _Step()
+        group = self._group
+        marks: list[int] | None = None
+        for msg_id in dict.fromkeys(ids):
+            lease, handle = self._leases.get(msg_id), self._find(msg_id)
+            if lease is not None and (lease.dead or lease.until != NO_LEASE):
+                self._end([msg_id])
+                if handle is not None:
+                    step.done.append(handle)
+            elif handle is not None and group.was_delivered(handle.lane, msg_id):
+                covered = group.covered_by(handle.lane, msg_id, lease is not None)
+                marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
+        if marks is not None:
+            self._cover(step, marks)
+        return step
+
+    def _find(self, msg_id: int) -> Handle | None:
+        handle = self._there.get(msg_id)
+        if self.removes and handle is not None:
+            lane = handle.lane
+            if self._began[lane] < msg_id <= self._group.settled[lane]:
+                # An ACK before this one covered it.
+                return None
+        return handle
+
+    def _end(self, ids: Sequence[int]) -> None:
+        self.ended.update(ids)
+        for msg_id in ids:
+            self._leases.pop(msg_id, None)
+            if self.removes:
+                self._there.pop(msg_id, None)
+
+    def _cover(self, step: _Step, marks: Sequence[int]) -> None:
+        """Settle every lane up to its mark, and end the leases that go with it."""
+        settled = self._group.settled
+        moved = False
+        for lane in LANES:
+            mark = marks[lane]
+            if mark > self._read_to[lane]:
+                # As far as the ACKs that follow are likely to reach.
+                last = self._read_to[lane] = max(mark, self._last)
+                found = self._tx.leases.without_lease(self._group, lane, last)
+                self._unleased[lane] = [msg_id for msg_id in found if msg_id not in self.ended]
+            waiting = self._unleased[lane]
+            unleased = waiting[: bisect_right(waiting, mark)]
+            if unleased:
+                del waiting[: len(unleased)]
+                self._end(unleased)
+            elif mark <= settled[lane]:
+                continue
+            step.covered.append((lane, unleased, mark))
+            moved = moved or mark > settled[lane]
+        if moved:
+            self._group.settle(marks)
+
+    def finish(self, steps: Sequence[_Step]) -> None:
+        """Read the messages that were covered. What has expired is gone (K4): maybe before it was given to anybody."""
+        unleased = [msg_id for step in steps for _, ids, _ in step.covered for msg_id in ids]
+        there = self._tx.messages.handles(self._mailbox, unleased, self._now)
+        # Not all that stands up to the marks: that may be the whole mailbox.
+        between = [self._between(lane) for lane in LANES]
+        at = [0] * len(LANES)
+        for step in steps:
+            for lane, ids, mark in step.covered:
+                step.done += [there[msg_id] for msg_id in ids if msg_id in there]
+                begin = at[lane]
+                at[lane] = bisect_right(between[lane], mark, begin, key=_msg_id)
+                step.done += between[lane][begin : at[lane]]
+
+    def _between(self, lane: Lane) -> Sequence[Handle]:
+        began, settled = self._began[lane], self._group.settled[lane]
+        return self._tx.messages.between(self._mailbox, lane, began, settled, self._now) if settled > began else ()
 
 
 @dataclass(frozen=True, slots=True)

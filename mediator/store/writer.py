@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -22,6 +22,7 @@ from mediator.mailboxes.events import Event
 from mediator.store.base import Place, Store, Transaction
 
 T = TypeVar("T")
+R = TypeVar("R")
 Work = Callable[[Transaction, int], T]
 """Runs inside a transaction, at a time in milliseconds; may run again when the commit fails."""
 Done = Callable[[Any], None]
@@ -36,6 +37,8 @@ PADDED_GATHER_SECONDS = 0.003
 PADDED_ANSWER_SECONDS = 0.005
 """The earliest time, from its first request, at which a padded batch is answered."""
 MAX_BATCH = 1000
+MAX_JOINED = 100
+"""Requests that are done together at most: the batch does not look at its time meanwhile."""
 BATCH_SECONDS = 0.010
 """A batch takes no new work after this long, so that one slow request does not delay all others."""
 BACKGROUND_REST = 3.0
@@ -46,6 +49,17 @@ LOG_SECONDS = 5.0
 """How often the log repeats that the store is unavailable."""
 
 log = structlog.get_logger("store")
+
+
+@dataclass(frozen=True, slots=True)
+class JointWork(Generic[R, T]):
+    """Work on one request, which is done together with the same work on those that follow in a row."""
+
+    key: Hashable
+    """Equal where the work can be done together."""
+    request: R
+    run: Callable[[Transaction, Sequence[R], int], Sequence[T]]
+    """Returns the result for each request; an error is that of the first."""
 
 
 @dataclass(slots=True)
@@ -64,7 +78,7 @@ class Committed:
 @dataclass(slots=True)
 class _Job:
     place: Place | None
-    work: Work[Any]
+    work: Work[Any] | JointWork[Any, Any]
     done: Done
     when_full: bool = False
 
@@ -154,7 +168,9 @@ class Writer:
         """How many requests wait for a commit."""
         return len(self._jobs) + (len(self._padded.jobs) if self._padded is not None else 0)
 
-    def submit(self, place: Place | None, work: Work[Any], done: Done, *, when_full: bool = False) -> None:
+    def submit(
+        self, place: Place | None, work: Work[Any] | JointWork[Any, Any], done: Done, *, when_full: bool = False
+    ) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
         self._jobs.append(_Job(place, work, done, when_full))
@@ -166,7 +182,7 @@ class Writer:
         if self.pending >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
 
-    async def write(self, place: Place | None, work: Work[T], *, when_full: bool = False) -> T:
+    async def write(self, place: Place | None, work: Work[T] | JointWork[Any, T], *, when_full: bool = False) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
         self.submit(place, work, partial(_settle, answer), when_full=when_full)
@@ -263,14 +279,14 @@ class Writer:
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
-            self._answer(deque(), deque([job]), self._loop.call_soon_threadsafe)
+            self._answer(deque(), [job], self._loop.call_soon_threadsafe)
 
-    def _batch(self) -> deque[_Job]:
+    def _batch(self) -> list[_Job]:
         """Take what waits now, up to the cap."""
         count = min(len(self._jobs), MAX_BATCH)
-        return deque(self._jobs.popleft() for _ in range(count))
+        return [self._jobs.popleft() for _ in range(count)]
 
-    def _answer(self, queue: deque[_Job], batch: deque[_Job], call: _Call) -> None:
+    def _answer(self, queue: deque[_Job], batch: list[_Job], call: _Call) -> None:
         """Run a batch, commit it and answer it with ``call``, whatever happens."""
         try:
             try:
@@ -289,22 +305,26 @@ class Writer:
             if len(batch) > 1:
                 # Run them one by one, so that the faulty one fails alone.
                 for job in batch:
-                    self._answer(deque(), deque([job]), call)
+                    self._answer(deque(), [job], call)
                 return
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
         call(self._deliver, outcomes, committed)
 
-    def _commit(self, queue: deque[_Job], batch: deque[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
+    def _commit(self, queue: deque[_Job], batch: list[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
         started = time.perf_counter()
         now = self._clock()
         outcomes: list[tuple[_Job, Any]] = []
         with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
-            for job in batch:
+            while (done := len(outcomes)) < len(batch):
+                job, work = batch[done], batch[done].work
                 try:
                     if not job.when_full:
                         tx.require_room()
-                    outcomes.append((job, job.work(tx, now)))
+                    if isinstance(work, JointWork):
+                        outcomes += _run_joint(work, batch, done, tx, now)
+                    else:
+                        outcomes.append((job, work(tx, now)))
                 except UnavailableError:
                     raise
                 except MediatorError as error:
@@ -340,6 +360,16 @@ class Writer:
             _call(self._notify_listeners, committed)
         for job, outcome in outcomes:
             _call(job.done, outcome)
+
+
+def _run_joint(work: JointWork[R, T], batch: list[_Job], at: int, tx: Transaction, now: int) -> list[tuple[_Job, T]]:
+    """Do the work of the job at a place together with that of those that follow in a row; return the result of each."""
+    requests = [work.request]
+    for job in batch[at + 1 : at + MAX_JOINED]:
+        if not (isinstance(job.work, JointWork) and job.work.key == work.key):
+            break
+        requests.append(job.work.request)
+    return list(zip(batch[at:], work.run(tx, requests, now), strict=False))
 
 
 def _call(callback: Callable[[Any], None], argument: Any) -> None:

@@ -18,7 +18,7 @@ from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
-from mediator.store.writer import MAX_BATCH, Committed, Writer
+from mediator.store.writer import MAX_BATCH, MAX_JOINED, Committed, JointWork, Writer
 from tests.harness.stores import ram_store
 
 PLACE = ("default", "task")
@@ -116,7 +116,7 @@ class Answers:
     def __init__(self) -> None:
         self.given: list[Any] = []
 
-    def submit(self, writer: Writer, work: Callable[[Transaction, int], object]) -> None:
+    def submit(self, writer: Writer, work: Callable[[Transaction, int], object] | JointWork[Any, Any]) -> None:
         writer.submit(PLACE, work, self.given.append)
 
     async def until(self, count: int) -> list[Any]:
@@ -362,6 +362,61 @@ async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Wri
     assert await first == "first"
     assert await stays == "stays"
     assert noted(store) == texts("first", "gone", "stays")
+
+
+class Joined:
+    """Joint work that keeps what it was asked for together."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []
+
+    def __call__(self, tx: Transaction, requests: Sequence[int], now: int) -> list[object]:
+        self.runs.append(list(requests))
+        return [note(request)(tx, now) for request in requests]
+
+    def work(self, request: int, key: str = "k") -> JointWork[int, object]:
+        return JointWork(key, request, self)
+
+
+@pytest.mark.rule("A8", "F3")
+@pytest.mark.parametrize("fast", [False, True])
+async def test_joint_work_in_a_row_is_done_together(store: Gated, writer: Writer, fast: bool) -> None:
+    store.fast = fast
+    joined, answers = Joined(), Answers()
+    works = [joined.work(0), joined.work(1), note(2), joined.work(3), joined.work(4, "other"), joined.work(5)]
+    works += [joined.work(no) for no in range(6, MAX_JOINED + 6)]
+    for work in works:
+        answers.submit(writer, work)
+    assert await answers.until(len(works)) == list(range(len(works)))
+    assert joined.runs[:4] == [[0, 1], [3], [4], list(range(5, MAX_JOINED + 5))]
+    assert noted(store) == texts(*range(len(works)))
+
+
+@pytest.mark.rule("A8", "N3")
+async def test_joint_work_that_is_refused_is_refused_to_each(store: Gated, writer: Writer) -> None:
+    def refuse(tx: Transaction, requests: Sequence[int], now: int) -> list[int]:
+        raise NoSuchMessageError
+
+    answers = Answers()
+    for no in range(3):
+        answers.submit(writer, JointWork("k", no, refuse))
+    answers.submit(writer, note("after"))
+    *refusals, after = await answers.until(4)
+    assert all(isinstance(outcome, NoSuchMessageError) for outcome in refusals)
+    assert after == "after"
+
+
+@pytest.mark.rule("A8", "N3")
+async def test_poison_in_joint_work_fails_alone(store: Gated, writer: Writer) -> None:
+    def work(tx: Transaction, requests: Sequence[int], now: int) -> list[float]:
+        return [1 / request for request in requests]
+
+    answers = Answers()
+    for no in (1, 0, 2):
+        answers.submit(writer, JointWork("k", no, work))
+    first, second, third = await answers.until(3)
+    assert (first, third) == (1, 0.5)
+    assert isinstance(second, MediatorError)
 
 
 HERE = threading.main_thread().name

@@ -1,0 +1,1 @@
+from tests.unit.test_joint_acks import *  # noqa: F403
