@@ -135,7 +135,8 @@ class PrivateServer(Server):
 
     def _start(self, programs: Path, port: int) -> None:
         options = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": self._home, "fsync": "on"}
-        options["max_wal_size"] = "256MB"
+        # What a killed server leaves of its memory goes with its folder.
+        options |= {"max_wal_size": "256MB", "dynamic_shared_memory_type": "mmap"}
         log = self._home / "log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -244,6 +245,8 @@ class Cluster(PrivateServer):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(child), signal.SIGKILL)
         self._process.wait(30)
+        _, segment = (self._home / "data" / "postmaster.pid").read_text().splitlines()[6].split()
+        subprocess.run(["ipcrm", "-m", segment], check=True)
 
     def resume(self) -> None:
         """Start it again and wait until it answers."""
