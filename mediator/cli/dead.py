@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mediator.cli import output
 from mediator.cli.options import Address, CommandGroup, Group, TenantOptions
 from mediator.cli.output import payload_text
 from mediator.ops.units import format_time
@@ -25,12 +24,8 @@ def list_(
 ) -> None:
     """List messages that are dead for a group."""
     answer = options.ask("dead-list", mail_address=address, group_name=group, limit=limit)
-    if options.as_json:
-        output.print_json(answer)
-    elif answer["messages"]:
-        output.print_table(("id#", "lane", "created", "deliveries#", "size#", "payload"), map(_row, answer["messages"]))
-    else:
-        output.print_line("no dead messages")
+    columns = ("id#", "lane", "created", "deliveries#", "size#", "payload")
+    options.print_rows(answer, columns, [_row(item) for item in answer["messages"]], "no dead messages")
 
 
 def _row(item: dict[str, Any]) -> tuple[str, ...]:

@@ -106,15 +106,9 @@ def list_(
         more = answer["more"]
         if found:
             after_tenant, after = found[-1]["tenant"], found[-1]["mail_address"]
-    if options.as_json:
-        output.print_json({"mailboxes": found, "more": more})
-        return
-    if not found:
-        output.print_line("no mailboxes")
-        return
     columns = ("address", "tenant", "number#", "messages#", "size#", "newest", "expires", "retention")
-    output.print_table(columns, map(_listed, found))
-    if more:
+    options.print_rows({"mailboxes": found, "more": more}, columns, [_listed(row) for row in found], "no mailboxes")
+    if more and not options.as_json:
         output.print_hint(f"There are more; --limit is {limit}.")
 
 
@@ -215,11 +209,8 @@ def set_(
     """Give a mailbox a lease of its own."""
     value = None if ack_wait == "default" else span(ack_wait)
     answer = options.ask("mailbox-set", mail_address=address, ack_wait_ms=value)
-    if options.as_json:
-        output.print_json(answer)
-    else:
-        lease = "as configured" if value is None else format_duration(value) if value else "none"
-        output.print_line(f"{address}: lease {lease}")
+    lease = "as configured" if value is None else format_duration(value) if value else "none"
+    options.print(answer, f"{address}: lease {lease}")
 
 
 @app.command("delete", epilog="Example: mediator mailbox delete agent.inbox --yes")
@@ -237,7 +228,4 @@ def delete_(
         messages = format_count(view["messages"], "message")
         typer.confirm(f"Delete {address} with {messages}{delayed}?", abort=True, err=True)
     answer = options.ask("mailbox-delete", mail_address=address)
-    if options.as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(f"deleted {address}")
+    options.print(answer, f"deleted {address}")

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mediator.cli.errors import CommandError
-from mediator.cli.output import print_json, print_line
+from mediator.cli.output import print_json, print_line, print_table
 from mediator.mailboxes.address import parse_address
 from mediator.ops.units import parse_duration, parse_seconds, parse_time
 
@@ -177,6 +177,15 @@ class CommandOptions(SettingsOptions):
     def print(self, fields: Mapping[str, Any], text: str) -> None:
         """Print a result as one JSON object, or as a line of text."""
         print_json(fields) if self.as_json else print_line(text)
+
+    def print_rows(
+        self, fields: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]], nothing: str
+    ) -> None:
+        """Print a result as one JSON object, or its rows as a table; ``nothing`` is the line for no rows."""
+        if self.as_json or not rows:
+            self.print(fields, nothing)
+        else:
+            print_table(columns, rows)
 
 
 @dataclass(frozen=True)

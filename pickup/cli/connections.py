@@ -33,15 +33,10 @@ def list_connections(
         found += answer["connections"]
         more, total = answer["more"], answer["total"]
         after = found[-1]["connection"] if found else after
-    if options.as_json:
-        output.print_json({"connections": found, "more": more, "total": total})
-        return
-    if not found:
-        output.print_line("no connections")
-        return
+    fields = {"connections": found, "more": more, "total": total}
     columns = ("no#", "label", "didcomm", "created", "last seen", "keys#", "messages#", "size#", "delivery")
-    output.print_table(columns, map(_connection, found))
-    if more:
+    options.print_rows(fields, columns, [_connection(row) for row in found], "no connections")
+    if more and not options.as_json:
         output.print_hint(f"There are {total} in all; --after {after} shows the next.")
 
 

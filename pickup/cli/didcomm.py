@@ -85,13 +85,8 @@ def list_invitations(
 ) -> None:
     """List invitations, the newest first."""
     answer = options.ask("invitations-list", limit=limit)
-    if options.as_json:
-        output.print_json(answer)
-    elif answer["invitations"]:
-        columns = ("id", "label", "created", "expires", "used#", "of#", "open")
-        output.print_table(columns, map(_invitation, answer["invitations"]))
-    else:
-        output.print_line("no invitations")
+    columns = ("id", "label", "created", "expires", "used#", "of#", "open")
+    options.print_rows(answer, columns, [_invitation(row) for row in answer["invitations"]], "no invitations")
 
 
 def _invitation(row: dict[str, Any]) -> tuple[str, ...]:
@@ -147,24 +142,15 @@ def list_keys(
 ) -> None:
     """List the keys that operators attached to mailboxes."""
     answer = options.ask("key-list", limit=limit)
-    if options.as_json:
-        output.print_json(answer)
-    elif answer["keys"]:
-        rows = [(row["mail_address"], *connections.held(row)) for row in answer["keys"]]
-        output.print_table(("address", "key", "attached", "last used"), rows)
-    else:
-        output.print_line("no attached keys")
+    rows = [(row["mail_address"], *connections.held(row)) for row in answer["keys"]]
+    options.print_rows(answer, ("address", "key", "attached", "last used"), rows, "no attached keys")
 
 
 @identity_app.command(epilog="Example: mediator identity rotate")
 def rotate(options: TenantOptions) -> None:
     """Make new keys and DIDs for the mediator; existing connections keep their current keys."""
     answer = options.ask("identity-rotate")
-    if options.as_json:
-        output.print_json(answer)
-        return
-    output.print_line(f"key  {answer['key']}")
-    output.print_line(f"DID  {answer['did']}")
+    options.print(answer, f"key  {answer['key']}\nDID  {answer['did']}")
 
 
 app.add_typer(invitations_app, name="invitations")

@@ -27,12 +27,7 @@ def runs(
     from mediator.ops.runs.client import RunHistoryClient
 
     found = RunHistoryClient(settings).newest(limit)
-    if options.as_json:
-        output.print_json({"runs": found})
-    elif found:
-        output.print_table(_COLUMNS, map(_row, found))
-    else:
-        output.print_line("the pipeline has not run yet")
+    options.print_rows({"runs": found}, _COLUMNS, [_row(run) for run in found], "the pipeline has not run yet")
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
