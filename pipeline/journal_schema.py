@@ -32,8 +32,6 @@ EVENTS = StructType(
 )
 """Times have milliseconds, in UTC; ``created_at`` is null where it does not apply; ``date`` is the day of ``at``."""
 
-IDENTITY = ("instance", "seq", "position")
-"""Names an event for ever."""
 PARTITION = "date"
 
 VERSION = 1

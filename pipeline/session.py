@@ -22,22 +22,22 @@ CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 _JAVA = re.compile(r"(?:: )?[\w.$]+(?:Exception|Error): (.+)")
 _LOGGING = Path(__file__).with_name("log4j2.properties")
-# What the pipeline's numbers depend on, and nobody may set otherwise: the dates that the lake is cut by are UTC's.
+# Required, since the lake is partitioned by dates in UTC.
 _FIXED = {"spark.sql.session.timeZone": "UTC"}
 _SESSION = {
-    # Without it a data source in Python that can skip by its filters fails instead.
+    # Without it, Python data sources that push down filters fail.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Each column that a plan names would tell Java which line of ours names it, and plans here have hundreds.
+    # Otherwise each column of a plan sends its line of Python code to Java, and our plans have hundreds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 _JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
-# What only a JVM that is started here can be given.
+# Options for a JVM that is started here.
 _START = {
     _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-_LITTLE = {_JAVA_OPTIONS: f"{_START[_JAVA_OPTIONS]} -XX:TieredStopAtLevel=1"}
+_SHORT_JOB = {_JAVA_OPTIONS: f"{_START[_JAVA_OPTIONS]} -XX:TieredStopAtLevel=1"}
 
 
 def session(
@@ -46,24 +46,24 @@ def session(
     conf: Iterable[tuple[str, str]] = (),
     remote: str | None = None,
     name: str = "mediator",
-    little: bool = False,
+    short_job: bool = False,
 ) -> SparkSession:
-    """Return a session, started or, where this process has one, that one.
+    """Return the session of this process, or start one.
 
     ``master`` is Spark's (``local[2]``, ``spark://host:7077``); without one it is what spark-submit was given or
-    Spark's own configuration says, else ``local[*]``. ``conf`` are settings of Spark, which win over ours. ``remote``
-    is a Spark Connect server, ``sc://host:port``, instead of ``master``. With ``little`` to do, a Java that is started
-    here does not spend as much again on making its code fast.
+    Spark's own configuration says, else ``local[*]``. ``conf`` are settings of Spark, which override ours. ``remote``
+    is a Spark Connect server, ``sc://host:port``, instead of ``master``. For a ``short_job``, a Java started here skips
+    the optimizing compiler, which would take as long as the job.
 
-    Raises :class:`BadRequestError` for settings that cannot be, :class:`SetupError` if there is no Java, Spark does
-    not start or is too old, :class:`UnreachableError` if nobody answers at ``remote``.
+    Raises :class:`BadRequestError` for invalid settings, :class:`SetupError` if there is no Java, Spark does not start
+    or is too old, :class:`UnreachableError` if there is no server at ``remote``.
     """
     check_installed()
     settings = _settings(conf)
     if remote is not None and master is not None:
         raise BadRequestError("remote", "expected no master beside it")
-    spark = _start(master, settings, name, little) if remote is None else _connect(remote, settings, name)
-    # That of a cluster, which need not be this Python's.
+    spark = _start(master, settings, name, short_job) if remote is None else _connect(remote, settings, name)
+    # A cluster may run another version than this Python's pyspark.
     check_version(spark.version, "the Spark of this session", "upgrade it, or use another one")
     return spark
 
@@ -75,19 +75,19 @@ def session_scope(
     conf: Iterable[tuple[str, str]] = (),
     remote: str | None = None,
     name: str = "mediator",
-    little: bool = False,
+    short_job: bool = False,
 ) -> Iterator[SparkSession]:
-    """Give a :func:`session` to a piece of work, and stop it at the end unless this process had it before."""
-    had = _there()
-    started = session(master=master, conf=conf, remote=remote, name=name, little=little)
+    """Yield a :func:`session`, and stop it at the end unless this process had one before."""
+    existed = _has_session()
+    started = session(master=master, conf=conf, remote=remote, name=name, short_job=short_job)
     try:
         yield started
     finally:
-        if not had:
+        if not existed:
             started.stop()
 
 
-def _there() -> bool:
+def _has_session() -> bool:
     """Whether this process has a session, whichever thread started it."""
     try:
         SparkSession.active()
@@ -104,20 +104,20 @@ def _settings(conf: Iterable[tuple[str, str]]) -> dict[str, str]:
     return settings
 
 
-def _start(master: str | None, settings: dict[str, str], name: str, little: bool) -> SparkSession:
+def _start(master: str | None, settings: dict[str, str], name: str, short_job: bool) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if master is not None:
         if not MASTERS.fullmatch(master):
-            # Spark itself would say so in forty lines.
+            # Spark's own error has forty lines.
             raise BadRequestError(
                 "master", f'expected local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT, got "{master[:200]}"'
             )
         builder = builder.master(master)
-    # Workers would run whatever python3 is, which need not have our packages.
+    # By default workers run python3 of the PATH, which may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # With spark-submit the JVM is there already and has started this program.
+    # With spark-submit the JVM is running already and started this program.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    own = {} if submitted else _START | (_LITTLE if little else {})
+    own = {} if submitted else _START | (_SHORT_JOB if short_job else {})
     for key, value in (own | settings).items():
         builder = builder.config(key, value)
     with _environment({} if submitted else find_java().environment):
@@ -125,12 +125,12 @@ def _start(master: str | None, settings: dict[str, str], name: str, little: bool
             return _for_this_machine(builder.getOrCreate())
         except (PySparkException, Py4JError) as error:
             if "JAVA_GATEWAY_EXITED" in str(error):
-                raise SetupError("Spark did not start; what Java said of it stands above") from error
+                raise SetupError("Spark did not start; see the output of Java above") from error
             raise SetupError(f"Spark did not start: {error_reason(error)}") from error
 
 
 def _for_this_machine(spark: SparkSession) -> SparkSession:
-    """Have shuffles on a few cores make a few tasks, not the 200 that suit a cluster, unless somebody chose."""
+    """On one machine, set two shuffle partitions per core instead of 200, unless configured."""
     context, key = spark.sparkContext, "spark.sql.shuffle.partitions"
     if re.match(r"local(\[|$)", context.master or "") and not context.getConf().contains(key):
         spark.conf.set(key, str(2 * context.defaultParallelism))
@@ -149,7 +149,7 @@ def _connect(remote: str, settings: dict[str, str], name: str) -> SparkSession:
 
 
 def _reach(remote: str) -> None:
-    """Find out whether anybody listens there: Spark's client itself would try for ten minutes."""
+    """Check that a server listens, since Spark's client would retry for ten minutes."""
     try:
         parts = urlsplit(remote)
         host, port = parts.hostname, parts.port or CONNECT_PORT
@@ -165,7 +165,7 @@ def _reach(remote: str) -> None:
 
 @contextmanager
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """Add variables for what is started inside, and take them back."""
+    """Set environment variables for processes started inside, and restore them at the end."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
@@ -179,7 +179,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
 
 
 def error_reason(error: Exception) -> str:
-    """Return what a Spark or Java exception says, without the names of classes and where it was."""
+    """Return the message of a Spark or Java exception without class names and stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java = next((found[1] for line in lines if (found := _JAVA.match(line))), None)
     return (java or (lines[0] if lines else type(error).__name__))[:500]

@@ -51,10 +51,10 @@ def archive(
         print_result(nothing.lines(), numbers, options.as_json)
         return
 
-    def is_little(_settings: "Settings", _lake: Path) -> bool:
+    def is_short(_settings: "Settings", _lake: Path) -> bool:
         return len(split_outbox(place, until)) <= 1
 
-    with job("archive", options, creates=True, little=is_little) as work:
+    with job("archive", options, creates=True, short=is_short) as work:
         key = keys[0] if keys else None
         summary = lake_archive.archive(
             work.spark, place, work.lake, key, OutboxClient(settings).remove, work.on_progress

@@ -62,7 +62,7 @@ def embed(
     except BadRequestError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from None
     small = not registered and is_small(files)
-    with job("embed", options, creates=True, little=lambda _settings, _lake: small) as work:
+    with job("embed", options, creates=True, short=lambda _settings, _lake: small) as work:
         from pipeline.embedding.model import find_model
         from pipeline.embedding.registry_client import RegistryClient
         from pipeline.embedding.run import embed_catalog, embed_registered

@@ -26,7 +26,7 @@ def ingest(
     options: SparkOptions,
 ) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
-    with job("ingest", options, creates=True, little=_little) as work:
+    with job("ingest", options, creates=True, short=_is_short) as work:
         from mediator.ops.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
 
@@ -63,7 +63,7 @@ def compact(
     print_result(done.lines(), numbers, options.as_json)
 
 
-def _little(settings: "Settings", _lake: Path) -> bool:
+def _is_short(settings: "Settings", _lake: Path) -> bool:
     from mediator.ops.journal import FOLDER
     from mediator.ops.journal.segments import read_up_to
 

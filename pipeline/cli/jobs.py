@@ -105,12 +105,12 @@ def job(
     options: SparkOptions,
     *,
     creates: bool = False,
-    little: "Callable[[Settings, Path], bool] | None" = None,
+    short: "Callable[[Settings, Path], bool] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
     The lake must be there; with ``creates`` an empty folder, or none, is as good.
-    ``little`` says by the settings and the lake whether there is little to do: for that Spark is set up otherwise.
+    ``short`` tells from the settings and the lake whether it is a short job, for which Spark is set up differently.
 
     What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
     wrong settings and a folder that is no lake are a :class:`SetupError` or wrong usage (2), before anything was begun.
@@ -133,9 +133,9 @@ def job(
     with recorded_run(settings, name) as numbers, _progress(name) as on_progress:
         on_progress("starting Spark", 0, None)
         try:
-            soon = little is not None and little(settings, folder)
+            short_job = short is not None and short(settings, folder)
             started = session_scope(
-                master=options.master, conf=conf, remote=options.remote, name=f"mediator {name}", little=soon
+                master=options.master, conf=conf, remote=options.remote, name=f"mediator {name}", short_job=short_job
             )
             with started as spark:
                 began = True

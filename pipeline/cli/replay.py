@@ -57,7 +57,7 @@ def replay(
         if values is not None and len(values) > MAX_VALUES:
             raise typer.BadParameter(f"expected at most {MAX_VALUES}, got {len(values)}", param_hint=f"--{name}")
     keys = keys_of(options.load(), key_file)
-    with job("replay", options, little=_little) as work:
+    with job("replay", options, short=_is_short) as work:
         from pipeline import replay as again
 
         wanted = again.ReplaySelection(
@@ -82,7 +82,7 @@ def replay(
     print_result(lines, work.numbers, options.as_json)
 
 
-def _little(_settings: "Settings", lake: Path) -> bool:
+def _is_short(_settings: "Settings", lake: Path) -> bool:
     from pipeline.lake import ARCHIVE, table_path
 
     return is_small(table_path(lake, ARCHIVE).rglob("*.parquet"))

@@ -70,7 +70,7 @@ def report(
     options: SparkOptions,
 ) -> None:
     """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
-    with job("report", options, little=_little) as work:
+    with job("report", options, short=_is_short) as work:
         from pipeline.reports import tables
         from pipeline.reports.local_clock import LocalClock
         from pipeline.reports.page import page
@@ -103,7 +103,7 @@ def report(
         print_hint(f"found no browser; open {path.as_uri()}")
 
 
-def _little(_settings: "Settings", lake: Path) -> bool:
+def _is_short(_settings: "Settings", lake: Path) -> bool:
     from pipeline.lake import EVENTS, table_path
 
     return is_small(table_path(lake, EVENTS).rglob("*.parquet"))

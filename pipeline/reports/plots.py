@@ -1,4 +1,4 @@
-"""The plots of a report: what each shows, as HTML that needs the library beside it once."""
+"""The plots of a report, as HTML; the page includes plotly's script once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,26 +10,26 @@ from plotly.offline import get_plotlyjs
 from pipeline.reports.local_clock import LocalClock
 from pipeline.reports.summary import UsageSummary
 
-# Told apart on white and on black, and by those who do not see red and green.
+# Distinguishable on white and on black, and with red-green colour blindness.
 COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7", "#ef4444", "#14b8a6", "#94a3b8", "#84cc16")
 FEW_HOURS = 8
-"""So many hours have a label each; the labels of more are chosen by the plots."""
+"""Up to this many hours each have a label; plotly chooses the labels of more."""
 MARKED_HOURS = 48
-"""The hours of so short a span are dots on their lines: a line of one hour alone would not be seen."""
+"""Up to this many hours are also drawn as dots, since a line of a single hour is invisible."""
 BAR = 2_880_000
-"""Width of an hour's bar, in milliseconds: a single one would be a hair."""
+"""Width of an hour's bar in milliseconds; by default a single bar is too thin to see."""
 _CONFIG = {"displayModeBar": False, "responsive": True, "displaylogo": False, "plotlyServerURL": ""}
 
 
 def library() -> str:
-    """Return the script that draws the plots; it asks no server for anything."""
+    """Return plotly's script; it makes no network requests."""
     return str(get_plotlyjs())
 
 
 def plots(summary: UsageSummary, clock: LocalClock) -> list[tuple[str, str]]:
-    """Return headings and plots, with the hours that ``clock`` shows."""
+    """Return headings and plots; ``clock`` gives the local hours."""
     hours = [clock.plain(hour) for hour in summary.span.hours]
-    # There is no zero on a scale of powers: what came at once is shown as a millisecond.
+    # A logarithmic axis has no zero: waits below a millisecond are shown as one.
     seconds = {
         name: [None if value is None else max(value, 1) / 1000 for value in values]
         for name, values in summary.waits.items()
@@ -38,8 +38,11 @@ def plots(summary: UsageSummary, clock: LocalClock) -> list[tuple[str, str]]:
         ("Messages per hour", _html(_lines(hours, _handed_out(summary)))),
         ("Messages there at the end of each hour", _html(_lines(hours, {"messages": summary.depth}, fill=True))),
         ("Bytes there at the end of each hour", _html(_lines(hours, {"bytes": summary.depth_bytes}, fill=True))),
-        ("Wait for the first delivery, seconds", _html(_powers(_lines(hours, _waits(seconds, "first"), gaps=True)))),
-        ("Wait for the first ACK, seconds", _html(_powers(_lines(hours, _waits(seconds, "ack"), gaps=True)))),
+        (
+            "Wait for the first delivery, seconds",
+            _html(_logarithmic(_lines(hours, _waits(seconds, "first"), gaps=True))),
+        ),
+        ("Wait for the first ACK, seconds", _html(_logarithmic(_lines(hours, _waits(seconds, "ack"), gaps=True)))),
         ("Bytes sent per hour, by tenant", _html(_bars(hours, summary.tenants))),
     ]
 
@@ -64,7 +67,7 @@ def _lines(
     fill: bool = False,
     gaps: bool = False,
 ) -> go.Figure:
-    # A line with gaps in it would not show an hour that stands alone.
+    # Without markers, an hour between two gaps is invisible.
     mode = "lines+markers" if gaps or len(hours) <= MARKED_HOURS else "lines"
     shape = "hv" if fill else "linear"
     return _figure(
@@ -84,8 +87,8 @@ def _lines(
     )
 
 
-def _powers(figure: go.Figure) -> go.Figure:
-    """Let p50 be seen beside a p99 that is a thousand times it."""
+def _logarithmic(figure: go.Figure) -> go.Figure:
+    """Use a logarithmic axis, since p99 may be a thousand times p50."""
     return figure.update_yaxes(type="log", rangemode="normal", dtick=1)
 
 
@@ -114,7 +117,7 @@ def _figure(hours: Sequence[datetime], traces: Iterable[object]) -> go.Figure:
     )
     figure.update_yaxes(rangemode="tozero", tickformat="~s", nticks=6, zeroline=False)
     if len(hours) <= FEW_HOURS:
-        # Left to themselves they would put seconds, and less, around a single hour.
+        # By default plotly shows seconds and less around a single hour.
         half = timedelta(minutes=30)
         figure.update_xaxes(range=[hours[0] - half, hours[-1] + half], tickvals=hours, tickformat="%H:%M\n%b %-d")
     else:

@@ -1,4 +1,4 @@
-"""What a report says about a span of time, gathered from the tables into plain values that a page can show."""
+"""Gathers the numbers of a report over a span of time from the tables, as plain values for the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from mediator.errors import BadRequestError
 from pipeline.reports import usage
 
 LISTED = 20
-"""Rows of a list that are shown."""
+"""Rows shown of a list."""
 TENANTS = 7
-"""Tenants that are shown by themselves; the others stand together."""
+"""Tenants shown separately; the others are summed up."""
 DEFAULT_DAYS = 30
 MAX_DAYS = 366
 OTHERS = "all others"
 PER_HOUR = ("sent", "delivered", "leased", "acknowledged")
 PER_TENANT = ("mailboxes", *usage.TOTALS, "depth", "depth_bytes")
-"""Mailboxes in which something happened, sums over the span, and what is there at its end."""
+"""Mailboxes with events, sums over the span, and the depth at its end."""
 _HOUR = timedelta(hours=1)
 
 Row = dict[str, Any]
@@ -36,11 +36,11 @@ class Span:
 
     @property
     def hours(self) -> list[datetime]:
-        """All of them."""
+        """The beginnings of its hours."""
         return [self.begin + number * _HOUR for number in range((self.end - self.begin) // _HOUR)]
 
-    def holds(self, moment: Column) -> Column:
-        """Whether a timestamp lies within."""
+    def contains(self, moment: Column) -> Column:
+        """Whether a timestamp is in the span."""
         return (moment >= F.lit(self.begin)) & (moment < F.lit(self.end))
 
 
@@ -52,7 +52,7 @@ class UsageSummary:
     tenant: str | None
     """None: all tenants."""
     mailboxes: int = 0
-    """In which something happened."""
+    """Mailboxes with events."""
     totals: dict[str, int] = field(default_factory=dict)
     """Sums over the span, by the names of :data:`pipeline.reports.usage.TOTALS`."""
     flows: dict[str, list[int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class UsageSummary:
     depth: list[int] = field(default_factory=list)
     depth_bytes: list[int] = field(default_factory=list)
     waits: dict[str, list[float | None]] = field(default_factory=dict)
-    """Milliseconds by name (``first_p50``); None in hours whose messages nobody got."""
+    """Milliseconds by name (``first_p50``); None in hours whose messages were not delivered."""
     tenants: list[tuple[str, list[int]]] = field(default_factory=list)
     """Bytes that came in by tenant, the largest first and :data:`OTHERS` together last."""
     by_tenant: list[Row] = field(default_factory=list)
@@ -69,25 +69,25 @@ class UsageSummary:
     filling: list[Row] = field(default_factory=list)
     behind: list[Row] = field(default_factory=list)
     gaps: Sequence[Row] = ()
-    """Times of which events are lost, as gaps.jsonl tells them."""
+    """Times whose events are lost, from gaps.jsonl."""
     quarantined: Sequence[tuple[str, int]] = ()
-    """Why lines of the journal could not be read, and how many."""
+    """Reasons why lines of the journal could not be read, with counts."""
 
     def listed(self) -> list[int]:
-        """Return the numbers of the mailboxes that its lists name."""
+        """Return the numbers of the mailboxes in the lists."""
         return sorted({row["mailbox"] for rows in (self.slowest, self.filling, self.behind) for row in rows})
 
 
-def span_of(held: tuple[datetime, datetime] | None, first: date | None, last: date | None) -> Span:
-    """Return the span from the beginning of a day to the end of another, no longer than what the tables hold.
+def span_of(stored: tuple[datetime, datetime] | None, first: date | None, last: date | None) -> Span:
+    """Return the span from the beginning of ``first`` to the end of ``last``, cut to what the tables have.
 
-    ``held`` are their first and last hour, None without any. Without a last day it is that of the last hour, without a
-    first one the span is 30 days. Raises :class:`BadRequestError` for days in the wrong order or more than 366.
+    ``stored`` are their first and last hour, None if they are empty. ``last`` defaults to the day of the last hour, and
+    without ``first`` the span is 30 days. Raises :class:`BadRequestError` for days in the wrong order or more than 366.
     """
     if first is not None and last is not None and first > last:
         raise BadRequestError("from", f"expected a day not after {last}, got {first}")
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    oldest, newest = held or (now, now)
+    oldest, newest = stored or (now, now)
     end = newest + _HOUR
     if last is not None:
         end = min(end, _midnight(last) + timedelta(days=1))
@@ -108,19 +108,19 @@ def summarize(
     gaps: Sequence[Row] = (),
     quarantined: Sequence[tuple[str, int]] = (),
 ) -> UsageSummary:
-    """Gather a report from whole tables; ``hourly`` must reach back to the beginning for the depths to be true."""
+    """Gather a report from whole tables; ``hourly`` must have all hours since the first, or depths are wrong."""
     whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
     depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
-    rows = depths.where(span.holds(F.col("hour")))
+    rows = depths.where(span.contains(F.col("hour")))
     mailboxes = by_mailbox(rows).cache()
     try:
         summed = (*usage.TOTALS, "change", "change_bytes")
         sums = _by_hour(depths.groupBy("hour").agg(*(F.sum(name).alias(name) for name in summed)), summed)
         flows = {name: [value or 0 for value in _line(sums, name, span)] for name in usage.TOTALS}
         count = mailboxes.count()
-        line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.holds(F.col("hour")))
+        line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.contains(F.col("hour")))
         names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
-        waited = _by_hour(line, names)
+        wait_rows = _by_hour(line, names)
         by_tenant = _by_tenant(depths, span)
         return UsageSummary(
             span,
@@ -128,15 +128,15 @@ def summarize(
             mailboxes=count,
             totals={name: sum(flow) for name, flow in flows.items()},
             flows={name: flows[name] for name in PER_HOUR},
-            depth=_so_far(sums, "change", span),
-            depth_bytes=_so_far(sums, "change_bytes", span),
-            waits={name: _line(waited, name, span) for name in names},
-            # Of one tenant alone they are known by now.
+            depth=_running_total(sums, "change", span),
+            depth_bytes=_running_total(sums, "change_bytes", span),
+            waits={name: _line(wait_rows, name, span) for name in names},
+            # The shares of a single tenant are the flow that was summed already.
             tenants=_shares(rows, by_tenant, span) if tenant is None else [(tenant, flows["bytes_in"])][:count],
             by_tenant=by_tenant,
             slowest=_rows(slowest(mailboxes)),
             filling=_rows(filling(mailboxes)),
-            behind=_rows(behind(rows, groups.where(whose & span.holds(F.col("hour"))))),
+            behind=_rows(behind(rows, groups.where(whose & span.contains(F.col("hour"))))),
             gaps=gaps,
             quarantined=quarantined,
         )
@@ -163,7 +163,7 @@ def slowest(mailboxes: DataFrame) -> DataFrame:
 
 
 def filling(mailboxes: DataFrame) -> DataFrame:
-    """Return mailboxes to which mail was sent and from which no group took any, by what is there at the end."""
+    """Return mailboxes to which mail was sent and from which no group took any, by their depth at the end."""
     return (
         mailboxes.where("sent > 0 AND taken = 0")
         .select("tenant", "mailbox", "sent", "newest.depth", "newest.depth_bytes")
@@ -172,7 +172,7 @@ def filling(mailboxes: DataFrame) -> DataFrame:
 
 
 def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return groups that were given less than half of what came, counted from the hour of the first they were given."""
+    """Return groups that were given less than half of what came, counted from the hour of their first delivery."""
     begun = groups.groupBy("tenant", "mailbox", "group").agg(
         F.min("hour").alias("since"), F.sum("given").alias("given"), F.sum("acknowledged").alias("acknowledged")
     )
@@ -189,7 +189,7 @@ def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
 
 
 def _by_tenant(depths: DataFrame, span: Span) -> list[Row]:
-    inside = span.holds(F.col("hour"))
+    inside = span.contains(F.col("hour"))
     found = depths.groupBy("tenant").agg(
         F.count_distinct(F.when(inside, F.col("mailbox"))).alias("mailboxes"),
         *(F.sum(F.when(inside, F.col(name)).otherwise(0)).alias(name) for name in usage.TOTALS),
@@ -202,7 +202,7 @@ def _by_tenant(depths: DataFrame, span: Span) -> list[Row]:
 
 def _shares(rows: DataFrame, by_tenant: Sequence[Row], span: Span) -> list[tuple[str, list[int]]]:
     largest = [row["tenant"] for row in by_tenant if row["mailboxes"]][:TENANTS]
-    # The others are under None: a tenant may have any name.
+    # The others have the key None, since a tenant may have any name.
     name = F.when(F.col("tenant").isin(largest), F.col("tenant")).alias("name")
     found: dict[str | None, dict[datetime, int]] = {}
     by_hour = rows.groupBy(name, F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("bytes"))
@@ -218,8 +218,8 @@ def _shares(rows: DataFrame, by_tenant: Sequence[Row], span: Span) -> list[tuple
     ]
 
 
-def _so_far(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:
-    """Return for each hour of the span the sum of all changes from the beginning to its end."""
+def _running_total(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:
+    """Return for each hour of the span the sum of all changes up to its end, those before the span included."""
     before = sum(row[change] for hour, row in sums.items() if hour < span.begin)
     changes = (value or 0 for value in _line(sums, change, span))
     return list(accumulate(changes, initial=before))[1:]
@@ -236,7 +236,7 @@ def _by_hour(table: DataFrame, names: Sequence[str]) -> dict[datetime, Row]:
 
 
 def _rows(table: DataFrame) -> list[Row]:
-    # Spark would give timestamps in the zone of this machine.
+    # Spark returns timestamps in the time zone of this machine.
     times = [name for name, kind in table.dtypes if kind == "timestamp"]
     plain = table.limit(LISTED).withColumns({name: F.unix_millis(name) for name in times})
     rows = [row.asDict() for row in plain.collect()]

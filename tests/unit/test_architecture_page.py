@@ -1,5 +1,6 @@
-"""The map of the code, docs/architecture.md, names files and folders that exist."""
+"""The map of the code, docs/architecture.md, names files and folders that exist; what pages import exists too."""
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,13 @@ def test_the_part_on_the_page_is_one() -> None:
     exec(code, module)
     assert isinstance(module["part"], Part)
     assert module["part"].settings() is module["EchoSettings"]
+
+
+def test_what_pages_import_exists() -> None:
+    found = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        found.update(
+            re.findall(r"^from ((?:mediator|pickup|registry|pipeline)[\w.]*) import (\w+)$", page.read_text(), re.M)
+        )
+    assert found
+    assert [name for name in sorted(found) if not hasattr(importlib.import_module(name[0]), name[1])] == []

