@@ -121,8 +121,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServ
         direct = asyncio.run(services.nats_server("-js", "-sd", str(folder / "streams")))
         service, port = services.new(nats_url=direct), free_port()
         service.environment["MEDIATOR_GATEWAY__LISTEN"] = f"127.0.0.1:{port}"
-        service.start()
-        asyncio.run(service.ready())
+        asyncio.run(service.serve())
         yield ForeignServer(services, service, direct, f"nats://127.0.0.1:{port}")
         assert service.complaints() == []
     finally:
@@ -167,8 +166,7 @@ async def door(request: pytest.FixtureRequest, _didcomm_house: DidcommHouse, sta
     request.node.stash[SERVICES] = _didcomm_house.services
     service = _didcomm_house.service
     if not service.alive:
-        service.start()
-        await service.ready()
+        await service.serve()
     return Door(service, stack)
 
 

@@ -44,9 +44,7 @@ async def test_a_restart_removes_volatile_mailboxes_only(services: Services):
     token = json.dumps({"token": made["token"]}).encode()
     everything = await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token)
     assert everything["unread"] == len(SENT) - 1
-    await service.kill()
-    service.start()
-    await service.ready()
+    await service.restart()
     left = await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token)
     assert left["messages"] == ["normal", "notify that lasts", {"persist": True}, "low of today"]
     assert left["unread"] == 4
@@ -89,9 +87,7 @@ async def test_kept_broadcasts_and_the_board_are_there_after_a_crash(services: S
     for number in range(3):
         await ask(service, "$mq9.AI.BROADCAST.system.restart", b"%d" % number, {"persist": "true"})
     await ask(service, "$mq9.AI.BROADCAST.system.restart", b"forgotten")
-    await service.kill()
-    service.start()
-    await service.ready()
+    await service.restart()
     client = await nats.connect(service.nats_url)
     try:
         events = await client.subscribe("$mq9.AI.BROADCAST.#")

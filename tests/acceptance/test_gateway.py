@@ -53,8 +53,7 @@ async def test_stored_mail_is_pushed_on_the_public_port(services: Services):
 async def test_a_separate_gateway_outlives_the_service(services: Services, tmp_path: Path):
     service = services.new()
     service.environment["MEDIATOR_GATEWAY__ENABLED"] = "false"
-    service.start()
-    await service.ready()
+    await service.serve()
     port = free_port()
     process = gateway_beside(service, tmp_path, port)
     try:
@@ -64,9 +63,7 @@ async def test_a_separate_gateway_outlives_the_service(services: Services, tmp_p
         subscription = await client.subscribe(BOX)
         await ask(client, "MSG.SEND.orders", b"one")
         assert (await subscription.next_msg(timeout=PATIENCE)).data == b"one"
-        await service.kill()
-        service.start()
-        await service.ready()
+        await service.restart()
         await ask(client, "MSG.SEND.orders", b"two")
         # A subscription without a queue group begins anew with a new connection.
         while (await subscription.next_msg(timeout=PATIENCE)).data != b"two":
@@ -88,8 +85,7 @@ async def test_before_an_external_server_it_listens_as_set(
     service = services.new(nats_url=url)
     key = {"MEDIATOR_CONTROL_KEY": base64.b64encode(bytes(32)).decode()}
     service.environment |= key if apart else {"MEDIATOR_GATEWAY__LISTEN": f"127.0.0.1:{port}"}
-    service.start()
-    await service.ready()
+    await service.serve()
     if apart:
         command = [sys.executable, "-m", "mediator", "gateway", "--data-dir", str(tmp_path / "elsewhere")]
         command += ["--listen", f"127.0.0.1:{port}", "--nats-url", url]

@@ -60,8 +60,7 @@ async def test_sigterm_answers_what_it_took_and_ends(services: Services):
     service = services.new()
     # Less than the FETCH waits, which has to be answered all the same.
     service.environment["MEDIATOR_DRAIN_SECONDS"] = "2"
-    service.start()
-    await service.ready()
+    await service.serve()
     answered: dict[int, bytes] = {}
     async with connected(service.nats_url) as client:
         await client.create(name="drain")
@@ -90,8 +89,7 @@ async def test_sigterm_answers_what_it_took_and_ends(services: Services):
     assert service.events("stopped")
     assert not service.complaints()
     assert not listening(service.nats_port)
-    service.start()
-    await service.ready()
+    await service.serve()
     async with connected(service.nats_url) as client:
         # What was taken was answered, and what was answered is there.
         assert await stored(client, "drain") == answered
@@ -117,8 +115,7 @@ async def test_a_data_directory_has_one_owner(services: Services):
     async with connected(first.nats_url) as client:
         assert not (await client.create(name="still.here")).error
     await first.kill()
-    second.start()
-    await second.ready()
+    await second.serve()
     async with connected(second.nats_url) as client:
         assert (await client.create(name="still.here")).error == "mailbox still.here already exists"
 
@@ -151,8 +148,7 @@ async def test_a_newer_schema_is_refused_on_sqlite(services: Services):
     await refused(service, "newer", "9999_of_tomorrow")
     with contextlib.closing(sqlite3.connect(service.data_dir / "mediator.db")) as database, database:
         database.execute("DELETE FROM schema_migration WHERE name = '9999_of_tomorrow'")
-    service.start()
-    await service.ready()
+    await service.serve()
 
 
 @pytest.mark.postgres

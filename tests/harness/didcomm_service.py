@@ -52,8 +52,7 @@ class Door:
         """Start a service and wait until it is ready; ``settings`` are environment variables."""
         service = services.new(name, **options)
         service.environment |= SETTINGS | (settings or {})
-        service.start()
-        await service.ready()
+        await service.serve()
         return cls(service, stack)
 
     @property

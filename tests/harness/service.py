@@ -99,6 +99,16 @@ class Service:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATOR_")}
         self.process = spawn(self.command, self.log, {**inherited, "MEDIATOR_LOG_FORMAT": "json", **self.environment})
 
+    async def serve(self) -> None:
+        """Start the process and wait until it is ready."""
+        self.start()
+        await self.ready()
+
+    async def restart(self) -> None:
+        """End the process with SIGKILL, and start it again."""
+        await self.kill()
+        await self.serve()
+
     async def ready(self, within: float = READY_WITHIN) -> None:
         """Wait until /readyz says 200."""
 
@@ -198,8 +208,7 @@ class Services:
     async def running(self, name: str = "service", **options: Any) -> Service:
         """Make a service and wait until it is ready."""
         service = self.new(name, **options)
-        service.start()
-        await service.ready()
+        await service.serve()
         return service
 
     async def nats_server(self, *options: str) -> str:

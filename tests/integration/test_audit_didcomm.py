@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import ClientWebSocketResponse, web
+from aiohttp.test_utils import TestServer
 
 from mediator.broker import Broker
 from mediator.errors import UnresolvedDidError
@@ -82,15 +83,8 @@ async def recording() -> AsyncIterator[tuple[Recorder, str]]:
         recorder = Recorder(session)
         app = web.Application()
         app.router.add_route("*", "/didcomm", recorder.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        try:
-            yield recorder, f"http://127.0.0.1:{port}"
-        finally:
-            await runner.cleanup()
+        async with TestServer(app) as server:
+            yield recorder, f"http://127.0.0.1:{server.port}"
 
 
 Open = Callable[[], Awaitable[Mediator]]

@@ -100,8 +100,7 @@ async def test_part_of_others_adds_doors(folder: Path, services: Services) -> No
     install(folder, "echo", "echo_door:part", PART)
     service = services.new()
     service.environment["MEDIATOR_ECHO__GREETING"] = "good day"
-    service.start()
-    await service.ready()
+    await service.serve()
     client = await nats.connect(service.nats_url)
     reply = await client.request("$mq9.AI.ECHO.SAY", b"{}", timeout=5)
     await client.close()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mediator.errors import BadRequestError, NoSuchAgentError
-from registry.agents.records import State
+from mediator.errors import BadRequestError
 from registry.requests import AgentReference
 from tests.harness.directory import Instance, instance
 from tests.harness.stores import ram_store
@@ -17,14 +16,6 @@ async def registry():
         for n in range(50):
             await made.register(f"a{n}", "paints " * (1 + n % 5) + f"houses number{n}")
         yield made
-
-
-async def test_agents_are_listed_in_pages_of_20_by_registration(registry: Instance):
-    pages = [await registry.discover(page=page) for page in (1, 2, 3, 4)]
-    assert [len(page.agents) for page in pages] == [20, 20, 10, 0]
-    assert [agent.name for page in pages for agent in page.agents] == [f"a{n}" for n in range(50)]
-    assert {page.total for page in pages} == {50}
-    assert [page.next is None for page in pages] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("asked", [{}, {"text": "paints houses"}, {"semantic": "paints houses"}])
@@ -77,26 +68,6 @@ async def test_a_page_stops_at_its_bytes_with_one_agent_at_least(registry: Insta
         page = await registry.discover(budget=1000, limit=100, cursor=page.next)
     assert names == [f"a{n}" for n in range(50)]
     assert len((await registry.discover(budget=1)).agents) == 1
-
-
-@pytest.mark.rule("A6")
-async def test_tenants_see_their_own_agents_alone(registry: Instance):
-    await registry.directory.register("other", b'{"mailbox": "agent.a1", "name": "theirs", "description": "paints"}')
-    assert [agent.name for agent in (await registry.discover("other")).agents] == ["theirs"]
-    assert [agent.name for agent in (await registry.discover("other", text="paints")).agents] == ["theirs"]
-    assert "theirs" not in await registry.found(limit=1000)
-    assert "theirs" not in await registry.found(text="paints", limit=1000)
-    await registry.directory.unregister("other", AgentReference(address="agent.a1"))
-    assert (await registry.directory.get("default", "agent.a1"))[0].name == "a1"
-    with pytest.raises(NoSuchAgentError):
-        await registry.directory.get("other", "agent.a1")
-
-
-async def test_gone_agents_are_found_on_request(registry: Instance):
-    await registry.register("brief", "glimpses", ttl=0)
-    assert (await registry.discover(text="glimpses")).states == [State.ALIVE]
-    assert await registry.found(text="glimpses", states=frozenset({State.GONE})) == []
-    assert await registry.found(states=frozenset({State.GONE})) == []
 
 
 async def test_a_note_says_that_search_by_meaning_is_off(registry: Instance):

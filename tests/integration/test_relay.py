@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import WSMsgType, web
+from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
@@ -130,15 +131,9 @@ async def serving() -> AsyncIterator[Endpoint]:
     endpoint = Endpoint()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", endpoint.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    endpoint.port = runner.addresses[0][1]
-    try:
+    async with TestServer(app) as server:
+        endpoint.port = server.port
         yield endpoint
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -78,9 +78,7 @@ async def test_mail_survives_a_kill(door: Door, invites: Invites, options: dict[
     grant = await holder.mediate()
     key = await holder.add_key()
     await send(sender, holder, key, "before")
-    await door.service.kill()
-    door.service.start()
-    await door.service.ready()
+    await door.service.restart()
     await send(sender, holder, key, "after")
     assert await holder.mediate() == grant
     mails = await holder.fetch()
@@ -147,8 +145,7 @@ async def test_a_dead_socket_loses_nothing(door: Door, invites: Invites, options
         await door.service.kill()
         with pytest.raises(NoAnswerError):
             await arriving
-    door.service.start()
-    await door.service.ready()
+    await door.service.serve()
     await send(sender, holder, key, "while it was gone")
     async with contextlib.aclosing(holder.live()) as live:
         arriving = asyncio.ensure_future(anext(live))

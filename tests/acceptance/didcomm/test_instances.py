@@ -184,8 +184,7 @@ async def test_who_was_live_at_a_killed_instance_goes_on_at_the_other(pair: Pair
         await send(sender, at_a, key, "live again", pair.b)
         assert await live.text() == "live again"
         assert [one["live"] for one in await listed(pair.b)] == [True]
-        pair.a.service.start()
-        await pair.a.service.ready()
+        await pair.a.service.serve()
         assert [one["live"] for one in await listed(pair.a)] == [False]
         await send(sender, at_a, key, "from the one that is back", pair.a)
         assert await live.text() == "from the one that is back"

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pickup.client import Holder, Sender
 from tests.harness.didcomm_service import Door, note, note_v2
@@ -26,15 +27,10 @@ async def test_mail_is_brought_to_the_endpoint_and_leaves_the_queue(door: Door, 
 
     app = web.Application()
     app.router.add_post("/", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    try:
+    async with TestServer(app) as server:
         invites = await door.invite()
         invitation = invites.v1 if generation == "v1" else invites.v2
-        async with await Holder.connect(invitation, endpoint=endpoint) as holder, Sender() as sender:
+        async with await Holder.connect(invitation, endpoint=str(server.make_url("/"))) as holder, Sender() as sender:
             grant = await holder.mediate()
             key = await holder.add_key()
             if generation == "v1":
@@ -50,5 +46,3 @@ async def test_mail_is_brought_to_the_endpoint_and_leaves_the_queue(door: Door, 
 
             await until(brought, WITHIN, "the queue is empty")
             assert not came.empty()
-    finally:
-        await runner.cleanup()

@@ -74,13 +74,6 @@ async def opened(holder: Holder, answer: Answer) -> list[str]:
     return [await text(holder, DeliveredMessage("", payload_of(item))) for item in answer.messages]
 
 
-async def restart(door: Door) -> None:
-    """Kill the service and start it again."""
-    await door.service.kill()
-    door.service.start()
-    await door.service.ready()
-
-
 @each
 @pytest.mark.rule("D3", "D6", "D11", "A2")
 async def test_an_envelope_that_comes_by_nats_is_picked_up(
@@ -115,7 +108,7 @@ async def test_nats_and_the_operator_see_the_queue(door: Door, invites: Invites,
     assert await opened(holder, await nats.query(address)) == [f"note {number}" for number in range(3)]
     first, *_ = await holder.fetch(limit=1)
     await holder.received([first.id])
-    await restart(door)
+    await door.service.restart()
     assert await opened(holder, await nats.query(address)) == ["note 1", "note 2"]
     view = await operate(door, "mailbox", "show", address)
     assert (view["retention"], view["messages"], view["next_id"]) == ("until_ack", 2, 3)
@@ -150,7 +143,7 @@ async def test_mail_for_an_attached_key_is_fetched_by_a_group(
     got = await waiting
     assert await opened(holder, got) == ["wakes a FETCH"]
     await forward(sender, holder, key, "waits")
-    await restart(door)
+    await door.service.restart()
     attached = (await operate(door, "keys", "list"))["keys"]
     assert [row["mail_address"] for row in attached].count(inbox) == 1
     got = await nats.fetch(inbox, "crew", max_wait_ms=0)
@@ -185,7 +178,7 @@ async def test_delayed_mail_comes_in_its_time_by_either_door(door: Door, invites
         assert time.time() - sent_at >= 2
     due_at = time.time() + DELAY
     await forward_with(holder, sender, key, "over a kill", delay_milli=int(DELAY * 1000))
-    await restart(door)
+    await door.service.restart()
 
     async def is_there() -> bool:
         return (await holder.status()).count == 3
@@ -206,7 +199,7 @@ async def test_mail_whose_time_is_over_is_gone_by_either_door(door: Door, invite
     await forward_with(holder, sender, key, "late", expires_time=ends_at - 2 * EXPIRES)
     await forward_with(holder, sender, key, "never", expires_time=ends_at, delay_milli=60_000)
     assert await texts(holder, await holder.fetch()) == ["forwarded", "by NATS"]
-    await restart(door)
+    await door.service.restart()
 
     async def is_empty() -> bool:
         return (await holder.status()).count == 0

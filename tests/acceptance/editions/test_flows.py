@@ -71,9 +71,7 @@ async def test_a_subscription_replays_after_a_crash(stock: Stock, service: Servi
         await stock.ask(f"MAILBOX.MSG.{box}{suffix}", suffix.encode())
     reader = await stock.subscribe(f"MAILBOX.MSG.{box}.*")
     assert await bodies(reader, 3) == [b".critical", b".urgent", b""]
-    await service.kill()
-    service.start()
-    await service.ready()
+    await service.restart()
     # Back on its own, on a connection of which nobody remembers anything.
     assert await bodies(reader, 3) == [b".critical", b".urgent", b""]
     await stock.ask(f"MAILBOX.MSG.{box}", b"after")
@@ -206,8 +204,7 @@ async def test_tenants_log_in_and_never_see_each_other(services: Services, stack
     service = services.new()
     tenants = {name: {"users": [{"name": name, "password": f"{name}-pw"}]} for name in ("north", "south")}
     service.environment["MEDIATOR_TENANTS"] = json.dumps(tenants)
-    service.start()
-    await service.ready()
+    await service.serve()
     north, south = [
         await Stock.connect(service.nats_url, stack, user=name, password=f"{name}-pw") for name in ("north", "south")
     ]

@@ -35,8 +35,7 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
     (tmp_path / "site" / "sitecustomize.py").write_text(BARRIER)
     service = services.new(semantic=True)
     service.environment = {"PYTHONPATH": str(tmp_path / "site")}
-    service.start()
-    await service.ready()
+    await service.serve()
     client = await nats.connect(service.nats_url)
 
     async def ask(verb: str, body: bytes) -> dict[str, Any]:

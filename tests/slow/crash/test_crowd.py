@@ -127,8 +127,7 @@ async def test_the_same_over_two_instances_on_one_database(services: Services, p
 async def test_clients_of_a_killed_gateway_continue(services: Services, stack: AsyncExitStack, tmp_path: Path):
     service = services.new()
     service.environment["MEDIATOR_GATEWAY__ENABLED"] = "false"
-    service.start()
-    await service.ready()
+    await service.serve()
     ports = [free_port(), free_port()]
     gateways: list[subprocess.Popen[bytes]] = []
     for port in ports:

@@ -79,11 +79,9 @@ async def survives(door: Door, stack: AsyncExitStack, disturb: Callable[[int], N
     load = await Load.opened(door, stack, random.Random(SEED))
     for life in range(KILLS):
         if life:
-            door.service.start()
-            await door.service.ready()
+            await door.service.serve()
         await load.until_killed(disturb, life)
-    door.service.start()
-    await door.service.ready()
+    await door.service.serve()
     await load.hold()
     counted = load.counted
     print(f"{time.monotonic() - started:.0f} s", dict(counted))

@@ -50,8 +50,7 @@ async def survives(service: Service, disturb: Callable[[int], None]) -> None:
     load = Load(chance)
     started = time.monotonic()
     for life in range(KILLS):
-        service.start()
-        await service.ready()
+        await service.serve()
         async with connected(service) as client:
             if life == 0:
                 await load.create(client)
@@ -64,8 +63,7 @@ async def survives(service: Service, disturb: Callable[[int], None]) -> None:
                 await service.kill()
 
             await load.work(client, until_killed)
-    service.start()
-    await service.ready()
+    await service.serve()
     async with connected(service, tries=10) as client:
         await load.hold(client)
     print(f"{time.monotonic() - started:.0f} s", dict(load.books.counted))

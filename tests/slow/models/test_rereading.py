@@ -93,8 +93,7 @@ def use(service: Service, model: Path) -> None:
 async def test_searches_are_answered_while_the_model_loads(services: Services) -> None:
     service = services.new(semantic=True)
     service.environment["MEDIATOR_LOG_LEVEL"] = "debug"
-    service.start()
-    await service.ready()
+    await service.serve()
     client = await Client.connect(service.nats_url)
     try:
         await register(client, "own.tide", "Tells high and low water for harbours", [])
@@ -156,8 +155,7 @@ async def test_embedding_all_cards_again_survives_kills(services: Services, tmp_
         await client.close()
     await service.kill()
 
-    service.start()
-    await service.ready()
+    await service.serve()
     client = await Client.connect(service.nats_url)
     try:
 

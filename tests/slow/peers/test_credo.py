@@ -44,13 +44,6 @@ async def emptied(door: Door) -> None:
     await until(is_empty, EMPTIED_WITHIN, "what was picked up is removed")
 
 
-async def restarted(door: Door) -> None:
-    """End the mediator by SIGKILL, and start it again."""
-    await door.service.kill()
-    door.service.start()
-    await door.service.ready()
-
-
 @pytest.mark.rule("A8", "D2", "D3", "D5", "D6", "D7")
 async def test_each_strategy_gets_all_mail_after_kills(
     edition: str, door: Door, invites: Invites, tmp_path: Path, stack: AsyncExitStack
@@ -80,14 +73,14 @@ async def test_each_strategy_gets_all_mail_after_kills(
     offline = {wallet: [f"offline {number} for {wallet.name}" for number in range(OFFLINE)] for wallet in wallets}
     for wallet, texts in offline.items():
         await friend.write(friend.connections[hello(wallet)], texts)
-    await restarted(door)
+    await door.service.restart()
     await ours.start()
     await asyncio.gather(*(wallet.open() for wallet in wallets))
     await asyncio.gather(*(wallet.shows(texts) for wallet, texts in offline.items()))
 
     # Who has stayed reconnects by itself.
     await both_ways("back", 1)
-    await restarted(door)
+    await door.service.restart()
     await both_ways("again", 1)
     await emptied(door)
     assert not door.service.complaints()

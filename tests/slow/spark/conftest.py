@@ -1,9 +1,11 @@
 """What the pipeline's tests share: one Spark, started once."""
 
+import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pytest
 
@@ -12,8 +14,14 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 from pyspark.sql import SparkSession
 
 from mediator.cli import main
+from mediator.store.base import Store
+from mediator.store.sqlite import SqliteStore
 from pipeline.session import session
+from pipeline.source.datasource import register
+from tests.harness.postgres import Server
+from tests.harness.service import Service, Services
 from tests.harness.spark import small
+from tests.slow.spark.mail import Mail, mail_of
 
 Call: TypeAlias = Callable[..., tuple[int, str, str]]
 SPARK_SECONDS = 300
@@ -59,3 +67,43 @@ def call(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         return int(ended.value.code or 0), said.out, " ".join(said.err.replace("│", " ").split())
 
     return call
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for the tests of a module; it leaves the processor to them."""
+    services = Services(tmp_path_factory.mktemp("service"))
+    try:
+        yield asyncio.run(services.running())
+    finally:
+        services.close()
+
+
+@pytest.fixture
+async def mail(service: Service, spark: SparkSession) -> AsyncIterator[Mail]:
+    register(spark)
+    async with mail_of(service) as mail:
+        yield mail
+
+
+class OpenStore(NamedTuple):
+    """A store that is open, as a running service's, and the option by which a reader finds it."""
+
+    store: Store
+    option: str
+    place: str
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield OpenStore(
+                stack.enter_context(closing(SqliteStore(tmp_path / "mediator.db"))), "data.dir", str(tmp_path)
+            )
+            return
+        server: Server = request.getfixturevalue("postgres")
+        from mediator.store.postgres import PostgresStore
+
+        url = stack.enter_context(server.database(migrated=True))
+        yield OpenStore(stack.enter_context(closing(PostgresStore(url))), "database.url", url)

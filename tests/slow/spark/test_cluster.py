@@ -10,7 +10,6 @@ from asyncio import to_thread
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -23,8 +22,9 @@ from tests.harness.service import Service, Services
 from tests.slow.spark.conftest import Call
 from tests.slow.spark.executors import cluster, killing
 from tests.slow.spark.journals import event, held, line, write
+from tests.slow.spark.mail import mail_of
 from tests.slow.spark.test_embedding import card
-from tests.slow.spark.test_sink import Mail, binary
+from tests.slow.spark.test_sink import binary
 
 COUNT = 1000
 CARDS = 50
@@ -53,60 +53,54 @@ async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, e
     if exported:
         shutil.copytree(exported, data_dir / "models")
     try:
-        service.start()
-        await service.ready()
-        client = await nats.connect(service.nats_url)
-        mail = Mail(service, client)
-        await mail.create("kept", "again", "copied")
-        marked = {"mq9-storage": "archive"}
-        for start in range(0, COUNT, 100):
-            numbers = range(start, start + 100)
-            await asyncio.gather(
-                *(client.request("$mq9.AI.MSG.SEND.kept", binary(n), headers=marked, timeout=20) for n in numbers)
-            )
-        lines = [line(seq, [event(seq * 4 + number) for number in range(4)]) for seq in range(1, 5001)]
-        for number in range(4):
-            write(data_dir / "journal", number + 1, lines[number::4])
-        catalog = tmp_path / "cards.jsonl"
-        catalog.write_bytes(b"\n".join(card(f"own.{number}", f"keeps account {number}") for number in range(CARDS)))
-        keys = tmp_path / "keys"
-        keys.touch(0o600)
-        keys.write_text("A" * 43 + "=")
+        await service.serve()
+        async with mail_of(service) as mail:
+            await mail.create("kept", "again", "copied")
+            for start in range(0, COUNT, 100):
+                numbers = range(start, start + 100)
+                await asyncio.gather(*(mail.client.send("kept", binary(n), storage="archive") for n in numbers))
+            lines = [line(seq, [event(seq * 4 + number) for number in range(4)]) for seq in range(1, 5001)]
+            for number in range(4):
+                write(data_dir / "journal", number + 1, lines[number::4])
+            catalog = tmp_path / "cards.jsonl"
+            catalog.write_bytes(b"\n".join(card(f"own.{number}", f"keeps account {number}") for number in range(CARDS)))
+            keys = tmp_path / "keys"
+            keys.touch(0o600)
+            keys.write_text("A" * 43 + "=")
 
-        def run(*words: object) -> dict[str, Any]:
-            """Run a command and return what it tells."""
-            code, out, err = call(data_dir, *words, "--json")
-            assert code == 0, err
-            told: dict[str, Any] = json.loads(out)
-            assert told.pop("error") == ""
-            return told
+            def run(*words: object) -> dict[str, Any]:
+                """Run a command and return what it tells."""
+                code, out, err = call(data_dir, *words, "--json")
+                assert code == 0, err
+                told: dict[str, Any] = json.loads(out)
+                assert told.pop("error") == ""
+                return told
 
-        ingested = await to_thread(run, "ingest")
-        reported = await to_thread(run, "report")
-        embedded = await to_thread(run, "embed", catalog) if exported else {}
-        with killing(spark, f"{lake}/archive/0*/_temporary"):
-            archived = await to_thread(run, "archive", "--key-file", keys)
-        replay = ("replay", "again", "--from-mailbox", "kept", "--key-file", keys, "--server", service.nats_url)
-        replayed = await to_thread(run, *replay)
-        copied = "(SELECT no FROM mailbox WHERE address = 'copied')"
-        some = f"SELECT count(*) > 100 FROM message WHERE mailbox_no = {copied}"
-        with killing(spark, [str(database_path(data_dir)), some]):
-            await to_thread(copy, spark, service, "kept", "copied")
+            ingested = await to_thread(run, "ingest")
+            reported = await to_thread(run, "report")
+            embedded = await to_thread(run, "embed", catalog) if exported else {}
+            with killing(spark, f"{lake}/archive/0*/_temporary"):
+                archived = await to_thread(run, "archive", "--key-file", keys)
+            replay = ("replay", "again", "--from-mailbox", "kept", "--key-file", keys, "--server", service.nats_url)
+            replayed = await to_thread(run, *replay)
+            copied = "(SELECT no FROM mailbox WHERE address = 'copied')"
+            some = f"SELECT count(*) > 100 FROM message WHERE mailbox_no = {copied}"
+            with killing(spark, [str(database_path(data_dir)), some]):
+                await to_thread(copy, spark, service, "kept", "copied")
 
-        assert ingested["events"] == len(held(lake)) == len(set(held(lake))) == 20_000
-        assert reported["totals"]["sent"] == 20_000
-        assert archived == {"messages": COUNT, "found": 0}
-        assert rows(data_dir, "outbox") == 0
-        stored = DeltaTable(lake / "archive").to_pyarrow_table(columns=["msg_id", "key_id"])
-        assert sorted(stored["msg_id"].to_pylist()) == list(range(COUNT))
-        assert None not in stored["key_id"].to_pylist()
-        assert replayed == {"messages": COUNT, "sent": COUNT, "replaced": 0, "missing": 0, "refused": 0}
-        assert await mail.payloads("again") == [binary(number) for number in range(COUNT)]
-        assert sorted(await mail.payloads("copied")) == sorted(binary(number) for number in range(COUNT))
-        if exported:
-            assert (embedded["encoded"], embedded["added"], embedded["bad"]) == (CARDS, CARDS, 0)
-            assert DeltaTable(lake / "vectors").to_pyarrow_table(columns=["digest"]).num_rows == CARDS
-        await client.close()
+            assert ingested["events"] == len(held(lake)) == len(set(held(lake))) == 20_000
+            assert reported["totals"]["sent"] == 20_000
+            assert archived == {"messages": COUNT, "found": 0}
+            assert rows(data_dir, "outbox") == 0
+            stored = DeltaTable(lake / "archive").to_pyarrow_table(columns=["msg_id", "key_id"])
+            assert sorted(stored["msg_id"].to_pylist()) == list(range(COUNT))
+            assert None not in stored["key_id"].to_pylist()
+            assert replayed == {"messages": COUNT, "sent": COUNT, "replaced": 0, "missing": 0, "refused": 0}
+            assert await mail.payloads("again") == [binary(number) for number in range(COUNT)]
+            assert sorted(await mail.payloads("copied")) == sorted(binary(number) for number in range(COUNT))
+            if exported:
+                assert (embedded["encoded"], embedded["added"], embedded["bad"]) == (CARDS, CARDS, 0)
+                assert DeltaTable(lake / "vectors").to_pyarrow_table(columns=["digest"]).num_rows == CARDS
     finally:
         services.close()
 

@@ -91,8 +91,7 @@ async def test_a_catalog_embedded_by_spark_is_found_by_meaning(
     service = services.new(semantic=True)
     shutil.copytree(exported, service.data_dir / "models")
     service.environment["MEDIATOR_REGISTRY__MODEL"] = str(one)
-    service.start()
-    await service.ready()
+    await service.serve()
     (tmp_path / "cards.jsonl").write_bytes(catalog())
 
     small = environment()
@@ -110,8 +109,7 @@ async def test_a_catalog_embedded_by_spark_is_found_by_meaning(
     service.terminate()
     await service.ended()
     service.environment["MEDIATOR_REGISTRY__MODEL"] = str(two)
-    service.start()
-    await service.ready()
+    await service.serve()
     client = await Client.connect(service.nats_url)
     try:
         await until(lambda: found(client), LOADS_WITHIN, "requests are answered by the other model")

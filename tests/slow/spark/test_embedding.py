@@ -91,8 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     try:
         service = services.new(semantic=True)
         shutil.copytree(exported, service.data_dir / "models")
-        service.start()
-        asyncio.run(service.ready())
+        asyncio.run(service.serve())
         yield Place(service, exported)
     finally:
         services.close()

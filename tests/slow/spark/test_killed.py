@@ -7,13 +7,12 @@ import asyncio
 import json
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nats
 import orjson
 import pytest
 from deltalake import DeltaTable
@@ -30,8 +29,9 @@ from tests.slow.spark.conftest import Call
 from tests.slow.spark.dying import AGAIN, AT_ONCE, KEPT, ORDERS, STANDING, STREAMS, Work
 from tests.slow.spark.journals import fill, held, row, write
 from tests.slow.spark.killing import Victim
+from tests.slow.spark.mail import Mail, mail_of
 from tests.slow.spark.streams import Written
-from tests.slow.spark.test_sink import LANES, Mail, binary, running
+from tests.slow.spark.test_sink import LANES, binary
 from tests.slow.spark.test_source_group import Box
 
 pytestmark = pytest.mark.timeout(900)
@@ -63,17 +63,7 @@ class Killed:
         return told
 
 
-@asynccontextmanager
-async def mail_of(service: Service) -> AsyncIterator[Mail]:
-    """Connect."""
-    client = await nats.connect(service.nats_url)
-    try:
-        yield Mail(service, client)
-    finally:
-        await client.close()
-
-
-async def send(client: nats.NATS, number: int) -> None:
+async def send(mail: Mail, number: int) -> None:
     """Send one for the archive, each with what it may have."""
     own = {"Own-Number": str(number), "X": "Grüße 😀, \\u00fc" if number % 3 else ""}
     ours = {
@@ -87,8 +77,8 @@ async def send(client: nats.NATS, number: int) -> None:
         ours["mq9-key"] = f"key {number}"
     if number % 6 == 0:
         ours["mq9-reply-to"] = "back"
-    answer = await client.request(f"$mq9.AI.MSG.SEND.{KEPT}", binary(number), headers={**own, **ours}, timeout=20)
-    assert json.loads(answer.data)["error"] == ""
+    answer = await mail.client.ask(f"MSG.SEND.{KEPT}", binary(number), {**own, **ours}, wait=10)
+    assert answer.error == ""
 
 
 async def send_all(service: Service) -> list[dict[str, Any]]:
@@ -96,7 +86,7 @@ async def send_all(service: Service) -> list[dict[str, Any]]:
     async with mail_of(service) as mail:
         await mail.create(KEPT, AGAIN)
         for start in range(0, COUNT, 50):
-            await asyncio.gather(*[send(mail.client, number) for number in range(start, start + 50)])
+            await asyncio.gather(*[send(mail, number) for number in range(start, start + 50)])
         sent = await mail.items(KEPT)
     assert len(sent) == COUNT
     return sent
@@ -136,7 +126,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
     services = Services(folder)
     try:
-        service = asyncio.run(running(services))
+        service = asyncio.run(services.running())
         work = Work(folder, service.data_dir, service.nats_url)
         with Victim(folder / "dying.log", "tests.slow.spark.dying", folder, work.data_dir, work.server) as victim:
             sent = asyncio.run(send_all(service))

@@ -1,16 +1,13 @@
 """Replay: what is sent again, in which order, and what becomes of it in the mailbox."""
 
-import asyncio
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,33 +23,14 @@ from pipeline.lake.sealing import Key
 from pipeline.replay import ORIGINAL_TIME, ReplaySelection, ReplayTarget, plan, preview, replay
 from pipeline.source.options import ReadOptions
 from tests.harness.samples import T0
-from tests.harness.service import Service, Services
+from tests.slow.spark.mail import Mail
 from tests.slow.spark.test_archive import fill, remove
-from tests.slow.spark.test_sink import Mail, running
 
 KEY = Key(bytes(32))
 DAY = 86_400_000
 BOX = "task.full"
 WANTED = ReplaySelection("default", (BOX,))
 WORDS = [lane.name.lower() for lane in LANES]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    services = Services(tmp_path_factory.mktemp("replay"))
-    try:
-        yield asyncio.run(running(services))
-    finally:
-        services.close()
-
-
-@pytest.fixture
-async def mail(service: Service) -> AsyncIterator[Mail]:
-    client = await nats.connect(service.nats_url)
-    try:
-        yield Mail(service, client)
-    finally:
-        await client.close()
 
 
 @pytest.fixture

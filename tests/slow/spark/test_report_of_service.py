@@ -233,8 +233,7 @@ async def test_the_report_says_what_the_clients_counted(services: Services, tmp_
         service.terminate()
         assert await service.ended() == 0
         service.environment["MEDIATOR_PIPELINE__EVERY"] = "1"
-        service.start()
-        await service.ready()
+        await service.serve()
         runs = await finished(service.data_dir)
         # What reads a lake maps these libraries; the service leaves all of it to its children.
         assert not {"deltalake", "pyarrow"} & mapped(service.process.pid)

@@ -6,16 +6,14 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import nats
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
@@ -27,79 +25,13 @@ from pipeline.source.messages import SinkColumns
 from pipeline.source.sink import Sent, send, total, writer
 from tests.harness.service import Service, Services, free_port
 from tests.harness.waiting import until
+from tests.slow.spark.mail import Mail, mail_of
 
 PREFIX = "$mq9.AI."
 LANES = ("critical", "urgent", "normal", "low")
 ROWS = (
     "address string, payload binary, lane string, key string, tags array<string>, ttl int, headers map<string,string>"
 )
-
-
-async def running(services: Services) -> Service:
-    """Start a service that leaves the processor to the test."""
-    service = services.new()
-    service.start()
-    await service.ready()
-    return service
-
-
-class Mail:
-    """A service and what is in its mailboxes."""
-
-    def __init__(self, service: Service, client: nats.NATS) -> None:
-        self.service = service
-        self.client = client
-
-    async def ask(self, verb: str, **body: Any) -> dict[str, Any]:
-        answer = await self.client.request(PREFIX + verb, json.dumps(body).encode(), timeout=10)
-        said: dict[str, Any] = json.loads(answer.data)
-        assert said["error"] == "", said
-        return said
-
-    async def create(self, *addresses: str) -> None:
-        for address in addresses:
-            await self.ask("MAILBOX.CREATE", name=address)
-
-    async def items(self, address: str) -> list[dict[str, Any]]:
-        """Return all that a mailbox holds, by msg_id, with payloads as bytes."""
-        items: list[dict[str, Any]] = []
-        page: dict[str, Any] = {}
-        while got := (await self.ask(f"MSG.QUERY.{address}", limit=1000, **page))["messages"]:
-            items = got + items
-            if got[0]["msg_id"] == 0:
-                break
-            page = {"before_id": got[0]["msg_id"]}
-        for item in items:
-            item["payload"] = base64.b64decode(item["payload"])
-        return items
-
-    async def payloads(self, address: str) -> list[bytes]:
-        return [item["payload"] for item in await self.items(address)]
-
-    def write(self, frame: DataFrame, **options: Any) -> None:
-        """Send a frame; an option's underscore stands for a dot."""
-        named = {name.replace("_", "."): value for name, value in options.items()}
-        frame.write.format("mq9").mode("append").options(**{"nats.url": self.service.nats_url}, **named).save()
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Run one service for the tests that do not kill it."""
-    services = Services(tmp_path_factory.mktemp("sink"))
-    try:
-        yield asyncio.run(running(services))
-    finally:
-        services.close()
-
-
-@pytest.fixture
-async def mail(service: Service, spark: SparkSession) -> AsyncIterator[Mail]:
-    register(spark)
-    client = await nats.connect(service.nats_url)
-    try:
-        yield Mail(service, client)
-    finally:
-        await client.close()
 
 
 def binary(number: int) -> bytes:
@@ -315,47 +247,37 @@ async def test_a_stream_that_fails_mid_batch_sends_each_row_once(
 
 async def kill_when_begun(service: Service) -> int:
     """Kill the service when the first rows are there, start it again, and return how many rows it had before."""
-    client = await nats.connect(service.nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    mail = Mail(service, client)
+    async with mail_of(service) as mail:
 
-    async def begun() -> int:
-        newest = (await mail.ask("MSG.QUERY.killed", limit=1, headers_only=True))["messages"]
-        return int(newest[0]["msg_id"]) + 1 if newest else 0
+        async def begun() -> int:
+            newest = (await mail.ask("MSG.QUERY.killed", limit=1, headers_only=True))["messages"]
+            return int(newest[0]["msg_id"]) + 1 if newest else 0
 
-    count: int = await until(begun, 60, "the first rows are there")
-    await service.kill()
-    service.start()
-    await service.ready()
-    await client.close()
+        count: int = await until(begun, 60, "the first rows are there")
+        await service.restart()
     return count
 
 
 @pytest.mark.rule("A8", "S3")
-async def test_a_service_that_is_killed_meanwhile_has_all_rows_once(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_service_that_is_killed_meanwhile_has_all_rows_once(spark: SparkSession, services: Services) -> None:
     register(spark)
-    services = Services(tmp_path)
-    try:
-        service = await running(services)
-        client = await nats.connect(service.nats_url)
-        await Mail(service, client).create("killed")
-        await client.close()
-        frame = spark.range(0, 8000, 1, 2).select(f.col("id").cast("string").alias("payload"))
-        # Spark knows its session in this thread alone, so it is the killer who goes into another.
-        killing = asyncio.create_task(asyncio.to_thread(asyncio.run, kill_when_begun(service)))
-        await asyncio.sleep(0)
-        # More patience than a busy machine needs for a start.
-        Mail(service, client).write(frame, address="killed", maxInFlight=64, timeoutSeconds=90)
-        assert 0 < await killing < 8000
-        client = await nats.connect(service.nats_url)
-        mail = Mail(service, client)
+    # Its own: a service that a thread has started ends with the thread.
+    service = await services.running()
+    async with mail_of(service) as mail:
+        await mail.create("killed")
+    frame = spark.range(0, 8000, 1, 2).select(f.col("id").cast("string").alias("payload"))
+    # Spark knows its session in this thread alone, so it is the killer who goes into another.
+    killing = asyncio.create_task(asyncio.to_thread(asyncio.run, kill_when_begun(service)))
+    await asyncio.sleep(0)
+    # More patience than a busy machine needs for a start.
+    mail.write(frame, address="killed", maxInFlight=64, timeoutSeconds=90)
+    assert 0 < await killing < 8000
+    async with mail_of(service) as mail:
         numbers = [int(payload) for payload in await mail.payloads("killed")]
-        assert sorted(numbers) == list(range(8000))
-        for half in (0, 1):
-            inside = [number for number in numbers if number // 4000 == half]
-            assert inside == sorted(inside)
-        await client.close()
-    finally:
-        services.close()
+    assert sorted(numbers) == list(range(8000))
+    for half in (0, 1):
+        inside = [number for number in numbers if number // 4000 == half]
+        assert inside == sorted(inside)
 
 
 def batches(*payloads: bytes) -> list[pa.RecordBatch]:
@@ -374,14 +296,10 @@ async def test_nobody_there_is_told_in_time_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.rule("N2")
-async def test_a_server_without_a_service_is_retried_for_a_while(tmp_path: Path) -> None:
-    services = Services(tmp_path)
-    try:
-        target = SinkOptions.of({"nats.url": await services.nats_server(), "timeoutSeconds": "1"})
-        with pytest.raises(UnavailableError, match=r"row 0 of partition 0 was not taken in 1 s: .*nobody takes"):
-            await send(batches(b"x", b"y"), SinkColumns(("payload",), "somewhere"), target, "id", 0)
-    finally:
-        services.close()
+async def test_a_server_without_a_service_is_retried_for_a_while(services: Services) -> None:
+    target = SinkOptions.of({"nats.url": await services.nats_server(), "timeoutSeconds": "1"})
+    with pytest.raises(UnavailableError, match=r"row 0 of partition 0 was not taken in 1 s: .*nobody takes"):
+        await send(batches(b"x", b"y"), SinkColumns(("payload",), "somewhere"), target, "id", 0)
 
 
 async def batches_taken(service: Service) -> int:
@@ -404,19 +322,15 @@ async def test_many_rows_go_in_few_requests(mail: Mail) -> None:
 
 
 @pytest.mark.rule("S7", "S8", "N7")
-async def test_rows_refused_for_now_are_sent_again(tmp_path: Path) -> None:
-    services = Services(tmp_path)
-    try:
-        service = services.new()
-        # Its server takes requests of a good 100 kB, less than a whole batch of these rows.
-        service.environment |= {
-            "MEDIATOR_MAX_MESSAGE_BYTES": "40000",
-            "MEDIATOR_QUOTAS__MAILBOX_MESSAGES": "100",
-        }
-        service.start()
-        await service.ready()
-        client = await nats.connect(service.nats_url)
-        mail = Mail(service, client)
+async def test_rows_refused_for_now_are_sent_again(services: Services) -> None:
+    service = services.new()
+    # Its server takes requests of a good 100 kB, less than a whole batch of these rows.
+    service.environment |= {
+        "MEDIATOR_MAX_MESSAGE_BYTES": "40000",
+        "MEDIATOR_QUOTAS__MAILBOX_MESSAGES": "100",
+    }
+    await service.serve()
+    async with mail_of(service) as mail:
         await mail.ask("MAILBOX.CREATE", name="narrow", retention="until_ack")
         rows = [b"%06d" % number + b"x" * (39_000 if number % 50 == 0 else 3000) for number in range(300)]
         target = SinkOptions.of({"nats.url": service.nats_url})
@@ -438,9 +352,6 @@ async def test_rows_refused_for_now_are_sent_again(tmp_path: Path) -> None:
             await mail.ask("MSG.ACK.narrow", group_name="g", msg_ids=[item["msg_id"] for item in got])
         assert (await sending).rows == len(rows)
         assert sorted(taken + await mail.payloads("narrow")) == rows
-        await client.close()
-    finally:
-        services.close()
 
 
 async def test_counts(mail: Mail) -> None:

@@ -4,8 +4,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -35,6 +34,7 @@ from pipeline.source.options import BATCH, MAX_TIME, ReadOptions, parse
 from pipeline.source.schema import NAMES
 from tests.harness.postgres import Server
 from tests.harness.samples import ALL, add, cut, get, put
+from tests.slow.spark.conftest import OpenStore
 
 MINUTE = 60_000
 EVERYTHING = Filter()
@@ -74,22 +74,10 @@ class Kept:
             server.execute(statement)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def kept(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -> Iterator[Kept]:
+@pytest.fixture
+def kept(open_store: OpenStore, spark: SparkSession) -> Kept:
     register(spark)
-    with ExitStack() as stack:
-        if request.param == "sqlite":
-            store: Store = SqliteStore(tmp_path / "mediator.db")
-            found = Kept(store, "data.dir", str(tmp_path), spark)
-        else:
-            server: Server = request.getfixturevalue("postgres")
-            from mediator.store.postgres import PostgresStore
-
-            url = stack.enter_context(server.database(migrated=True))
-            store = PostgresStore(url)
-            found = Kept(store, "database.url", url, spark)
-        stack.callback(store.close)
-        yield found
+    return Kept(*open_store, spark)
 
 
 def instant(milliseconds: int | None) -> datetime | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import nats
@@ -17,26 +16,11 @@ from pipeline.source.group_rows import columns
 from pipeline.source.group_stream import GroupStream
 from pipeline.source.nats_client import ServiceOptions, request
 from pipeline.source.stream_options import Offset
-from tests.harness.service import Service, Services, free_port
+from tests.harness.service import Service, free_port
 from tests.slow.spark.streams import read
 
 LANES = ("critical", "urgent", "normal", "low")
 ALL = columns((), "columns")
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    running = Services(tmp_path_factory.mktemp("groups"))
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def service(services: Services) -> Service:
-    started = services.new()
-    started.start()
-    asyncio.run(started.ready())
-    return started
 
 
 class Box:
@@ -145,9 +129,7 @@ def test_a_service_restart_loses_and_repeats_nothing(service: Service) -> None:
     begin = reader.initialOffset()
     first = ahead(reader, begin)
     rows = payloads(reader, begin, first)
-    asyncio.run(service.kill())
-    service.start()
-    asyncio.run(service.ready())
+    asyncio.run(service.restart())
     box.send(("c", "critical"), ("d", "normal"))
     second = ahead(reader, first)
     # The query is killed before it has kept this, and a message that goes first has come since.

@@ -1,6 +1,7 @@
 """Mailboxes as streams: what is sent comes once, and a mailbox that went is not passed over in silence."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from mediator.store.sqlite import SqliteStore
 from pipeline.source.datasource import stream_reader
 from pipeline.source.schema import MESSAGES
 from pipeline.source.stream_options import Offset
-from tests.harness.postgres import Server
 from tests.harness.samples import T0, add, cut, get, put
+from tests.slow.spark.conftest import OpenStore
 from tests.slow.spark.streams import Batches, ask, drain, follow, read
 
 
@@ -51,20 +52,9 @@ class Kept:
         return stream_reader(self.where | given, MESSAGES)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
-    if request.param == "sqlite":
-        store: Store = SqliteStore(tmp_path / "mediator.db")
-        yield Kept(store, "data.dir", str(tmp_path))
-        store.close()
-        return
-    server: Server = request.getfixturevalue("postgres")
-    from mediator.store.postgres import PostgresStore
-
-    with server.database(migrated=True) as url:
-        store = PostgresStore(url)
-        yield Kept(store, "database.url", url)
-        store.close()
+@pytest.fixture
+def kept(open_store: OpenStore) -> Kept:
+    return Kept(*open_store)
 
 
 def payloads(reader: DataSourceStreamReader, start: Offset | None = None) -> list[list[object]]:
@@ -79,9 +69,8 @@ def end(reader: DataSourceStreamReader) -> Offset:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[Kept]:
-    store = SqliteStore(tmp_path / "mediator.db")
-    yield Kept(store, "data.dir", str(tmp_path))
-    store.close()
+    with closing(SqliteStore(tmp_path / "mediator.db")) as store:
+        yield Kept(store, "data.dir", str(tmp_path))
 
 
 def test_a_mailbox_is_followed_and_resumed(spark: SparkSession, sqlite: Kept, tmp_path: Path) -> None:
