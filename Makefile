@@ -71,7 +71,7 @@ check: $(VENV)/.dev  ## lint, format, types, imports and names
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.class_names
 
-bench: $(VENV)/.dev  ## run the benchmarks and print the table of ratios: make bench ARGS="send fetch"
+bench: $(VENV)/.dev  ## measure beside the peers and print the table of README: make bench ARGS="--quick --write"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 eval: $(VENV)/.dev  ## measure how well agents are found, on the sets in EVAL_DIR: make eval ARGS="--cards 50"

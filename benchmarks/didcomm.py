@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks import acapy, bare_envelopes, didcomm_clients
-from benchmarks.bench import Bench, ResultRow, below, headline, number, spread
+from benchmarks.bench import Bench, ResultRow, below, beside, headline, number, spread
 from benchmarks.servers import ServiceProcess, running
 from mediator.ops.control import send_command
 from pickup.mediation.records import Generation
@@ -41,7 +41,7 @@ def run(bench: Bench) -> Iterator[ResultRow]:
         memory = mediator.resident_mb if mediator is not None else 0
     for generation in Generation:
         yield from _rows(generation, seen[f"DIDComm {generation}"])
-    yield from _peer_rows(seen.get(PEER, []), memory)
+    yield from _beside_peer(seen[f"DIDComm {Generation.V1}"], seen.get(PEER, []), memory)
 
 
 def _ours(bench: Bench, service: ServiceProcess, invitation: str, generation: Generation, _turn: int) -> Round:
@@ -79,17 +79,18 @@ def _rows(generation: Generation, rounds: list[Round]) -> Iterator[ResultRow]:
     yield ResultRow(f"{what}: the library's CPU per message", number(median(libraries), "µs"))
     for step, name in (("forward", "forward, queued durably"), ("pickup", "delivery and its ack")):
         row = ResultRow(f"{what}: {name}, {didcomm_clients.SENDERS} at a time", _figures(seen, step))
-        yield headline(replace(row, spread=spread([result[step]["rate"] for result in seen])))
+        row = replace(row, spread=spread([result[step]["rate"] for result in seen]))
+        yield row if (generation, step) == (Generation.V1, "forward") else headline(row)
 
 
-def _peer_rows(rounds: list[Round], memory: float) -> Iterator[ResultRow]:
-    what = f"for comparison: forwards to {PEER}, v1, kept in memory"
-    if not rounds:
-        yield ResultRow(what, "-", "not installed: make peers")
+def _beside_peer(ours: list[Round], theirs: list[Round], memory: float) -> Iterator[ResultRow]:
+    what = f"DIDComm v1 forwards, queued on disk, {didcomm_clients.SENDERS} at a time / {PEER}, in memory"
+    if not theirs:
+        yield headline(ResultRow(what, "-", "not installed: make peers"))
         return
-    seen = [result for result, _ in rounds]
-    row = ResultRow(f"{what}, {didcomm_clients.SENDERS} at a time", "-", _figures(seen, "forward"))
-    yield headline(replace(row, spread=spread([result["forward"]["rate"] for result in seen])))
+    for name, unit, shown in (("rate", "/s", ""), ("cpu_us", "µs", ", CPU of all processes a message")):
+        one, other = ([result["forward"][name] for result, _ in rounds] for rounds in (ours, theirs))
+        yield headline(beside(f"{what}{shown}", unit, one, other))
     yield ResultRow(f"for comparison: resident memory of {PEER}", "-", number(memory, "MB"))
 
 

@@ -48,7 +48,7 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 
 def _rows(bench: Bench, a: ServiceProcess, b: ServiceProcess, generation: Generation) -> Iterator[ResultRow]:
-    count = 200 if bench.quick else 1000
+    count = 100 if bench.quick else 1000
     here, there = [], []
     for turn in range(bench.long_rounds):
         bench.status(f"DIDComm {generation} on two instances, round {turn + 1} of {bench.long_rounds}")

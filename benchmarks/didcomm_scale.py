@@ -79,12 +79,15 @@ def _connections(bench: Bench) -> Iterator[ResultRow]:
         sides = {f"{spaced(count)} connections": partial(use, count) for count in used}
         bench.in_turn("DIDComm", sides, bench.long_rounds)
         memory = {count: one.service.resident_mb + one.service.children_mb for count, one in used.items()}
+        database = (bench.folder / str(MANY) / "mediator.db").stat().st_size
     for count, one in used.items():
         touched = spaced(min(count, each * bench.long_rounds))
         what = f"DIDComm v2, {spaced(count)} connections"
         claim = f"{what}: resident, service and nats-server, {touched} of them used"
         row = ResultRow(claim, number(memory[count], "MB"))
         yield headline(row) if count == MANY else row
+        if count == MANY:
+            yield ResultRow(f"{what}: database for one", number(database / MANY / 1000, "kB"))
         yield ResultRow(f"{what}: forward, queued durably, {SENDERS} at a time", _figures(one.forwards))
         yield ResultRow(f"{what}: delivery of one and its ack, {SENDERS} at a time", _figures(one.pickups))
 
@@ -142,23 +145,22 @@ async def _live(
 
 def _backlog(bench: Bench, database: str, url: str | None) -> Iterator[ResultRow]:
     settings = {} if url is None else {"MEDIATOR_DATABASE_URL": url}
-    backlog = BACKLOG // 4 if bench.quick else BACKLOG
+    backlog, part = (BACKLOG // 5, PART // 2) if bench.quick else (BACKLOG, PART)
     waiting = {MUCH: backlog, AS_MUCH: backlog, LITTLE: FEW}
     with _serving(bench, database, len(waiting), waiting, **settings) as (enrolled, service):
         bench.status(f"DIDComm, {spaced(backlog)} waiting messages on {database}")
-        statuses, rates = uvloop.run(_look_and_drain(bench, enrolled, service, backlog))
+        statuses, rates = uvloop.run(_look_and_drain(bench, enrolled, service, backlog, part))
     what = f"DIDComm v2 on {database}"
     claim = f"{what}: status, median latency, {spaced(backlog)} waiting / {FEW}"
     compared = at_most(claim, "ms", statuses[MUCH], statuses[LITTLE], STATUS_FACTOR)
     # Single requests differ; only their medians are compared.
     yield headline(replace(compared, spread=None))
-    part = f"the last {spaced(PART)} of {spaced(backlog)} / the first"
-    claim = f"{what}: drain, {BATCH} per delivery, {part}"
+    claim = f"{what}: drain, {BATCH} per delivery, the last {spaced(part)} of {spaced(backlog)} / the first"
     yield headline(at_least(claim, "/s", rates[MUCH], rates[AS_MUCH], DRAIN_FACTOR))
 
 
 async def _look_and_drain(
-    bench: Bench, enrolled: EnrolledHolders, service: ServiceProcess, backlog: int
+    bench: Bench, enrolled: EnrolledHolders, service: ServiceProcess, backlog: int, part: int
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
     """Return the latencies of status in ms and the drain rates, both by holder.
 
@@ -173,7 +175,7 @@ async def _look_and_drain(
         last, first = made.drain(MUCH, BATCH), made.drain(AS_MUCH, BATCH)
         async for count, _seconds in last:
             left -= count
-            if left <= PART:
+            if left <= part:
                 break
         seen: dict[int, list[tuple[int, float]]] = {MUCH: [], AS_MUCH: []}
         async for delivery in last:

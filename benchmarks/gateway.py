@@ -38,6 +38,7 @@ def _requests(bench: Bench, service: ServerProcess, direct: ServerProcess, in_fl
             PUBLIC: lambda _: nats_clients.run("send", service, **same),
             OWN: lambda _: nats_clients.run("send", direct, **same),
         },
+        bench.long_rounds,
     )
     for name, unit, shown in (
         ("rate", "/s", ""),

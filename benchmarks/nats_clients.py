@@ -35,8 +35,11 @@ Once = Callable[[int], Awaitable[None]]
 
 
 def run(name: str, server: ServerProcess, **spec: Any) -> Result:
-    """Run a load against a server and return its results."""
-    spec |= {"url": server.url, "pid": server.pid}
+    """Run a load against a server and return its results.
+
+    CPU is that of the server with its descendants, or of those that ``pid`` lists.
+    """
+    spec = {"url": server.url, "pid": server.pid, **spec}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.nats_clients", name],
         input=json.dumps(spec),

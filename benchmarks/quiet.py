@@ -33,7 +33,7 @@ class _PauseRound:
 
 
 def run(bench: Bench) -> Iterator[ResultRow]:
-    expiring, falling = (200_000, 20_000) if bench.quick else (1_000_000, 100_000)
+    expiring, falling = (100_000, 20_000) if bench.quick else (1_000_000, 100_000)
     yield from _claim(bench, "expire", expiring, EXPIRED)
     yield from _claim(bench, "fall due", falling, RELEASED)
 
@@ -55,8 +55,8 @@ def _round(bench: Bench, word: str, count: int, series: str, turn: int) -> _Paus
     bench.status(f"{count} messages {word}, round {turn + 1} of {bench.long_rounds}: fill")
     prefill.add_mailboxes(data_dir, SENDERS)
     measured = 2 * bench.seconds
-    # Time to fill the database first: 30 µs per message is more than it ever took. Then to start and to warm up.
-    at = time.time() + count * 30e-6 + 2 * measured + 8
+    # Time to fill the database first: 20 µs a message is more than it takes. Then to start and to warm up.
+    at = time.time() + count * 20e-6 + 2 * measured + 8
     fill = prefill.add_messages if word == "expire" else prefill.add_delayed
     fill(data_dir, SENDERS, count, int(at * 1000))
     service = ServiceProcess(data_dir)

@@ -73,7 +73,7 @@ def _counted(bench: Bench, servers: Mapping[str, ServerProcess]) -> Iterator[Res
         spec: dict[str, Any] = {"subject": subject, "good": good, "in_flight": MANY, "seconds": bench.seconds}
         return nats_clients.run("counted", servers[name], **spec)
 
-    seen = bench.in_turn(what, {name: lambda _, name=name: load(name) for name in servers})  # type: ignore[misc]
+    seen = bench.in_turn(what, {name: lambda _, name=name: load(name) for name in servers}, bench.long_rounds)  # type: ignore[misc]
     rates, cpu = _of(seen, "rate"), _of(seen, "cpu_us")
     for peer in (ALWAYS, DEFAULT):
         yield beside(f"{what} / {peer}", "/s", rates[OURS], rates[peer])

@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,7 +87,7 @@ class ServiceProcess(ServerProcess):
             try:
                 with urllib.request.urlopen(f"{self.http_url}/readyz", timeout=5):
                     return
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:
                 self._check(end)
 
     def _check(self, end: float) -> None:
@@ -166,10 +165,11 @@ def descendants(pid: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
-def cpu_seconds(pid: int, *, alone: bool = False) -> float:
-    """Return the CPU seconds of a process and all its descendants, those that have ended included; or of it alone."""
+def cpu_seconds(pid: int | Sequence[int], *, alone: bool = False) -> float:
+    """Return the CPU seconds of processes, and, except ``alone``, of all their descendants, ended ones included."""
+    pids = [pid] if isinstance(pid, int) else pid
     ticks = 0
-    for each in [pid] if alone else [pid, *descendants(pid)]:
+    for each in pids if alone else [found for one in pids for found in (one, *descendants(one))]:
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         ticks += sum(map(int, fields[11 : 13 if alone else 15]))
     return ticks / os.sysconf("SC_CLK_TCK")
