@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import threading
@@ -37,7 +38,11 @@ READERS = 5
 """One more than there are reader threads, so that the event loop never waits for a connection."""
 READ_SECONDS = 4.0
 """A SELECT beside the writer is interrupted after this long: it would keep the WAL from being cut."""
-WAL_PAGES = 32_768
+LOG_KEPT = 32 << 20
+"""Bytes that the WAL keeps when it is empty: to overwrite them takes a disk fewer steps than to append."""
+AMPLE = 32 * LOG_KEPT
+"""Bytes of free disk space below which it keeps none."""
+WAL_PAGES = 2048
 """Pages (of 4 kB) in the WAL above which even a busy writer stops for a checkpoint."""
 VACUUM_PAGES = 64
 VACUUM_PAGES_WHEN_FULL = 1024
@@ -219,7 +224,7 @@ class SqliteStore:
                     raise failure from error
 
     def upkeep(self, busy: bool) -> None:
-        """Cut the WAL, and give free pages back to the disk when there is time.
+        """Let the WAL begin anew, and give free pages back to the disk when there is time.
 
         Under load a checkpoint beside the writer never reaches the end of the WAL; on the writer's thread it does, and
         little is left to copy by then.
@@ -234,7 +239,8 @@ class SqliteStore:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                     self._wal_pages = 0
             else:
-                if self._wal_pages:
+                kept = LOG_KEPT if shutil.disk_usage(self.path.parent).free > AMPLE else 0
+                if self._log_bytes() > kept:
                     self._truncate_log()
                 # executescript steps through to the end; execute would free one page only.
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")

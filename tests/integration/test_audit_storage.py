@@ -28,8 +28,9 @@ from mediator.errors import (
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
-from mediator.mailboxes.mailbox import Retention
-from mediator.mailboxes.message import Draft
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import NewMailbox, Retention
+from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
@@ -47,6 +48,7 @@ from registry.agents import registering
 from registry.agents.records import Liveness, Registration
 from registry.tables import RegistryTables
 from tests.harness.postgres import Server
+from tests.harness.stores import ram_store
 from tests.harness.waiting import until
 
 TENANT, BOX = "default", "task"
@@ -245,6 +247,43 @@ async def test_a_mailbox_that_another_instance_ended_is_not_missed(tmp_path: Pat
             assert journal.missing == 0
 
 
+# The write-ahead log.
+
+
+def write(store: SqliteStore, megabytes: int) -> int:
+    """Commit so much mail, one message at a time, and return the bytes of the log."""
+    for _ in range(10 * megabytes):
+        with store.transaction() as tx:
+            mailbox = tx.mailboxes.find(TENANT, BOX) or tx.mailboxes.add(NewMailbox(TENANT, BOX, 1))
+            assert mailbox is not None
+            tx.messages.append(mailbox, Message(mailbox.next_id, Lane.NORMAL, os.urandom(100_000), 100_000, 1, 1))
+    return log_bytes(store)
+
+
+def log_bytes(store: SqliteStore) -> int:
+    return store.path.with_name(f"{store.path.name}-wal").stat().st_size
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_log_is_overwritten_from_its_beginning(busy: bool) -> None:
+    store = ram_store()
+    grown = write(store, 12)
+    for _ in range(3):
+        store.checkpoint()
+        store.upkeep(busy)
+        assert write(store, 8) == grown
+
+
+def test_a_log_that_grew_large_is_cut_when_there_is_time() -> None:
+    store = ram_store()
+    grown = write(store, 40)
+    store.checkpoint()
+    store.upkeep(busy=True)
+    assert log_bytes(store) == grown
+    store.upkeep(busy=False)
+    assert log_bytes(store) == 0
+
+
 # A full disk.
 
 
@@ -262,6 +301,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_small_disk_gets_the_space_of_the_log_back(disk: Path) -> None:
+    with closing(SqliteStore(disk / "mediator.db")) as store:
+        assert write(store, 4) > 4_000_000
+        store.checkpoint()
+        store.upkeep(busy=False)
+        assert log_bytes(store) == 0
 
 
 async def fill(broker: Broker) -> list[int]:
