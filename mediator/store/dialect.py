@@ -10,12 +10,18 @@ MESSAGE_COLUMNS = (
     "mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload, body_no, volatile"
 )
 
+EMPTY_LANES = (Lane.CRITICAL, Lane.URGENT, Lane.LOW)
+"""The lanes with an index of their own."""
+
 
 class Dialect(Protocol):
     """One connection, and what its database does in its own way."""
 
     ordered: bool
     """Whether a message's ``id`` is above those of all messages that are there when it is kept."""
+    absences: str
+    """Columns behind those of a group, empty where asking again costs nothing: whether it has no lease, and for each of
+    the lanes of ``EMPTY_LANES`` whether its mailbox has no message there."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with ``?`` places and return its rows."""

@@ -13,7 +13,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
-from mediator.store.dialect import MESSAGE_COLUMNS
+from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS
 from mediator.store.migrate import migrate
 from mediator.store.pool import Pool
 from mediator.store.rows import KeptMailbox, Row
@@ -86,6 +86,10 @@ _SAVE = (
     "UPDATE mailbox SET next_id = new.next_id, messages = new.messages, bytes = new.bytes, last_at = new.last_at,"
     " dedup_ids = new.dedup_ids FROM unnest(?, ?, ?, ?, ?, ?)"
     " AS new (no, next_id, messages, bytes, last_at, dedup_ids) WHERE mailbox.no = new.no"
+)
+_ABSENCES = ", NOT EXISTS (SELECT 1 FROM lease WHERE group_no = consumer.no)" + "".join(
+    f", NOT EXISTS (SELECT 1 FROM message WHERE mailbox_no = consumer.mailbox_no AND lane = {lane.value})"
+    for lane in EMPTY_LANES
 )
 _INNER = rows.MESSAGE.replace(rows.BODY, f"{rows.BODY} AS payload")
 _OUTER = rows.MESSAGE.replace(rows.BODY, "payload")
@@ -216,6 +220,7 @@ class PostgresDialect:
 
     ordered = False
     """Another instance may have taken a lower number and commit later."""
+    absences = _ABSENCES
 
     def __init__(self, wire: Wire, lock: str) -> None:
         self.wire = wire

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from mediator.mailboxes.events import Event
+from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.store import rows
@@ -40,6 +41,10 @@ class Session:
         self.touched: dict[int, KeptMailbox] = {}
         self.removed = False
         """Whether messages were removed."""
+        self.unleased: set[int] = set()
+        """Groups that are known to have no lease, by number; only this transaction could add any."""
+        self.empty_lanes: set[tuple[int, Lane]] = set()
+        """Lanes of mailboxes, by number, that are known to hold no message."""
         self.before_commit: list[Callable[[], None]] = []
         self.on_rollback: list[Callable[[], None]] = []
         self.events: list[Event] = []
@@ -79,6 +84,7 @@ class Session:
     def write_later(self, mailbox: KeptMailbox, message: Message) -> None:
         """Keep a message for one insert of many."""
         self._unwritten.append((mailbox, message))
+        self.empty_lanes.discard((mailbox.no, message.lane))
         if message.key is not None:
             self._unwritten_keys.add((mailbox.no, message.key))
 

@@ -285,6 +285,7 @@ class SqliteDialect:
 
     ordered = True
     """A new rowid is one above the highest there is."""
+    absences = ""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection

@@ -7,6 +7,7 @@ from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.ports import LeasePlace, LiveLeaseCount
 from mediator.store import rows
+from mediator.store.dialect import EMPTY_LANES
 from mediator.store.rows import Row
 from mediator.store.session import Session, Table
 
@@ -20,10 +21,22 @@ class Groups(Table):
         self._before: dict[int, bytes | None] = {}
 
     def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        if self._dialect.absences:
+            self._session.flush()
         row = self._session.first(
-            f"{_GROUP} WHERE mailbox_no = ? AND name = ? AND push = ?", (mailbox.no, name, int(push))
+            f"SELECT {rows.GROUP}{self._dialect.absences} FROM consumer WHERE mailbox_no = ? AND name = ? AND push = ?",
+            (mailbox.no, name, int(push)),
         )
-        return None if row is None else self._read(row)
+        if row is None:
+            return None
+        group = self._read(row[:_COLUMNS])
+        if self._dialect.absences:
+            unleased, *empty = row[_COLUMNS:]
+            if unleased:
+                self._session.unleased.add(group.no)
+            lanes = zip(EMPTY_LANES, empty, strict=True)
+            self._session.empty_lanes.update((mailbox.no, lane) for lane, is_empty in lanes if is_empty)
+        return group
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
@@ -110,10 +123,13 @@ class Leases(Table):
     """See :class:`mediator.mailboxes.ports.Leases`."""
 
     def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        if group.no in self._session.unleased:
+            return []
         found = self._for_each(_LEASE + " WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
         return [_lease(row) for row in found]
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        self._session.unleased.discard(group.no)
         self._dialect.many(
             "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead) VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (group_no, msg_id)"
@@ -129,6 +145,8 @@ class Leases(Table):
         return [_lease(row) for row in self._execute(sql, (group.no, now, limit))]
 
     def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
+        if group.no in self._session.unleased:
+            return []
         sql = (
             "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND until = ? AND lane = ? AND msg_id <= ?"
             " ORDER BY msg_id"
@@ -140,6 +158,8 @@ class Leases(Table):
         return [_lease(row) for row in self._execute(sql, (group.no, after, limit))]
 
     def count(self, group: Group) -> int:
+        if group.no in self._session.unleased:
+            return 0
         return int(self._session.one("SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0", (group.no,))[0])
 
     def living(self, mailbox: Mailbox, group: Group, now: int) -> LiveLeaseCount:
@@ -175,6 +195,7 @@ class Leases(Table):
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
 
 
+_COLUMNS = rows.GROUP.count(",") + 1
 _GROUP = f"SELECT {rows.GROUP} FROM consumer"
 _LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
 

@@ -55,6 +55,8 @@ class Messages(Table):
         now: int,
         without: Collection[int] = (),
     ) -> list[Message]:
+        if (mailbox.no, lane) in self._session.empty_lanes:
+            return []
         self._session.flush()
         others, parameters = self._others(without)
         source = (
