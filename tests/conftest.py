@@ -136,7 +136,7 @@ def elsewhere(request: pytest.FixtureRequest, _elsewhere: ForeignServer) -> Fore
 
 
 @dataclass(frozen=True, slots=True)
-class DidcommHouse:
+class SharedDoor:
     """A shared service with its DIDComm door open, and an invitation that may be used for ever."""
 
     services: Services
@@ -145,7 +145,7 @@ class DidcommHouse:
 
 
 @pytest.fixture(scope="session")
-def _didcomm_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DidcommHouse]:
+def _shared_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDoor]:
     """Start a service on SQLite; tests may kill it."""
 
     async def opened() -> Invites:
@@ -155,22 +155,22 @@ def _didcomm_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Didcomm
     services = Services(tmp_path_factory.mktemp("door"))
     try:
         invites = asyncio.run(opened())
-        yield DidcommHouse(services, services.all[0], invites)
+        yield SharedDoor(services, services.all[0], invites)
     finally:
         services.close()
 
 
 @pytest.fixture
-async def door(request: pytest.FixtureRequest, _didcomm_house: DidcommHouse, stack: AsyncExitStack) -> Door:
+async def door(request: pytest.FixtureRequest, _shared_door: SharedDoor, stack: AsyncExitStack) -> Door:
     """Return the shared DIDComm door, running whatever the test before did to it; each brings wallets of its own."""
-    request.node.stash[SERVICES] = _didcomm_house.services
-    service = _didcomm_house.service
+    request.node.stash[SERVICES] = _shared_door.services
+    service = _shared_door.service
     if not service.alive:
         await service.serve()
     return Door(service, stack)
 
 
 @pytest.fixture
-async def invites(door: Door, _didcomm_house: DidcommHouse) -> Invites:
+async def invites(door: Door, _shared_door: SharedDoor) -> Invites:
     """Return an invitation that may be used for ever."""
-    return _didcomm_house.invites
+    return _shared_door.invites

@@ -44,7 +44,7 @@ class Answer:
 
 
 @dataclass
-class Town:
+class App:
     """A running service, and those who come to it."""
 
     service: RunningService
@@ -92,7 +92,7 @@ class Town:
 
 
 @contextlib.asynccontextmanager
-async def town(folder: Path, **options: Any) -> AsyncIterator[Town]:
+async def app(folder: Path, **options: Any) -> AsyncIterator[App]:
     """Run the service; without a model, unless ``registry`` says otherwise, as few tests need one."""
     switch, thresholds = sys.getswitchinterval(), gc.get_threshold()
     chosen = {"registry": {"semantic": False}, "didcomm": {"enabled": False}, "journal": {"enabled": False}, **options}
@@ -102,7 +102,7 @@ async def town(folder: Path, **options: Any) -> AsyncIterator[Town]:
             service = await stack.enter_async_context(open_service(settings))
             http = aiohttp.ClientSession(f"http://127.0.0.1:{service.http_port}")
             await stack.enter_async_context(http)
-            yield Town(service, http, stack, {})
+            yield App(service, http, stack, {})
     finally:
         # What the service sets for its process is not for the tests.
         gc.unfreeze()

@@ -38,7 +38,7 @@ TABLES = ("mailbox", "message", "delayed", "dedup", "consumer", "lease", "held",
 
 
 @dataclass
-class House:
+class Core:
     """The parts of it, and short words for what tests do with them."""
 
     data_dir: Path
@@ -82,8 +82,8 @@ def rows(data_dir: Path, *tables: str) -> int:
 
 
 @asynccontextmanager
-async def house(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bool = True) -> AsyncIterator[House]:
-    """Open a house on a directory; ``enabled``: it cleans up by itself, each second."""
+async def core(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bool = True) -> AsyncIterator[Core]:
+    """Open one on a directory; ``enabled``: it cleans up by itself, each second."""
     clock = clock or ShiftedClock()
     store = SqliteStore(database_path(data_dir))
     try:
@@ -96,7 +96,7 @@ async def house(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: b
         try:
             await scheduler.start()
             await control.start()
-            yield House(data_dir, clock, broker, metrics, scheduler, control)
+            yield Core(data_dir, clock, broker, metrics, scheduler, control)
         finally:
             await control.stop()
             await scheduler.stop()

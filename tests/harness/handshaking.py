@@ -40,7 +40,7 @@ QUEUE = "didcomm:transport/queue"
 
 
 @dataclass
-class House:
+class Setup:
     """The parts, and calls as the receiver makes them."""
 
     context: DidcommContext
@@ -84,7 +84,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(*tenants: str) -> AsyncIterator[House]:
+async def setup(*tenants: str) -> AsyncIterator[Setup]:
     """Run the door of these tenants, of ``default`` unless named."""
     clock = ManualClock()
     broker = Broker(ram_store(), Bounds(), clock=clock)
@@ -104,7 +104,7 @@ async def house(*tenants: str) -> AsyncIterator[House]:
             max_envelope=1 << 20,
             dispatcher=None,  # type: ignore[arg-type]
         )
-        yield House(context, InvitationService(mediation, vault, identities, PUBLIC_URL, "Mediator"), clock)
+        yield Setup(context, InvitationService(mediation, vault, identities, PUBLIC_URL, "Mediator"), clock)
     finally:
         await guard.close()
         await broker.close()

@@ -14,7 +14,7 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.service import outbox as outbox_module
 from pipeline.service.outbox import MAX_COPIES, ArchiveCommands, OutboxClient
-from tests.harness.core import house
+from tests.harness.core import core
 from tests.harness.samples import add, put
 
 
@@ -60,7 +60,7 @@ async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypa
         return ask_or_use_store(settings, command, fields, work)
 
     monkeypatch.setattr(outbox_module, "ask_or_use_store", counting)
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         ArchiveCommands(home.broker).register(home.control)
         outbox = OutboxClient(Settings.of(data_dir=tmp_path))
         assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
@@ -81,7 +81,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
         for _ in range(2):
             tx.outbox.add(other, put(tx, other, created_at=former[0].created_at + 1))
     store.close()
-    async with house(tmp_path / "now") as home:
+    async with core(tmp_path / "now") as home:
         ArchiveCommands(home.broker).register(home.control)
         await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path / "now")).remove, former[1:])
         assert home.rows("outbox") == 3
@@ -104,7 +104,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
 )
 async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> None:
     fill(tmp_path, 3)
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         ArchiveCommands(home.broker).register(home.control)
         answer = await home.ask("archive-remove", copies=copies)
         assert answer["error"].startswith("copies: expected ")
@@ -113,7 +113,7 @@ async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> 
 
 async def test_a_service_without_the_command_keeps_its_outbox(tmp_path: Path) -> None:
     copies = fill(tmp_path, 3)
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         with pytest.raises(UnavailableError, match="expected one of"):
             await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path)).remove, copies[:1])
         assert home.rows("outbox") == 3

@@ -28,7 +28,7 @@ from pickup.client import Holder, Wallet
 from pickup.dids import web as dids_web
 from pickup.mediation.records import Generation
 from pickup.tables import MediationTables
-from tests.harness.app import town
+from tests.harness.app import app
 from tests.harness.people import Person, jwe
 from tests.harness.waiting import until
 from tests.integration.test_didcomm_bad_input import BOTH, JSON, Mediator, mail, mediating, sealed, update
@@ -81,9 +81,9 @@ async def recording() -> AsyncIterator[tuple[Recorder, str]]:
     """Run a recorder, and give the URL at which wallets find it."""
     async with aiohttp.ClientSession() as session:
         recorder = Recorder(session)
-        app = web.Application()
-        app.router.add_route("*", "/didcomm", recorder.answer)
-        async with TestServer(app) as server:
+        site = web.Application()
+        site.router.add_route("*", "/didcomm", recorder.answer)
+        async with TestServer(site) as server:
             yield recorder, f"http://127.0.0.1:{server.port}"
 
 
@@ -431,7 +431,7 @@ HEADS = [
 
 @pytest.mark.rule("A6")
 async def test_however_a_request_names_another_host_it_gets_nothing(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for head in HEADS:
             reader, writer = await asyncio.open_connection("127.0.0.1", service.service.http_port)
             writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode())

@@ -35,7 +35,7 @@ from registry.settings import RegistrySettings
 from registry.tables import RegistryTables
 from tests.harness.agents import registration
 from tests.harness.clock import ShiftedClock
-from tests.harness.core import BOX, HOUR, MINUTE, TENANT, house, rows
+from tests.harness.core import BOX, HOUR, MINUTE, TENANT, core, rows
 from tests.harness.postgres import Server
 from tests.harness.waiting import until
 
@@ -95,7 +95,7 @@ async def test_without_a_service_it_owns_the_file_for_a_pass(tmp_path: Path) -> 
 
 @pytest.mark.rule("S5")
 async def test_beside_a_service_it_asks_it(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         for _ in range(20):
             await home.send(ttl=MINUTE)
@@ -109,7 +109,7 @@ async def test_beside_a_service_it_asks_it(tmp_path: Path) -> None:
 async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bool) -> None:
     await fill(sqlite(tmp_path))
     if served:
-        async with house(tmp_path, enabled=False):
+        async with core(tmp_path, enabled=False):
             lines = await once(settings(tmp_path), dry_run=True)
     else:
         lines = await once(settings(tmp_path), dry_run=True)
@@ -133,7 +133,7 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
     store.close()
     async with AsyncExitStack() as stack:
         if served:
-            await stack.enter_async_context(house(tmp_path, enabled=False))
+            await stack.enter_async_context(core(tmp_path, enabled=False))
         closed = Settings.of(data_dir=tmp_path, didcomm=DidcommSettings(enabled=False))
         if not served:
             # Who cannot come is not forgotten.
@@ -160,7 +160,7 @@ async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Pat
     store.close()
     async with AsyncExitStack() as stack:
         if served:
-            await stack.enter_async_context(house(tmp_path, enabled=False))
+            await stack.enter_async_context(core(tmp_path, enabled=False))
         else:
             # Who cannot report is not collected.
             assert await once(Settings.of(data_dir=tmp_path, registry=RegistrySettings(enabled=False))) == [
@@ -201,12 +201,12 @@ async def test_a_service_that_starts_meanwhile_is_asked(tmp_path: Path) -> None:
     cleaning = asyncio.create_task(once(settings(tmp_path)))
     await asyncio.sleep(0)
     store.close()
-    async with house(tmp_path, enabled=False):
+    async with core(tmp_path, enabled=False):
         assert await cleaning == ["removed 20 messages"]
 
 
 async def test_the_clock_of_a_service_is_confirmed(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         assert await once(settings(tmp_path), confirm_clock=True) == ["expiry was not paused"]
         home.clock.ahead = 2 * HOUR
         await until(lambda: home.value("mediator_expiry_paused"))
@@ -234,7 +234,7 @@ async def test_a_daemon_yields_to_a_service_and_takes_over_again(tmp_path: Path)
     try:
         await until(lambda: said.holds("removed 20 messages"))
         # The daemon lives, and the file is free between its passes.
-        async with house(tmp_path, enabled=False) as home:
+        async with core(tmp_path, enabled=False) as home:
             await home.create("other")
             for _ in range(7):
                 await home.send(to="other", ttl=MINUTE)

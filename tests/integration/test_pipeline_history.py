@@ -19,7 +19,7 @@ from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.runs import record_run
-from tests.harness.core import House, house
+from tests.harness.core import Core, core
 
 
 def settings(data_dir: Path) -> Settings:
@@ -38,7 +38,7 @@ def _no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RUN_VARIABLE, raising=False)
 
 
-def serve(home: House) -> None:
+def serve(home: Core) -> None:
     RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
 
 
@@ -60,7 +60,7 @@ def test_without_a_service_a_run_is_kept_in_the_store(database: Path) -> None:
 
 
 async def test_with_a_service_it_is_asked(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         serve(home)
         book = RunHistoryClient(settings(tmp_path))
         no = await asyncio.to_thread(book.begin, "replay", ["a.b"])
@@ -72,7 +72,7 @@ async def test_with_a_service_it_is_asked(tmp_path: Path) -> None:
 
 async def test_a_run_may_begin_with_a_service_and_end_without(tmp_path: Path) -> None:
     book = RunHistoryClient(settings(tmp_path))
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         serve(home)
         no = await asyncio.to_thread(book.begin, "ingest", [])
     await asyncio.to_thread(book.end, no, Outcome.SUCCEEDED, {}, "")
@@ -98,7 +98,7 @@ def test_a_store_that_another_holds_is_not_waited_for_long(database: Path, monke
 
 
 async def test_a_service_that_keeps_no_runs_is_an_error(tmp_path: Path) -> None:
-    async with house(tmp_path):
+    async with core(tmp_path):
         with pytest.raises(UnavailableError, match="command: expected one of"):
             await asyncio.to_thread(RunHistoryClient(settings(tmp_path)).begin, "ingest", [])
 
@@ -217,7 +217,7 @@ async def test_the_command_shows_runs_as_a_table_and_as_json(database: Path) -> 
 
 
 async def test_the_command_asks_the_service_that_runs(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         serve(home)
         code, out, _ = await mediator("--data-dir", str(tmp_path))
         assert (code, out) == (0, "the pipeline has not run yet\n")

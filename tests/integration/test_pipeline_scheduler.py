@@ -22,7 +22,7 @@ from pipeline.service import child_process as child
 from pipeline.service.child_process import MAX_LINE, MAX_LINES, run_child
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.clock import ShiftedClock
-from tests.harness.core import HOUR, House, house
+from tests.harness.core import HOUR, Core, core
 from tests.harness.waiting import until
 
 LONG = 60.0
@@ -148,7 +148,7 @@ def test_only_our_own_processes_are_known_to_be_gone(name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def rounds(
-    home: House, program: Sequence[str], *, every: int = 1, minutes: int = 60, **pipeline: str
+    home: Core, program: Sequence[str], *, every: int = 1, minutes: int = 60, **pipeline: str
 ) -> AsyncIterator[tuple[PipelineScheduler, RunHistory]]:
     pipeline_settings = {"every": every, "max_minutes": minutes, **pipeline}
     settings = Settings.of(data_dir=home.data_dir, instance="here", pipeline=pipeline_settings)
@@ -169,7 +169,7 @@ async def ran(made: PipelineScheduler, book: RunHistory) -> list[Run]:
 
 async def test_a_round_has_its_order_and_comes_again_when_it_is_time(tmp_path: Path) -> None:
     clock = ShiftedClock()
-    async with house(tmp_path, clock) as home, rounds(home, python("")) as (made, book):
+    async with core(tmp_path, clock) as home, rounds(home, python("")) as (made, book):
         runs = await ran(made, book)
         assert [run.command for run in runs] == list(SCHEDULED)
         assert {(run.outcome, run.error, run.instance) for run in runs} == {(Outcome.SUCCEEDED, "", "here")}
@@ -191,7 +191,7 @@ async def test_the_program_gets_what_it_needs_and_no_secret(tmp_path: Path, monk
         "open('%s', 'a').write(json.dumps([sys.argv[1:], told]) + '\\n')" % (tmp_path / "told")
     )
     keys = tmp_path / "keys"
-    async with house(tmp_path) as home, rounds(home, python(code), archive_key_file=str(keys)) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(code), archive_key_file=str(keys)) as (made, book):
         runs = await ran(made, book)
     told: list[list[Any]] = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert [arguments for arguments, _ in told] == [
@@ -210,7 +210,7 @@ async def test_the_program_gets_what_it_needs_and_no_secret(tmp_path: Path, monk
 
 async def test_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
     code = "import sys; print('Traceback'); sys.exit(sys.argv[2] == 'ingest' and 'mediator: no Java was found')"
-    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
         with capture_logs() as logs:
             run, other = await ran(made, book)
         assert (run.command, run.outcome, run.error) == ("ingest", Outcome.FAILED, "no Java was found")
@@ -233,13 +233,13 @@ async def test_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
 
 async def test_a_child_that_is_killed_is_known_to_be(tmp_path: Path) -> None:
     code = "import os; os.kill(os.getpid(), 9)"
-    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
         run, _ = await ran(made, book)
     assert (run.outcome, run.error) == (Outcome.KILLED, "ended by SIGKILL")
 
 
 async def test_a_child_past_its_time_is_recorded_as_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
         # The same way, with a minute that is over soon.
         monkeypatch.setattr("pipeline.service.scheduler._MINUTE", 0.005)
         run, _ = await ran(made, book)
@@ -249,7 +249,7 @@ async def test_a_child_past_its_time_is_recorded_as_killed(tmp_path: Path, monke
 
 
 async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
-    async with house(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
         await made.look()
         await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
         await made.look()
@@ -259,7 +259,7 @@ async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_stops_ends_its_child(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         async with rounds(home, python(FOREVER)) as (made, book):
             await made.look()
             await until(lambda: [pid for pid in children() if "signal.pause" in command_line(pid)])
@@ -271,7 +271,7 @@ async def test_a_service_that_stops_ends_its_child(tmp_path: Path) -> None:
 
 async def test_a_run_cut_off_by_the_end_is_killed_and_begun_again(tmp_path: Path) -> None:
     clock = ShiftedClock()
-    async with house(tmp_path, clock) as home, rounds(home, python(""), every=24) as (made, book):
+    async with core(tmp_path, clock) as home, rounds(home, python(""), every=24) as (made, book):
         process = await asyncio.create_subprocess_exec(*python("input()"), stdin=asyncio.subprocess.PIPE)
         await book.begin("ingest", [], process_name(process.pid))
         [run] = await ran(made, book)
@@ -292,7 +292,7 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
         " outcome='succeeded',"
         " numbers={'events': 7}))"
     )
-    async with house(tmp_path) as home, rounds(home, python(code)) as (made, book):
+    async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
         RunCommands(book, 1).register(home.control)
         runs = await ran(made, book)
         assert [run.numbers for run in runs] == [{"events": 7}] * len(SCHEDULED)
@@ -302,7 +302,7 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
 
 
 async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> None:
-    async with house(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
+    async with core(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
         run, _ = await ran(made, book)
     assert (run.outcome, run.error) == (Outcome.FAILED, f"{tmp_path / 'absent'}: No such file or directory")
 
@@ -329,7 +329,7 @@ async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) 
 async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
     tmp_path: Path, command: str, fields: dict[str, Any], error: str
 ) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         book = RunHistory(home.broker, "here", home.metrics)
         RunCommands(book, 0).register(home.control)
         no = await book.begin("ingest", [], process_name())
@@ -340,7 +340,7 @@ async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
 
 
 async def test_a_run_over_the_socket_from_its_beginning_to_its_end(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
         begun = await home.ask(
             "run-begin", name="replay", arguments=["--password", "HUSH", *["x"] * 100], process=process_name()

@@ -55,7 +55,7 @@ class Counting:
         return np.tile(np.array([[1, 0]], np.float32), (len(texts), 1))
 
 
-class House:
+class Setup:
     def __init__(self, broker: Broker, encoder: Counting, embedder: CardEmbedder, directory: Directory) -> None:
         self.broker, self.encoder, self.embedder, self.directory = broker, encoder, embedder, directory
 
@@ -70,13 +70,13 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def home(tmp_path: Path) -> AsyncIterator[Setup]:
     async with _house(tmp_path) as made:
         yield made
 
 
 @asynccontextmanager
-async def _house(folder: Path) -> AsyncIterator[House]:
+async def _house(folder: Path) -> AsyncIterator[Setup]:
     broker, encoder = Broker(ram_store(), Bounds()), Counting()
     updater = IndexUpdater(broker, Liveness())
     models = EmbeddingModels(broker, updater, "none", folder, shared=False)
@@ -87,7 +87,7 @@ async def _house(folder: Path) -> AsyncIterator[House]:
     try:
         await updater.start(SPACE)
         await embedder.start()
-        yield House(broker, encoder, embedder, directory)
+        yield Setup(broker, encoder, embedder, directory)
     finally:
         await embedder.stop()
         await updater.stop()
@@ -96,35 +96,35 @@ async def _house(folder: Path) -> AsyncIterator[House]:
 
 
 @pytest.mark.rule("G1")
-async def test_the_same_card_as_a_sign_of_life_is_not_encoded_again(house: House):
-    await house.register("one", "Pays invoices")
-    assert await house.idle() == 1
-    encoded = len(house.encoder.texts)
+async def test_the_same_card_as_a_sign_of_life_is_not_encoded_again(home: Setup):
+    await home.register("one", "Pays invoices")
+    assert await home.idle() == 1
+    encoded = len(home.encoder.texts)
     for _ in range(3):
-        await house.register("one", "Pays invoices")
-    await house.register("two", "Waters plants")
-    assert await house.idle() == 2
-    assert len(house.encoder.texts) == 2 * encoded
-    await house.register("one", "Waters plants")
-    assert await house.idle() == 2
-    assert len(house.encoder.texts) == 3 * encoded
+        await home.register("one", "Pays invoices")
+    await home.register("two", "Waters plants")
+    assert await home.idle() == 2
+    assert len(home.encoder.texts) == 2 * encoded
+    await home.register("one", "Waters plants")
+    assert await home.idle() == 2
+    assert len(home.encoder.texts) == 3 * encoded
 
 
-async def test_cards_from_before_the_model_are_encoded_once(house: House):
-    house.encoder.ready.clear()
-    await house.register("one", "Pays invoices")
-    await house.register("two", "Waters plants")
-    house.encoder.ready.set()
-    assert await house.idle() == 2
-    assert sorted(house.encoder.texts) == ["one\nPays invoices", "two\nWaters plants"]
+async def test_cards_from_before_the_model_are_encoded_once(home: Setup):
+    home.encoder.ready.clear()
+    await home.register("one", "Pays invoices")
+    await home.register("two", "Waters plants")
+    home.encoder.ready.set()
+    assert await home.idle() == 2
+    assert sorted(home.encoder.texts) == ["one\nPays invoices", "two\nWaters plants"]
 
 
-async def test_an_unexpected_error_is_logged_and_ends_nothing(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_an_unexpected_error_is_logged_and_ends_nothing(home: Setup, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(embedder_module, "SWEEP_SECONDS", 0.05)
-    house.encoder.failures += [ZeroDivisionError(), MemoryError(), MemoryError()]
+    home.encoder.failures += [ZeroDivisionError(), MemoryError(), MemoryError()]
     with capture_logs() as said:
-        await house.register("one", "Pays invoices")
-        assert await house.idle() == 1
+        await home.register("one", "Pays invoices")
+        assert await home.idle() == 1
     assert [(line["why"], line["log_level"]) for line in said if line["event"] == "cards cannot be embedded"] == [
         ("failed: MemoryError", "warning"),
         ("failed: ZeroDivisionError", "warning"),
@@ -132,21 +132,21 @@ async def test_an_unexpected_error_is_logged_and_ends_nothing(house: House, monk
 
 
 @pytest.mark.rule("G1")
-async def test_an_import_delays_cards_of_other_tenants_by_a_batch(house: House):
-    house.encoder.free.clear()
-    await asyncio.gather(*(house.register(f"ledger{number}", "Books invoices", "acme") for number in range(300)))
-    await house.encoder.batches.get()
-    await house.register("tides", "Tells high and low water", "globex")
-    house.encoder.free.set()
-    assert "tides\nTells high and low water" in await house.encoder.batches.get()
-    assert await house.idle() == 301
+async def test_an_import_delays_cards_of_other_tenants_by_a_batch(home: Setup):
+    home.encoder.free.clear()
+    await asyncio.gather(*(home.register(f"ledger{number}", "Books invoices", "acme") for number in range(300)))
+    await home.encoder.batches.get()
+    await home.register("tides", "Tells high and low water", "globex")
+    home.encoder.free.set()
+    assert "tides\nTells high and low water" in await home.encoder.batches.get()
+    assert await home.idle() == 301
 
 
 async def test_cards_beyond_the_queue_are_found_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(embedder_module, "MAX_QUEUED", 2)
-    async with _house(tmp_path) as house:
-        house.encoder.ready.clear()
+    async with _house(tmp_path) as home:
+        home.encoder.ready.clear()
         for number in range(9):
-            await house.register(f"ledger{number}", "Books invoices")
-        house.encoder.ready.set()
-        assert await house.idle() == 9
+            await home.register(f"ledger{number}", "Books invoices")
+        home.encoder.ready.set()
+        assert await home.idle() == 9

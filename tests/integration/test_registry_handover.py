@@ -13,7 +13,7 @@ from mediator.ops.control import send_command
 from registry.commands import MAX_TOGETHER
 from registry.embedding.texts import TEMPLATE
 from registry.index.packing import pack_rows
-from tests.harness.app import card, town
+from tests.harness.app import app, card
 from tests.harness.directory import instance
 from tests.harness.stores import ram_store
 
@@ -52,7 +52,7 @@ async def test_one_that_is_no_card_leaves_nothing_of_the_others() -> None:
     ],
 )
 async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[str, Any], error: str) -> None:
-    async with town(tmp_path):
+    async with app(tmp_path):
         assert await send_command(tmp_path, "agents-put", **fields) == {"error": error}
 
 
@@ -71,13 +71,13 @@ async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[s
     ],
 )
 async def test_an_invalid_list_of_vectors_is_refused(tmp_path: Path, agents: Any, error: str) -> None:
-    async with town(tmp_path):
+    async with app(tmp_path):
         assert await send_command(tmp_path, "agents-embed", space=SPACE, agents=agents) == {"error": error}
 
 
 async def test_vectors_of_a_future_model_are_kept_for_same_cards(tmp_path: Path) -> None:
     told = base64.b64encode(VECTORS).decode()
-    async with town(tmp_path) as made:
+    async with app(tmp_path) as made:
         for name in ("a", "b"):
             await made.done("AGENT.REGISTER", card(name))
         agents = [[1, 1, told], [2, 1, told], [3, 1, told]]

@@ -10,7 +10,7 @@ import pytest
 
 from registry.api.codec import MAX_STATUS
 from registry.cards.card import MAX_CARD
-from tests.harness.app import TENANTS, Town, card, town
+from tests.harness.app import TENANTS, App, app, card
 
 AGENT = "AGENT."
 PAGE = Path(__file__).parents[2] / "docs" / "registry.md"
@@ -46,7 +46,7 @@ QUERIES = [
 ]
 
 
-async def found(service: Town, user: str = "", **query: Any) -> list[str]:
+async def found(service: App, user: str = "", **query: Any) -> list[str]:
     """DISCOVER, and return the mailboxes in their order."""
     reply = await service.done("AGENT.DISCOVER", query, user)
     return [agent["mailbox"].rpartition("/")[2] for agent in reply["agents"]]
@@ -56,7 +56,7 @@ async def found(service: Town, user: str = "", **query: Any) -> list[str]:
 async def test_any_card_with_a_mailbox_comes_back_byte_for_byte(tmp_path: Path) -> None:
     large = b'{"mailbox":"odd.e","x":"%b"}'
     large %= b"x" * (MAX_CARD - len(large) + 2)
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for data in (*ODD, large):
             assert (await service.done("AGENT.REGISTER", data))["mailbox"].startswith("odd.")
         reply = await service.ask_raw("AGENT.DISCOVER", b"")
@@ -67,7 +67,7 @@ async def test_any_card_with_a_mailbox_comes_back_byte_for_byte(tmp_path: Path) 
 
 @pytest.mark.rule("G1")
 async def test_both_spellings_of_a_mailbox_are_one_agent(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         first = await service.done("AGENT.REGISTER", card("mq9://broker/pay.inbox", "Ann"))
         assert first == {"error": "", "mailbox": "pay.inbox", "warnings": []}
         await service.done("AGENT.REPORT", {"mailbox": "pay.inbox"})
@@ -84,7 +84,7 @@ async def test_both_spellings_of_a_mailbox_are_one_agent(tmp_path: Path) -> None
 
 @pytest.mark.rule("G2")
 async def test_report_and_unregister_by_mailbox_or_unique_name(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for no in range(3):
             await service.done("AGENT.REGISTER", card(f"twin{no}", "Twin"))
         whole = card("mq9://x/ann", "Ann", capabilities={}, skills=[])
@@ -112,7 +112,7 @@ async def test_report_and_unregister_by_mailbox_or_unique_name(tmp_path: Path) -
 
 @pytest.mark.rule("G3", "N4")
 async def test_pages_cursors_and_filters(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for no in range(45):
             await service.done(
                 "AGENT.REGISTER", card(f"a{no}", description="pays" if no % 2 else "counts", **_skill(no))
@@ -186,7 +186,7 @@ async def test_bad_input_is_named_in_a_whole_reply(tmp_path: Path) -> None:
             ({"text": {}}, "text"),
         ],
     }
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         kept = card("kept", **PAY)
         await service.done("AGENT.REGISTER", kept)
         before = await service.ask_raw("AGENT.DISCOVER", {"with_state": True})
@@ -203,7 +203,7 @@ async def test_bad_input_is_named_in_a_whole_reply(tmp_path: Path) -> None:
 
 @pytest.mark.rule("G3")
 async def test_any_query_is_answered_soundly(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         cards = [
             card("pay", **PAY),
             card("zh", description="支付发票"),
@@ -230,7 +230,7 @@ async def test_any_query_is_answered_soundly(tmp_path: Path) -> None:
 
 @pytest.mark.rule("G3", "N7")
 async def test_a_page_stops_at_the_size_of_a_reply_and_continues(tmp_path: Path) -> None:
-    async with town(tmp_path, max_message_bytes=1024) as service:
+    async with app(tmp_path, max_message_bytes=1024) as service:
         room = (await service.nats()).max_payload
         assert room < 100_000, "what the smallest messages leave"
         cards = [card(f"a{no}", description="pays", filler="x" * (no * 700)) for no in range(60)]
@@ -260,7 +260,7 @@ async def test_a_page_stops_at_the_size_of_a_reply_and_continues(tmp_path: Path)
 
 @pytest.mark.rule("A6", "G1", "G2", "G3")
 async def test_agents_are_separated_by_tenant(tmp_path: Path) -> None:
-    async with town(tmp_path, tenants=TENANTS) as service:
+    async with app(tmp_path, tenants=TENANTS) as service:
         for user, word in (("ada", "sheep"), ("bob", "goats")):
             await service.done("AGENT.REGISTER", card("same", "Same", description=f"counts {word}"), user)
             await service.done("AGENT.REGISTER", card(f"of.{user}", f"Of {user}", description="counts"), user)
@@ -284,7 +284,7 @@ async def test_agents_are_separated_by_tenant(tmp_path: Path) -> None:
 
 @pytest.mark.rule("N2")
 async def test_unknown_verbs_and_requests_without_reply_subject(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for verb in ("AGENT", "AGENT.LIST", "AGENT.REGISTER.a", "AGENT.register", "AGENT.DISCOVER.a.b"):
             reply = await service.ask(verb, card("a"))
             assert reply == {"error": f"unknown subject $mq9.AI.{verb}"}
@@ -296,7 +296,7 @@ async def test_unknown_verbs_and_requests_without_reply_subject(tmp_path: Path) 
 
 @pytest.mark.rule("N2")
 async def test_with_the_registry_turned_off_its_subjects_are_unknown(tmp_path: Path) -> None:
-    async with town(tmp_path, registry={"enabled": False}) as service:
+    async with app(tmp_path, registry={"enabled": False}) as service:
         for verb in EMPTY:
             reply = await service.ask(AGENT + verb, card("a"))
             assert reply == {"error": f"unknown subject $mq9.AI.AGENT.{verb}"}
@@ -308,6 +308,6 @@ async def test_with_the_registry_turned_off_its_subjects_are_unknown(tmp_path: P
 async def test_the_examples_on_the_page_are_answered_as_it_says(tmp_path: Path) -> None:
     examples = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
     assert {subject for subject, _, _ in examples} == {AGENT + verb for verb in EMPTY}
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for subject, body, reply in examples:
             assert (await service.ask_raw(subject, body.encode())).decode() == reply

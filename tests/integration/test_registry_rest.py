@@ -21,7 +21,7 @@ from registry.api.codec import MAX_STATUS
 from registry.api.openapi import document
 from registry.api.rest import RegistryApi
 from registry.cards.card import MAX_CARD
-from tests.harness.app import ADA, BOB, TENANTS, Answer, Town, card, town
+from tests.harness.app import ADA, BOB, TENANTS, Answer, App, app, card
 
 ODD = b' {"mailbox":"mq9://broker/odd.a",  "n": 1.10, "n": 2, "\\u00e9": "\xf0\x9f\x98\x80"}\n'
 AGENTS = "/agents"
@@ -37,7 +37,7 @@ def refused(answer: Answer, status: int, begins: str, code: str = "bad_request")
     assert body["error"].isprintable()
 
 
-async def listed(service: Town, query: str = "", token: str | None = None) -> list[str]:
+async def listed(service: App, query: str = "", token: str | None = None) -> list[str]:
     answer = await service.call("GET", AGENTS + query, token=token)
     assert answer.status == 200, answer
     return [agent["mailbox"] for agent in answer.json["agents"]]
@@ -45,7 +45,7 @@ async def listed(service: Town, query: str = "", token: str | None = None) -> li
 
 @pytest.mark.rule("G1", "G3")
 async def test_a_card_is_registered_shown_replaced_and_removed(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         made = await service.call("POST", AGENTS, ODD)
         assert (made.status, made.headers["Location"]) == (201, "/agents/odd.a")
         told = made.json
@@ -75,7 +75,7 @@ async def test_a_card_is_registered_shown_replaced_and_removed(tmp_path: Path) -
 
 @pytest.mark.rule("G2", "G3")
 async def test_a_record_has_all_fields_of_an_agent(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         wrong = card("a.b", "Ann", protocolVersion="0.3.0", url="x", skills=5)
         made = (await service.call("POST", AGENTS, wrong)).json
         seen = await service.call("POST", "/agents/a.b/report", b'{"load":  0.5}')
@@ -99,7 +99,7 @@ async def test_a_record_has_all_fields_of_an_agent(tmp_path: Path) -> None:
 
 
 async def test_a_card_that_is_known_is_not_sent_again(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         await service.call("POST", AGENTS, ODD)
         tag = (await service.call("GET", "/agents/odd.a")).headers["ETag"]
         for known in (tag, f'"x", W/{tag}', "*"):
@@ -114,7 +114,7 @@ async def test_a_card_that_is_known_is_not_sent_again(tmp_path: Path) -> None:
 
 @pytest.mark.rule("G3", "N4")
 async def test_pages_are_linked_and_searches_are_as_at_the_other_door(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for no in range(45):
             does = "pays" if no % 2 else "counts"
             skills = [{"id": "pay", "name": "Pay", "tags": ["Money"]}] if no % 3 == 0 else []
@@ -154,7 +154,7 @@ def _texts(query: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.rule("G3")
 async def test_a_page_of_large_cards_ends_early_and_continues(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         for no in range(20):
             made = await service.call("POST", AGENTS, card(f"a{no}", filler="x" * 200_000))
             assert made.status == 201
@@ -169,7 +169,7 @@ async def test_a_page_of_large_cards_ends_early_and_continues(tmp_path: Path) ->
 
 @pytest.mark.rule("G1", "G2", "G3", "N3")
 async def test_bad_input_is_named_and_changes_nothing(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         await service.call("POST", AGENTS, card("kept"))
         before = await service.call("GET", "/agents/kept?view=record")
         bodies: list[tuple[bytes | dict[str, Any], str]] = [
@@ -214,7 +214,7 @@ async def test_bad_input_is_named_and_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.rule("G3")
 async def test_any_query_is_answered_soundly(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         await service.call("POST", AGENTS, card("pay", description="Pays invoices"))
         for text in ('" OR NEAR(', "支付", "💸", "\x00", "é" * 500, "%", "+"):
             for how in ("text", "semantic"):
@@ -228,7 +228,7 @@ async def test_any_query_is_answered_soundly(tmp_path: Path) -> None:
 
 
 async def test_options_names_the_methods_of_a_path(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         await service.call("POST", AGENTS, ODD)
         for path, methods in (
             ("/agents", {"GET", "HEAD", "POST", "OPTIONS"}),
@@ -248,7 +248,7 @@ async def test_options_names_the_methods_of_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.rule("A6")
 async def test_a_token_reaches_the_agents_of_its_tenant_alone(tmp_path: Path) -> None:
-    async with town(tmp_path, tenants=TENANTS) as service:
+    async with app(tmp_path, tenants=TENANTS) as service:
         for token in (None, "x" * 20, ADA[:-1]):
             for method, path, body in (
                 ("GET", "/agents", None),
@@ -283,7 +283,7 @@ async def test_a_token_reaches_the_agents_of_its_tenant_alone(tmp_path: Path) ->
 
 @pytest.mark.rule("A6")
 async def test_a_name_that_leads_to_this_machine_is_refused(tmp_path: Path) -> None:
-    async with town(tmp_path) as service:
+    async with app(tmp_path) as service:
         answer = await service.call("GET", "/agents", Host="evil.example")
         refused(answer, 401, "expected the API token of a tenant", "not_authenticated")
         assert (await service.call("GET", "/agents", Host="localhost:1234")).status == 200
@@ -298,9 +298,9 @@ async def publishing(cards: dict[str, bytes]) -> AsyncIterator[str]:
             raise web.HTTPNotFound
         return web.Response(body=cards[request.path], content_type="application/json")
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", serve)
-    async with TestServer(app) as server:
+    site = web.Application()
+    site.router.add_get("/{path:.*}", serve)
+    async with TestServer(site) as server:
         yield str(server.make_url("/")).rstrip("/")
 
 
@@ -310,7 +310,7 @@ async def test_a_card_is_fetched_from_its_url(tmp_path: Path) -> None:
     plain = b'{ "name" : "Plain",  "url": "https://plain.example", "skills": [] }'
     cards = {"/own.json": own, "/.well-known/agent-card.json": plain, "/list.json": b"[]"}
     private = {"semantic": False, "outbound_networks": ["127.0.0.0/8"]}
-    async with publishing(cards) as origin, town(tmp_path, registry=private) as service:
+    async with publishing(cards) as origin, app(tmp_path, registry=private) as service:
         made = await service.call("POST", AGENTS, {"url": f"{origin}/own.json"})
         assert (made.status, made.headers["Location"]) == (201, "/agents/of.own")
         assert (await service.call("GET", "/agents/of.own")).data == own
@@ -332,7 +332,7 @@ async def test_a_card_is_fetched_from_its_url(tmp_path: Path) -> None:
 
 @pytest.mark.rule("D10")
 async def test_no_card_is_fetched_from_the_operators_own_network(tmp_path: Path) -> None:
-    async with publishing({"/own.json": b'{"mailbox":"of.own"}'}) as origin, town(tmp_path) as service:
+    async with publishing({"/own.json": b'{"mailbox":"of.own"}'}) as origin, app(tmp_path) as service:
         for url in (f"{origin}/own.json", "http://169.254.169.254/", "file:///etc/passwd", "http://[::1]/", "nonsense"):
             refused(await service.call("POST", AGENTS, {"url": url}), 400, "url: ", "address_refused")
         assert await listed(service) == []
@@ -352,7 +352,7 @@ def test_openapi_describes_every_route_and_no_other() -> None:
 
 
 async def test_openapi_is_served_to_everybody(tmp_path: Path) -> None:
-    async with town(tmp_path, tenants=TENANTS) as service:
+    async with app(tmp_path, tenants=TENANTS) as service:
         answer = await service.call("GET", "/openapi.json")
         assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
         assert answer.json == document()
@@ -372,7 +372,7 @@ async def test_the_service_follows_its_openapi_document(tmp_path: Path) -> None:
             each["schema"]["maxItems"] = each["schema"]["items"]["maxLength"] = 8
     file = tmp_path / "openapi.json"
     file.write_text(json.dumps(described))
-    async with town(tmp_path / "data", tenants=TENANTS) as service:
+    async with app(tmp_path / "data", tenants=TENANTS) as service:
         command = [
             Path(sys.executable).with_name("schemathesis"),
             "run",

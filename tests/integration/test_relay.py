@@ -90,7 +90,7 @@ class Pauses:
 
 
 @dataclass
-class House:
+class Setup:
     """A broker with a relay, and a peer's server."""
 
     mediation: MediationBroker
@@ -137,9 +137,9 @@ async def serving() -> AsyncIterator[Endpoint]:
 
 
 @asynccontextmanager
-async def house(
+async def setup(
     people: Sequence[Person] = (), networks: Sequence[str] = ("127.0.0.1/32",), opened: bool = True
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(serving())
         broker = Broker(ram_store(), Bounds())
@@ -158,12 +158,12 @@ async def house(
         if opened:
             await made.open()
         stack.push_async_callback(made.close)
-        yield House(mediation, envelopes, made, posted, endpoint, pauses, registry, live)
+        yield Setup(mediation, envelopes, made, posted, endpoint, pauses, registry, live)
 
 
 @pytest.fixture
-async def home() -> AsyncIterator[House]:
-    async with house() as made:
+async def home() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
@@ -171,7 +171,7 @@ async def home() -> AsyncIterator[House]:
 
 
 @pytest.mark.rule("D8", "D10")
-async def test_a_holder_that_takes_its_mail_is_seen(home: House) -> None:
+async def test_a_holder_that_takes_its_mail_is_seen(home: Setup) -> None:
     holder = await home.holder()
     await home.mediation.write(lambda tx, _now: tx.connections.save(replace(holder, seen_at=0)))
     await home.forward(b"{}")
@@ -183,7 +183,7 @@ async def test_a_holder_that_takes_its_mail_is_seen(home: House) -> None:
 @pytest.mark.rule("D10", "D7")
 @pytest.mark.parametrize(("generation", "media_type"), [(Generation.V1, V1), (Generation.V2, V2)])
 async def test_mail_is_relayed_in_order_and_removed_when_accepted(
-    home: House, generation: Generation, media_type: str
+    home: Setup, generation: Generation, media_type: str
 ) -> None:
     holder = await home.holder(generation=generation)
     home.endpoint.answers = [200, 202, 204]
@@ -201,7 +201,7 @@ async def test_mail_is_relayed_in_order_and_removed_when_accepted(
 
 @pytest.mark.rule("D10")
 @pytest.mark.parametrize("status", [302, 404, 408, 429, 500, 503])
-async def test_a_failing_endpoint_is_retried_in_order(home: House, status: int) -> None:
+async def test_a_failing_endpoint_is_retried_in_order(home: Setup, status: int) -> None:
     await home.holder()
     home.endpoint.answers = [status, status, status, 200, status, 200]
     await home.forward(b"1", b"2", b"3")
@@ -217,7 +217,7 @@ async def test_a_failing_endpoint_is_retried_in_order(home: House, status: int) 
 
 
 @pytest.mark.rule("D10")
-async def test_after_all_attempts_mail_waits_for_mail_or_holder(home: House) -> None:
+async def test_after_all_attempts_mail_waits_for_mail_or_holder(home: Setup) -> None:
     holder = await home.holder()
     tries = 1 + len(endpoint_relay.PAUSES)
     home.endpoint.answers = [500] * (2 * tries)
@@ -237,7 +237,7 @@ async def test_after_all_attempts_mail_waits_for_mail_or_holder(home: House) -> 
 
 @pytest.mark.rule("D10")
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
-async def test_refused_mail_stays_queued_and_blocks_nothing(home: House, status: int) -> None:
+async def test_refused_mail_stays_queued_and_blocks_nothing(home: Setup, status: int) -> None:
     holder = await home.holder()
     home.endpoint.answers = [200, status, 200]
     await home.forward(b"1", b"2", b"3")
@@ -251,7 +251,7 @@ async def test_refused_mail_stays_queued_and_blocks_nothing(home: House, status:
 
 
 @pytest.mark.rule("D10")
-async def test_a_hanging_endpoint_times_out_and_blocks_nobody(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_endpoint_times_out_and_blocks_nobody(home: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound, "POST_SECONDS", 0.2)
     home.pauses.go.clear()
     hanging = asyncio.Event()
@@ -276,7 +276,7 @@ async def test_a_hanging_endpoint_times_out_and_blocks_nobody(home: House, monke
 
 
 @pytest.mark.rule("D10")
-async def test_a_redirect_that_keeps_the_post_is_followed(home: House) -> None:
+async def test_a_redirect_that_keeps_the_post_is_followed(home: Setup) -> None:
     async def handler(request: web.Request, _body: bytes) -> web.Response:
         moved = request.path == "/new"
         return web.Response() if moved else web.Response(status=307, headers={"Location": "/new"})
@@ -291,7 +291,7 @@ async def test_a_redirect_that_keeps_the_post_is_followed(home: House) -> None:
 
 @pytest.mark.rule("D10")
 async def test_addresses_inside_are_not_called_and_the_mail_stays() -> None:
-    async with house(networks=()) as home:
+    async with setup(networks=()) as home:
         holder = await home.holder()
         await home.forward(b"1")
         await until(lambda: home.counted("barred") == 1)
@@ -302,7 +302,7 @@ async def test_addresses_inside_are_not_called_and_the_mail_stays() -> None:
 
 @pytest.mark.rule("D10")
 @pytest.mark.parametrize("endpoint", [None, "didcomm:transport/queue", "did:example:mediator", "file:///etc/passwd"])
-async def test_who_has_no_endpoint_is_not_relayed_to(home: House, endpoint: str | None) -> None:
+async def test_who_has_no_endpoint_is_not_relayed_to(home: Setup, endpoint: str | None) -> None:
     holder, _other = await home.holder(1, endpoint), await home.holder(2)
     home.relay.look(holder)
     await home.forward(b"1")
@@ -313,7 +313,7 @@ async def test_who_has_no_endpoint_is_not_relayed_to(home: House, endpoint: str 
 
 
 @pytest.mark.rule("D10")
-async def test_who_has_a_session_is_not_relayed_to(home: House) -> None:
+async def test_who_has_a_session_is_not_relayed_to(home: Setup) -> None:
     holder = await home.holder()
     home.live.add(holder.no)
     await home.forward(b"1")
@@ -324,7 +324,7 @@ async def test_who_has_a_session_is_not_relayed_to(home: House) -> None:
 
 
 @pytest.mark.rule("D10")
-async def test_a_session_that_begins_meanwhile_ends_the_relay(home: House) -> None:
+async def test_a_session_that_begins_meanwhile_ends_the_relay(home: Setup) -> None:
     holder = await home.holder()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:
@@ -340,7 +340,7 @@ async def test_a_session_that_begins_meanwhile_ends_the_relay(home: House) -> No
 
 
 @pytest.mark.rule("D10")
-async def test_a_session_between_two_attempts_ends_the_relay(home: House) -> None:
+async def test_a_session_between_two_attempts_ends_the_relay(home: Setup) -> None:
     holder = await home.holder()
     home.endpoint.answers = [500]
     home.pauses.go.clear()
@@ -354,7 +354,7 @@ async def test_a_session_between_two_attempts_ends_the_relay(home: House) -> Non
 
 @pytest.mark.rule("D10")
 async def test_what_waited_before_the_start_is_brought() -> None:
-    async with house(opened=False) as home:
+    async with setup(opened=False) as home:
         holders = [await home.holder(number) for number in range(1, 6)]
         for number in (1, 3, 5):
             await home.forward(b"%d" % number, to=key(number))
@@ -366,7 +366,7 @@ async def test_what_waited_before_the_start_is_brought() -> None:
 
 async def test_all_holders_are_found_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_relay, "PAGE", 3)
-    async with house(opened=False) as home:
+    async with setup(opened=False) as home:
         for number in range(1, 11):
             await home.holder(number)
             await home.forward(b"before %d" % number, to=key(number))
@@ -377,7 +377,7 @@ async def test_all_holders_are_found_however_many_there_are(monkeypatch: pytest.
 
 
 @pytest.mark.rule("A8")
-async def test_what_was_not_confirmed_at_the_stop_stays(home: House) -> None:
+async def test_what_was_not_confirmed_at_the_stop_stays(home: Setup) -> None:
     holder = await home.holder()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:
@@ -400,7 +400,7 @@ async def test_holders_that_are_relayed_to_at_once_are_bounded(monkeypatch: pyte
         await release.wait()
         return web.Response()
 
-    async with house() as home:
+    async with setup() as home:
         home.endpoint.handler = handler
         for number in range(1, 11):
             await home.holder(number)
@@ -415,7 +415,7 @@ async def test_holders_that_are_relayed_to_at_once_are_bounded(monkeypatch: pyte
 @pytest.mark.rule("D10")
 async def test_mail_is_wrapped_for_each_mediator_in_front() -> None:
     holder, inner, outer = Person.make("holder"), Person.make("inner"), Person.make("outer")
-    async with house([holder, inner, outer]) as home:
+    async with setup([holder, inner, outer]) as home:
         mail = await home.envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [holder.key], None)
         connection = await home.holder(keys=(holder.key,), routing_keys=(inner.key, outer.key))
         await home.forward(mail)
@@ -433,7 +433,7 @@ async def test_mail_is_wrapped_for_each_mediator_in_front() -> None:
 
 @pytest.mark.parametrize("end", ["cut off", "closed in good order"])
 @pytest.mark.rule("D7", "D10")
-async def test_mail_over_a_websocket_is_removed_after_the_pong(home: House, end: str) -> None:
+async def test_mail_over_a_websocket_is_removed_after_the_pong(home: Setup, end: str) -> None:
     frames: list[bytes] = []
     reads = False
 
@@ -466,7 +466,7 @@ async def test_mail_over_a_websocket_is_removed_after_the_pong(home: House, end:
 
 
 @pytest.mark.rule("D5")
-async def test_an_answer_is_brought_with_bounded_attempts(home: House) -> None:
+async def test_an_answer_is_brought_with_bounded_attempts(home: Setup) -> None:
     home.endpoint.answers = [500, 503, 200]
     home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("delivered") == 1)
@@ -479,7 +479,7 @@ async def test_an_answer_is_brought_with_bounded_attempts(home: House) -> None:
 
 
 @pytest.mark.rule("D5")
-async def test_an_answer_that_is_refused_is_not_brought_again(home: House) -> None:
+async def test_an_answer_that_is_refused_is_not_brought_again(home: Setup) -> None:
     home.endpoint.answers = [400]
     home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("refused") == 1)
@@ -493,7 +493,7 @@ async def test_an_answer_that_is_refused_is_not_brought_again(home: House) -> No
 @pytest.mark.rule("D5")
 async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
     receiver, mediator = Person.make("receiver"), Person.make("mediator")
-    async with house([receiver, mediator]) as home:
+    async with setup([receiver, mediator]) as home:
         answer = await home.envelopes.seal_v1(encode({"@type": "hello", "@id": "1"}), [receiver.key], None)
         url = home.endpoint.url()
         home.send_soon(url, answer, Generation.V1, to=receiver.key, routing_keys=[mediator.key])
@@ -509,7 +509,7 @@ async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
         assert len(home.endpoint.got) == 1
 
 
-async def test_answers_under_way_are_bounded_in_number_and_bytes(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_under_way_are_bounded_in_number_and_bytes(home: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound_queue, "MAX_MESSAGES", 2)
     monkeypatch.setattr(outbound_queue, "MAX_BYTES", 100)
     release = asyncio.Event()

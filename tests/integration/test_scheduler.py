@@ -19,18 +19,18 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.tables import MediationTables
 from tests.harness.clock import ShiftedClock
-from tests.harness.core import BOX, HOUR, MINUTE, SECOND, TENANT, House, house
+from tests.harness.core import BOX, HOUR, MINUTE, SECOND, TENANT, Core, core
 from tests.harness.waiting import until
 
 LATE_BUCKET = "1.0"
 """Seconds that a release may be late here; the promise is 0.1, but tests share their machine."""
 
 
-def released(home: House) -> int:
+def released(home: Core) -> int:
     return int(home.value("mediator_delayed_late_seconds_count"))
 
 
-def in_time(home: House) -> int:
+def in_time(home: Core) -> int:
     return int(home.value("mediator_delayed_late_seconds_bucket", le=LATE_BUCKET))
 
 
@@ -43,7 +43,7 @@ def fetch(group: str | None = None, **options: int | str) -> Fetch:
 
 @pytest.mark.rule("S4", "F2")
 async def test_delayed_mail_wakes_who_waits_for_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         assert await home.send(b"later", delay=200) == HIDDEN_ID
         assert await home.shown() == []
@@ -55,7 +55,7 @@ async def test_delayed_mail_wakes_who_waits_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.rule("S4", "A3")
 async def test_much_that_falls_due_comes_on_time_and_in_due_order(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         count, begin = 500, wall_clock() + 2 * SECOND
         # Sent last first, due one millisecond apart.
@@ -83,7 +83,7 @@ async def test_mail_due_during_a_stop_comes_at_the_start_in_order(tmp_path: Path
     await broker.close()
     store.close()
     clock.ahead = 30 * MINUTE
-    async with house(tmp_path, clock) as home:
+    async with core(tmp_path, clock) as home:
         await until(lambda: released(home) == count)
         order = [int(message.payload) for message in await home.shown()]
         assert order == [*range(0, count, 2), *range(1, count, 2)]
@@ -97,7 +97,7 @@ async def test_mail_due_during_a_stop_comes_at_the_start_in_order(tmp_path: Path
 
 @pytest.mark.rule("S4")
 async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         await home.send(delay=300)
         home.scheduler.releaser.timer.cancel()
@@ -107,7 +107,7 @@ async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Pa
 
 @pytest.mark.rule("S4")
 async def test_an_earlier_due_time_moves_the_timer(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         await home.send(b"second", delay=HOUR)
         await home.send(b"first", delay=100)
@@ -121,7 +121,7 @@ async def test_an_earlier_due_time_moves_the_timer(tmp_path: Path) -> None:
 
 @pytest.mark.rule("S5", "A8")
 async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         await home.send_many(20_000, ttl=10 * MINUTE)
         home.clock.ahead = 30 * MINUTE
@@ -141,7 +141,7 @@ async def test_expired_messages_are_collected_while_sends_go_on(tmp_path: Path) 
 
 @pytest.mark.rule("M1", "M4", "S3")
 async def test_one_pass_ends_all_that_is_over(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         for number in range(350):
             await home.create(f"box{number}", ttl=10 * MINUTE)
         await home.create()
@@ -158,7 +158,7 @@ async def test_one_pass_ends_all_that_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.rule("D13")
 async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         for number, left in enumerate((10 * MINUTE, 10 * MINUTE, HOUR)):
             until, mark = home.clock() + left, bytes([number])
             assert await home.broker.write(
@@ -171,7 +171,7 @@ async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -
 
 @pytest.mark.rule("F7", "F6")
 async def test_leases_of_gone_messages_end_and_spent_ones_are_dead(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         await home.send(b"expires", ttl=10 * MINUTE)
         await home.send(b"dies")
@@ -188,7 +188,7 @@ async def test_leases_of_gone_messages_end_and_spent_ones_are_dead(tmp_path: Pat
 
 @pytest.mark.rule("F7")
 async def test_a_message_removed_beside_its_lease_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         await home.send()
         await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND))
@@ -202,7 +202,7 @@ async def test_a_message_removed_beside_its_lease_leaves_none(tmp_path: Path, mo
 
 
 async def test_a_disabled_scheduler_cleans_up_only_when_asked(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         await home.send(ttl=10 * MINUTE)
         home.clock.ahead = 30 * MINUTE
@@ -213,7 +213,7 @@ async def test_a_disabled_scheduler_cleans_up_only_when_asked(tmp_path: Path) ->
 
 @pytest.mark.rule("S5", "M1", "A7")
 async def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create("agent.secret.inbox")
         for _ in range(8):
             await home.send(b"payload", to="agent.secret.inbox", ttl=10 * MINUTE)
@@ -231,13 +231,13 @@ async def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path) 
 # The clock.
 
 
-async def paused(home: House) -> bool:
+async def paused(home: Core) -> bool:
     return "expiry is paused" in (await home.scheduler.check() or "")
 
 
 @pytest.mark.rule("S4", "S5", "M1")
 async def test_a_clock_that_jumps_ahead_pauses_expiry_until_confirmed(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         await home.create("short", ttl=HOUR)
         await home.send(b"expires", ttl=HOUR)
@@ -259,7 +259,7 @@ async def test_a_clock_that_jumps_ahead_pauses_expiry_until_confirmed(tmp_path: 
 
 @pytest.mark.rule("S5")
 async def test_a_clock_set_back_ends_the_pause_and_nothing_is_lost(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         await home.create()
         await home.send(b"expires", ttl=HOUR)
         home.clock.ahead = 2 * HOUR
@@ -273,7 +273,7 @@ async def test_a_clock_set_back_ends_the_pause_and_nothing_is_lost(tmp_path: Pat
 
 @pytest.mark.rule("S5")
 async def test_a_jump_that_nobody_has_noticed_yet_removes_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path, enabled=False) as home:
+    async with core(tmp_path, enabled=False) as home:
         await home.create()
         await home.send(ttl=HOUR)
         looked = home.broker.clock
@@ -289,7 +289,7 @@ async def test_a_jump_that_nobody_has_noticed_yet_removes_nothing(tmp_path: Path
 
 
 async def test_jobs_go_on_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         # What a clock that goes back by two hours does to the jobs: their next time lies that far ahead.
         for job in home.scheduler.jobs.get_jobs():
             job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=2))
@@ -299,7 +299,7 @@ async def test_jobs_go_on_after_the_clock_was_set_back(tmp_path: Path) -> None:
 
 
 async def test_the_check_says_when_the_scheduler_stands_still(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with core(tmp_path) as home:
         begun = home.scheduler.beat_at
         await until(lambda: home.scheduler.beat_at > begun)
         assert await home.scheduler.check() is None

@@ -321,17 +321,17 @@ async def test_an_old_registration_rings_no_phone_that_was_given_away(door: Door
 
 @pytest.mark.rule("D8")
 async def test_an_old_handshake_brings_no_old_endpoint_back() -> None:
-    async with handshaking.house() as house:
-        invitation, peer = await house.invitations.make("default"), handshaking.Peer()
+    async with handshaking.setup() as made:
+        invitation, peer = await made.invitations.make("default"), handshaking.Peer()
         for endpoint, repeated in (("https://old.example", False), ("https://new.example", False)) + (
             ("https://old.example", True),
         ) * 2:
             raw = handshaking.exchange(1, peer.peer_4(endpoint), invitation)
-            call = await house.call(raw, peer.key, invitation.key)
+            call = await made.call(raw, peer.key, invitation.key)
             call.repeated = repeated
             (reply,) = await did_exchange.handle_request(call)
             assert reply.type.name == "response"
-        kept = await house.kept(peer.key)
+        kept = await made.kept(peer.key)
         assert kept.endpoint == "https://new.example"
 
 
@@ -437,21 +437,21 @@ async def test_a_silent_server_delays_no_replies_to_others() -> None:
 @pytest.mark.parametrize("whose", ["the mediator", "an invitation", "another mediator"])
 async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) -> None:
     """A holder who names our own key as its mediator's would have each message come round for ever."""
-    async with handshaking.house() as house:
-        invitation, peer = await house.invitations.make("default"), handshaking.Peer()
-        ours = {"the mediator": house.identity.key, "an invitation": invitation.key}
+    async with handshaking.setup() as made:
+        invitation, peer = await made.invitations.make("default"), handshaking.Peer()
+        ours = {"the mediator": made.identity.key, "an invitation": invitation.key}
         did = peer.peer_4("https://mediator.example/didcomm", key(7), ours.get(whose, key(8)))
         await did_exchange.handle_request(
-            await house.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key)
+            await made.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key)
         )
-        kept = await house.kept(peer.key)
+        kept = await made.kept(peer.key)
         assert (kept.endpoint is None) == (whose in ours)
 
         old = peer.old_document("https://mediator.example/didcomm")
         old["service"][0]["routingKeys"] = [names.base58(names.verkey(ours.get(whose, key(8))))]
         raw = handshaking.connecting(peer, connection={"DID": peer.nym, "DIDDoc": old})
-        await connections.handle_request(await house.call(raw, peer.key, invitation.key))
-        kept = await house.kept(peer.key)
+        await connections.handle_request(await made.call(raw, peer.key, invitation.key))
+        kept = await made.kept(peer.key)
         assert (kept.endpoint is None) == (whose in ours)
 
 
@@ -474,9 +474,9 @@ async def test_what_is_sealed_for_ourselves_is_not_forwarded(kid: str) -> None:
 @pytest.mark.rule("D10")
 async def test_a_forward_must_be_sealed_for_the_routing_key() -> None:
     """Else what is sealed for an invitation's key would be opened here, and be known by nothing before."""
-    async with handshaking.house() as house:
-        invitation = await house.invitations.make("default")
+    async with handshaking.setup() as made:
+        invitation = await made.invitations.make("default")
         raw = {"@type": f"{DIDCOMM}routing/1.0/forward", "@id": "f", "to": key(500), "msg": orjson.loads(envelope())}
         with pytest.raises(EnvelopeError, match="routing key"):
-            await routing.handle(await house.call(raw, None, invitation.key))
-        assert await routing.handle(await house.call(raw, None, house.identity.key)) == ()
+            await routing.handle(await made.call(raw, None, invitation.key))
+        assert await routing.handle(await made.call(raw, None, made.identity.key)) == ()

@@ -9,12 +9,12 @@ from mediator.errors import BadRequestError, MediatorError, NoSuchInvitationErro
 from pickup.mediation.records import Generation, Invitation
 from pickup.message import OLD, write
 from pickup.protocols.connections import handle_request
-from tests.harness.handshaking import PUBLIC_URL, START, House, Peer, checked_field, connecting, house, only
+from tests.harness.handshaking import PUBLIC_URL, START, Peer, Setup, checked_field, connecting, only, setup
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[House]:
-    async with house() as made:
+async def door() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
@@ -24,12 +24,12 @@ def peer() -> Peer:
 
 
 @pytest.fixture
-async def invitation(door: House) -> Invitation:
+async def invitation(door: Setup) -> Invitation:
     return await door.invitations.make("default")
 
 
 @pytest.mark.rule("D8")
-async def test_the_invitation_key_signs_our_document(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_the_invitation_key_signs_our_document(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer), peer.key, invitation.key)
     plain = write(only(await handle_request(call)), Generation.V1, "", "")
 
@@ -60,14 +60,14 @@ async def test_the_invitation_key_signs_our_document(door: House, peer: Peer, in
     assert door.context.identities.known_as(kept.my_did) == door.identity
 
 
-async def test_old_prefixes_are_answered_in_kind(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_old_prefixes_are_answered_in_kind(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer, prefix=OLD), peer.key, invitation.key)
     reply = only(await handle_request(call))
     assert str(reply.type) == f"{OLD}connections/1.0/response"
     assert reply.decorators["connection~sig"]["@type"] == f"{OLD}signature/1.0/ed25519Sha512_single"
 
 
-async def test_qualified_dids_and_keys_by_reference_are_read(door: House, invitation: Invitation) -> None:
+async def test_qualified_dids_and_keys_by_reference_are_read(door: Setup, invitation: Invitation) -> None:
     for brought, written in (("", ""), ("did:sov:", "did:sov:"), ("", "did:sov:"), ("did:sov:", "")):
         peer = Peer()
         document = peer.old_document("http://peer.example", did=written + peer.nym)
@@ -79,7 +79,7 @@ async def test_qualified_dids_and_keys_by_reference_are_read(door: House, invita
         assert kept.endpoint == "http://peer.example"
 
 
-async def test_documents_of_newer_agents_are_read(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_documents_of_newer_agents_are_read(door: Setup, peer: Peer, invitation: Invitation) -> None:
     document = {
         "@context": "https://www.w3.org/ns/did/v1",
         "id": peer.nym,
@@ -113,7 +113,7 @@ async def test_documents_of_newer_agents_are_read(door: House, peer: Peer, invit
 
 
 @pytest.mark.rule("D12")
-async def test_the_same_request_again_changes_nothing(door: House, peer: Peer) -> None:
+async def test_the_same_request_again_changes_nothing(door: Setup, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
     first = only(await handle_request(await door.call(connecting(peer), peer.key, invitation.key)))
     kept = await door.connection(peer.key)
@@ -127,7 +127,7 @@ async def test_the_same_request_again_changes_nothing(door: House, peer: Peer) -
 
 @pytest.mark.rule("D8")
 async def test_who_brings_a_document_without_its_own_key_is_refused(
-    door: House, peer: Peer, invitation: Invitation
+    door: Setup, peer: Peer, invitation: Invitation
 ) -> None:
     thief = Peer()
     with pytest.raises(BadRequestError, match="key the message was sealed with"):
@@ -139,7 +139,7 @@ async def test_who_brings_a_document_without_its_own_key_is_refused(
 
 @pytest.mark.rule("D8")
 async def test_a_did_that_is_not_made_from_the_key_is_not_believed(
-    door: House, peer: Peer, invitation: Invitation
+    door: Setup, peer: Peer, invitation: Invitation
 ) -> None:
     other = Peer()
     raw = connecting(peer, connection={"DID": other.nym, "DIDDoc": peer.old_document(did=other.nym)})
@@ -165,7 +165,7 @@ async def test_a_did_that_is_not_made_from_the_key_is_not_believed(
     ],
 )
 async def test_what_is_no_introduction_is_refused(
-    door: House, peer: Peer, brought: object, invitation: Invitation
+    door: Setup, peer: Peer, brought: object, invitation: Invitation
 ) -> None:
     with pytest.raises(MediatorError) as caught:
         await handle_request(await door.call(connecting(peer, connection=brought), peer.key, invitation.key))
@@ -173,6 +173,6 @@ async def test_what_is_no_introduction_is_refused(
     assert await door.count() == 0
 
 
-async def test_a_request_that_answers_no_invitation_is_refused(door: House, peer: Peer) -> None:
+async def test_a_request_that_answers_no_invitation_is_refused(door: Setup, peer: Peer) -> None:
     with pytest.raises(NoSuchInvitationError):
         await handle_request(await door.call(connecting(peer), peer.key, door.identity.key))

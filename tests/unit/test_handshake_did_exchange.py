@@ -13,12 +13,12 @@ from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledE
 from pickup.mediation.records import Generation, Invitation
 from pickup.message import OLD, DidcommMessage, write
 from pickup.protocols.did_exchange import handle_request
-from tests.harness.handshaking import PUBLIC_URL, House, Peer, checked_attachment, exchange, house, only
+from tests.harness.handshaking import PUBLIC_URL, Peer, Setup, checked_attachment, exchange, only, setup
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[House]:
-    async with house() as made:
+async def door() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
@@ -28,12 +28,12 @@ def peer() -> Peer:
 
 
 @pytest.fixture
-async def invitation(door: House) -> Invitation:
+async def invitation(door: Setup) -> Invitation:
     return await door.invitations.make("default")
 
 
 @pytest.mark.rule("D8")
-async def test_1_1_gets_our_did_signed_by_the_invitation_key(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_1_1_gets_our_did_signed_by_the_invitation_key(door: Setup, peer: Peer, invitation: Invitation) -> None:
     did = peer.peer_4()
     call = await door.call(exchange(1, did, invitation), peer.key, invitation.key)
     reply = only(await handle_request(call))
@@ -61,7 +61,7 @@ async def test_1_1_gets_our_did_signed_by_the_invitation_key(door: House, peer: 
 
 @pytest.mark.parametrize("alphabet", ["standard", "url"])
 async def test_1_0_with_a_document_gets_a_signed_document(
-    door: House, peer: Peer, alphabet: str, invitation: Invitation
+    door: Setup, peer: Peer, alphabet: str, invitation: Invitation
 ) -> None:
     attached = peer.attach(peer.old_document("https://peer.example/in"), alphabet=alphabet)
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
@@ -76,7 +76,7 @@ async def test_1_0_with_a_document_gets_a_signed_document(
     assert (kept.their_did, kept.endpoint, kept.keys) == (peer.nym, "https://peer.example/in", (peer.key,))
 
 
-async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: Setup, peer: Peer, invitation: Invitation) -> None:
     theirs = peer.genesis_document()
     raw = exchange(0, theirs["id"], invitation, **{"did_doc~attach": peer.attach(theirs)})
     plain = write(only(await handle_request(await door.call(raw, peer.key, invitation.key))), Generation.V1, "", "")
@@ -98,20 +98,20 @@ async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: House, peer: Pee
     assert door.context.identities.known_as(kept.my_did) == door.identity
 
 
-async def test_old_type_prefixes_are_answered_in_kind(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_old_type_prefixes_are_answered_in_kind(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation) | {"@type": f"{OLD}didexchange/1.1/request"}
     reply = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
     assert str(reply.type) == f"{OLD}didexchange/1.1/response"
 
 
-async def test_a_did_key_is_a_did_like_any_other(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_did_key_is_a_did_like_any_other(door: Setup, peer: Peer, invitation: Invitation) -> None:
     await handle_request(await door.call(exchange(1, peer.key, invitation), peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert kept.keys == (peer.key,)
 
 
 async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(
-    door: House, peer: Peer, invitation: Invitation
+    door: Setup, peer: Peer, invitation: Invitation
 ) -> None:
     other = Peer()
     did = peer.peer_4("http://peer.example:8000", f"{other.key}#{other.key.removeprefix('did:key:')}")
@@ -121,7 +121,7 @@ async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(
 
 
 @pytest.mark.rule("D12")
-async def test_the_same_request_again_changes_nothing_and_counts_once(door: House, peer: Peer) -> None:
+async def test_the_same_request_again_changes_nothing_and_counts_once(door: Setup, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
     raw = exchange(1, peer.peer_4(), invitation)
     first = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
@@ -133,7 +133,7 @@ async def test_the_same_request_again_changes_nothing_and_counts_once(door: Hous
 
 
 @pytest.mark.rule("D8")
-async def test_the_key_that_sealed_must_be_one_of_the_document(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_the_key_that_sealed_must_be_one_of_the_document(door: Setup, peer: Peer, invitation: Invitation) -> None:
     thief = Peer()
     for raw in (
         exchange(1, peer.peer_4(), invitation),
@@ -146,7 +146,7 @@ async def test_the_key_that_sealed_must_be_one_of_the_document(door: House, peer
 
 
 @pytest.mark.rule("D8")
-async def test_other_keys_of_a_document_are_not_believed(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_other_keys_of_a_document_are_not_believed(door: Setup, peer: Peer, invitation: Invitation) -> None:
     victim = Peer()
     await handle_request(await door.call(exchange(1, victim.peer_4(), invitation), victim.key, invitation.key))
     before = await door.connection(victim.key)
@@ -163,7 +163,7 @@ async def test_other_keys_of_a_document_are_not_believed(door: House, peer: Peer
 
 
 @pytest.mark.rule("D8")
-async def test_a_did_that_only_its_document_proves_is_not_used(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_did_that_only_its_document_proves_is_not_used(door: Setup, peer: Peer, invitation: Invitation) -> None:
     trusted = Peer()
     raw = exchange(0, trusted.nym, invitation, **{"did_doc~attach": peer.attach(peer.old_document(did=trusted.nym))})
     await handle_request(await door.call(raw, peer.key, invitation.key))
@@ -195,7 +195,7 @@ async def test_a_document_whose_signature_is_not_right_is_refused(door, peer, sp
 
 @pytest.mark.rule("D12")
 async def test_a_document_changed_after_it_was_signed_is_refused(
-    door: House, peer: Peer, invitation: Invitation
+    door: Setup, peer: Peer, invitation: Invitation
 ) -> None:
     attached = peer.attach(peer.old_document())
     attached["data"]["base64"] = peer.attach(peer.old_document("https://elsewhere.example"))["data"]["base64"]
@@ -205,13 +205,13 @@ async def test_a_document_changed_after_it_was_signed_is_refused(
 
 
 @pytest.mark.rule("D12")
-async def test_a_document_signed_by_a_stranger_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_document_signed_by_a_stranger_is_refused(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": Peer().attach(peer.old_document())})
     with pytest.raises(BadRequestError, match="signature by keys of the document"):
         await handle_request(await door.call(raw, peer.key, invitation.key))
 
 
-async def test_all_signatures_of_a_document_must_be_valid(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_all_signatures_of_a_document_must_be_valid(door: Setup, peer: Peer, invitation: Invitation) -> None:
     second = Peer()
     document = peer.old_document()
     document["publicKey"] += [
@@ -251,7 +251,7 @@ async def test_all_signatures_of_a_document_must_be_valid(door: House, peer: Pee
     ],
 )
 async def test_an_attachment_that_is_none_is_refused(
-    door: House, peer: Peer, attached: object, invitation: Invitation
+    door: Setup, peer: Peer, attached: object, invitation: Invitation
 ) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match="did_doc~attach"):
@@ -260,7 +260,7 @@ async def test_an_attachment_that_is_none_is_refused(
 
 
 @pytest.mark.rule("D12")
-async def test_a_document_of_another_did_or_none_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_document_of_another_did_or_none_is_refused(door: Setup, peer: Peer, invitation: Invitation) -> None:
     for document in ({}, [], {"id": 7}, {"id": peer.nym}, peer.old_document(did=Peer().nym)):
         raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(document)})
         with pytest.raises(BadRequestError):
@@ -280,7 +280,7 @@ async def test_a_document_of_another_did_or_none_is_refused(door: House, peer: P
     ],
 )
 async def test_a_did_that_leads_nowhere_is_refused(
-    door: House, peer: Peer, did: object, error: type, invitation: Invitation
+    door: Setup, peer: Peer, did: object, error: type, invitation: Invitation
 ) -> None:
     raw = exchange(1, "x", invitation) | {"did": did}
     with pytest.raises(error):
@@ -288,13 +288,13 @@ async def test_a_did_that_leads_nowhere_is_refused(
 
 
 @pytest.mark.rule("D8")
-async def test_who_says_nothing_of_itself_is_refused(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_who_says_nothing_of_itself_is_refused(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(exchange(1, peer.peer_4(), invitation), None, invitation.key)
     with pytest.raises(NotEnrolledError):
         await handle_request(call)
 
 
-async def test_a_request_to_our_key_names_its_invitation(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_request_to_our_key_names_its_invitation(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation)
     reply = only(await handle_request(await door.call(raw, peer.key, door.identity.key)))
     checked_attachment(reply.decorators["did_rotate~attach"], invitation.key)
@@ -305,7 +305,7 @@ async def test_a_request_to_our_key_names_its_invitation(door: House, peer: Peer
         await handle_request(await door.call(strange, peer.key, door.identity.key))
 
 
-async def test_an_invitation_that_is_not_open_connects_nobody_new(door: House, peer: Peer) -> None:
+async def test_an_invitation_that_is_not_open_connects_nobody_new(door: Setup, peer: Peer) -> None:
     short = await door.invitations.make("default", ttl=1000)
     once = await door.invitations.make("default", uses=1)
     await handle_request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
@@ -321,7 +321,7 @@ async def test_an_invitation_that_is_not_open_connects_nobody_new(door: House, p
 
 @pytest.mark.rule("A6")
 async def test_an_invitation_of_another_tenant_is_none(peer: Peer) -> None:
-    async with house("default", "acme") as door:
+    async with setup("default", "acme") as door:
         invitation = await door.invitations.make("acme")
         raw = exchange(1, peer.peer_4(), invitation)
         with pytest.raises(NoSuchInvitationError):
@@ -332,7 +332,7 @@ async def test_an_invitation_of_another_tenant_is_none(peer: Peer) -> None:
         assert await door.connection(peer.key) is None
 
 
-async def test_a_label_is_cut_and_never_needed(door: House, invitation: Invitation) -> None:
+async def test_a_label_is_cut_and_never_needed(door: Setup, invitation: Invitation) -> None:
     for label, kept_as in (("x" * 500, "x" * 128), (7, ""), (None, "")):
         peer = Peer()
         raw = exchange(1, peer.peer_4(), invitation) | {"label": label}
@@ -341,7 +341,7 @@ async def test_a_label_is_cut_and_never_needed(door: House, invitation: Invitati
         assert kept.label == kept_as
 
 
-async def test_a_thread_of_its_own_is_kept_to(door: House, peer: Peer, invitation: Invitation) -> None:
+async def test_a_thread_of_its_own_is_kept_to(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key)
     message: DidcommMessage = replace(call.message, thid=None)
     call.message = message

@@ -13,16 +13,16 @@ from pickup.protocols import did_exchange
 from pickup.protocols.out_of_band import invitation as received
 from pickup.protocols.out_of_band import reuse
 from pickup.tables import MediationTables
-from tests.harness.handshaking import House, Peer, exchange, house, only
+from tests.harness.handshaking import Peer, Setup, exchange, only, setup
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[House]:
-    async with house() as made:
+async def door() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
-async def connected(door: House, invitation: Invitation) -> Peer:
+async def connected(door: Setup, invitation: Invitation) -> Peer:
     peer = Peer()
     await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
@@ -34,7 +34,7 @@ def reusing(pthid: str | None, version: str = "1.1") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_connection_is_used_again(door: House, version: str) -> None:
+async def test_a_connection_is_used_again(door: Setup, version: str) -> None:
     first, second = await door.invitations.make("default"), await door.invitations.make("default")
     peer = await connected(door, first)
     before = await door.connection(peer.key)
@@ -44,7 +44,7 @@ async def test_a_connection_is_used_again(door: House, version: str) -> None:
     assert await door.connection(peer.key) == before
 
 
-async def test_a_connection_without_invitation_gets_the_reused_one(door: House) -> None:
+async def test_a_connection_without_invitation_gets_the_reused_one(door: Setup) -> None:
     first, second = await door.invitations.make("default"), await door.invitations.make("default", uses=1)
     peer = await connected(door, first)
     before = await door.kept(peer.key)
@@ -58,7 +58,7 @@ async def test_a_connection_without_invitation_gets_the_reused_one(door: House) 
 
 
 @pytest.mark.rule("D8", "D12")
-async def test_who_is_not_connected_cannot_reuse(door: House) -> None:
+async def test_who_is_not_connected_cannot_reuse(door: Setup) -> None:
     invitation = await door.invitations.make("default")
     for sender in (Peer().key, None):
         with pytest.raises(NotEnrolledError):
@@ -67,7 +67,7 @@ async def test_who_is_not_connected_cannot_reuse(door: House) -> None:
 
 @pytest.mark.rule("A6", "D12")
 async def test_only_invitations_of_ours_are_reused() -> None:
-    async with house("default", "acme") as door:
+    async with setup("default", "acme") as door:
         peer = await connected(door, await door.invitations.make("default"))
         other = await door.invitations.make("acme")
         for pthid in ("nobody's", None, other.id):
@@ -76,7 +76,7 @@ async def test_only_invitations_of_ours_are_reused() -> None:
 
 
 @pytest.mark.rule("D12")
-async def test_invitations_of_others_are_not_followed(door: House) -> None:
+async def test_invitations_of_others_are_not_followed(door: Setup) -> None:
     raw = {"@type": f"{DIDCOMM}out-of-band/1.1/invitation", "@id": "1", "services": ["did:example:elsewhere"]}
     with pytest.raises(UnsupportedMessageError):
         await received(await door.call(raw, Peer().key, door.identity.key))

@@ -23,23 +23,23 @@ from pickup.invitations import InvitationForms, id_inside
 from pickup.mediation import invitations as module
 from pickup.mediation.names import canonical, verkey
 from pickup.mediation.records import Invitation
-from tests.harness.handshaking import PUBLIC_URL, START, House, house
+from tests.harness.handshaking import PUBLIC_URL, START, Setup, setup
 
 DAY = 24 * 3600 * 1000
 
 
-async def list_all(door: House, tenant: str, limit: int = 100) -> list[Invitation]:
+async def list_all(door: Setup, tenant: str, limit: int = 100) -> list[Invitation]:
     return await door.context.mediation.list_invitations(tenant, limit)
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[House]:
-    async with house("default", "acme") as made:
+async def door() -> AsyncIterator[Setup]:
+    async with setup("default", "acme") as made:
         yield made
 
 
 @pytest.fixture
-async def browser(door: House) -> AsyncIterator[TestClient[Any, Any]]:
+async def browser(door: Setup) -> AsyncIterator[TestClient[Any, Any]]:
     pages = InvitationPages(door.context.mediation, door.invitations)
     app = web.Application()
     pages.add_routes(app)
@@ -94,7 +94,7 @@ def drawn(text: str) -> str:
 # Forms.
 
 
-async def test_out_of_band_1_1_has_one_service_and_all_handshakes(door: House) -> None:
+async def test_out_of_band_1_1_has_one_service_and_all_handshakes(door: Setup) -> None:
     made = await door.invitations.make("default", label="Ours")
     written = door.invitations.written(made)
     name, message = inside(written.v1_url)
@@ -116,7 +116,7 @@ async def test_out_of_band_1_1_has_one_service_and_all_handshakes(door: House) -
     assert canonical(key) == made.key
 
 
-async def test_out_of_band_2_0_comes_from_the_tenants_did(door: House) -> None:
+async def test_out_of_band_2_0_comes_from_the_tenants_did(door: Setup) -> None:
     made = await door.invitations.make("acme")
     written = door.invitations.written(made)
     name, message = inside(written.v2_url)
@@ -129,7 +129,7 @@ async def test_out_of_band_2_0_comes_from_the_tenants_did(door: House) -> None:
     assert message["body"]["accept"] == ["didcomm/v2"]
 
 
-async def test_connections_1_0_names_the_same_key_in_base58(door: House) -> None:
+async def test_connections_1_0_names_the_same_key_in_base58(door: Setup) -> None:
     made = await door.invitations.make("default")
     written = door.invitations.written(made)
     name, message = inside(written.old_url)
@@ -141,7 +141,7 @@ async def test_connections_1_0_names_the_same_key_in_base58(door: House) -> None
     assert canonical(key) == made.key
 
 
-async def test_the_id_is_found_in_every_form(door: House) -> None:
+async def test_the_id_is_found_in_every_form(door: Setup) -> None:
     made = await door.invitations.make("default")
     written: InvitationForms = door.invitations.written(made)
     for url in (written.v1_url, written.v2_url, written.old_url):
@@ -151,7 +151,7 @@ async def test_the_id_is_found_in_every_form(door: House) -> None:
 # Keys and lives.
 
 
-async def test_every_invitation_has_its_own_sealed_key(door: House) -> None:
+async def test_every_invitation_has_its_own_sealed_key(door: Setup) -> None:
     first, second = [await door.invitations.make("default") for _ in range(2)]
     assert first.key != second.key
     assert first.id != second.id
@@ -165,7 +165,7 @@ async def test_every_invitation_has_its_own_sealed_key(door: House) -> None:
     assert len(verkey(first.key)) == 32
 
 
-async def test_an_invitation_closes_with_its_time_or_uses(door: House) -> None:
+async def test_an_invitation_closes_with_its_time_or_uses(door: Setup) -> None:
     forever = await door.invitations.make("default")
     brief = await door.invitations.make("default", ttl=1000)
     assert (forever.expire_at, brief.expire_at) == (None, START + 1000)
@@ -177,7 +177,7 @@ async def test_an_invitation_closes_with_its_time_or_uses(door: House) -> None:
     assert await door.context.mediation.open_invitation(forever.id) == forever
 
 
-async def test_invitations_are_listed_by_tenant_and_removed(door: House) -> None:
+async def test_invitations_are_listed_by_tenant_and_removed(door: Setup) -> None:
     first = await door.invitations.make("default")
     door.clock.now += 1
     second = await door.invitations.make("default")
@@ -203,14 +203,14 @@ async def test_invitations_are_listed_by_tenant_and_removed(door: House) -> None
         ({"uses": 0}, "uses"),
     ],
 )
-async def test_what_cannot_be_is_refused_and_names_the_field(door: House, options: dict[str, Any], named: str) -> None:
+async def test_what_cannot_be_is_refused_and_names_the_field(door: Setup, options: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         await door.invitations.make("default", **options)
     assert caught.value.field == named
     assert await list_all(door, "default") == []
 
 
-async def test_closed_invitations_make_room_and_open_ones_do_not(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_invitations_make_room_and_open_ones_do_not(door: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INVITATIONS", 3)
     await door.invitations.make("default", ttl=1000)
     kept = [await door.invitations.make("default") for _ in range(2)]
@@ -224,7 +224,7 @@ async def test_closed_invitations_make_room_and_open_ones_do_not(door: House, mo
 # QR codes.
 
 
-async def test_a_scanner_reads_the_link_on_image_and_terminal(door: House) -> None:
+async def test_a_scanner_reads_the_link_on_image_and_terminal(door: Setup) -> None:
     written = door.invitations.written(await door.invitations.make("default", label="Ä" * 128))
     for url in (written.v1_url, written.v2_url):
         assert scanned(qr.png(url)) == url
@@ -280,12 +280,12 @@ async def shown(browser: TestClient[Any, Any], path: str, status: int = 200) -> 
         return Page(await answer.text())
 
 
-async def invited(door: House, **options: Any) -> tuple[Invitation, InvitationForms]:
+async def invited(door: Setup, **options: Any) -> tuple[Invitation, InvitationForms]:
     made = await door.invitations.make("default", **options)
     return made, door.invitations.written(made)
 
 
-async def test_the_page_shows_codes_links_label_and_expiry(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_the_page_shows_codes_links_label_and_expiry(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door, label="Our <b>mediator</b> & more", ttl=DAY, uses=5)
     page = await shown(browser, urlsplit(written.page_url).path)
     assert "Our <b>mediator</b> & more" in page.text
@@ -302,7 +302,7 @@ async def test_the_page_shows_codes_links_label_and_expiry(door: House, browser:
     assert made.expire_at == START + DAY
 
 
-async def test_the_page_is_whole_under_its_own_policy(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_the_page_is_whole_under_its_own_policy(door: Setup, browser: TestClient[Any, Any]) -> None:
     """The style is let through by its hash, so a change of one without the other leaves the page bare."""
     made, _ = await invited(door)
     async with browser.get(f"/invite/{made.id}") as answer:
@@ -314,14 +314,14 @@ async def test_the_page_is_whole_under_its_own_policy(door: House, browser: Test
         assert "It does not expire" in text
 
 
-async def test_the_image_is_the_code_of_the_link(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_the_image_is_the_code_of_the_link(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door)
     async with browser.get(f"/invite/{made.id}.png") as answer:
         assert (answer.status, answer.content_type) == (200, "image/png")
         assert scanned(await answer.read()) == written.v1_url
 
 
-async def test_the_link_itself_shows_the_page_in_a_browser(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_the_link_itself_shows_the_page_in_a_browser(door: Setup, browser: TestClient[Any, Any]) -> None:
     _, written = await invited(door, label="Ours")
     for url in (written.v1_url, written.v2_url, written.old_url):
         page = await shown(browser, f"{urlsplit(url).path}?{urlsplit(url).query}")
@@ -351,7 +351,7 @@ async def test_a_foreign_invitation_is_404_and_not_reflected(browser: TestClient
     assert page.links == page.images == page.fetched == []
 
 
-async def test_a_modified_invitation_link_shows_the_real_one(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_a_modified_invitation_link_shows_the_real_one(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door, label="Ours")
     forged = {**written.v1, "label": "Theirs", "services": ["did:example:theirs"]}
     encoded = base64.urlsafe_b64encode(orjson.dumps(forged)).decode()
@@ -361,7 +361,7 @@ async def test_a_modified_invitation_link_shows_the_real_one(door: House, browse
     assert made.label == "Ours"
 
 
-async def test_a_closed_invitation_is_shown_to_nobody(door: House, browser: TestClient[Any, Any]) -> None:
+async def test_a_closed_invitation_is_shown_to_nobody(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door, ttl=1000)
     door.clock.now += 1000
     await shown(browser, f"/invite/{made.id}", status=404)

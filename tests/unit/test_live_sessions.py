@@ -130,7 +130,7 @@ class Air:
 
 
 @dataclass
-class House:
+class Setup:
     """A broker and the sessions on it."""
 
     broker: Broker
@@ -174,9 +174,9 @@ class House:
     async def ended(self, connection: Connection) -> None:
         await until(lambda: not self.sessions.has(connection.no))
 
-    async def beside(self, instance: str, air: Air | None, behind: int = 0) -> "House":
+    async def beside(self, instance: str, air: Air | None, behind: int = 0) -> "Setup":
         """Run another instance on the same store, whose clock is ``behind`` by milliseconds."""
-        return await self.stack.enter_async_context(house(instance, air, self.store, behind))
+        return await self.stack.enter_async_context(setup(instance, air, self.store, behind))
 
 
 def asking(connection: Connection | None, line: Line, type: MessageType) -> InboundRequest:
@@ -191,9 +191,9 @@ async def finish(call: InboundRequest, answered: bool) -> None:
 
 
 @asynccontextmanager
-async def house(
+async def setup(
     instance: str = "one", air: Air | None = None, store: Store | None = None, behind: int = 0
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack:
         store = store or ram_store()
         broker = Broker(store, Bounds(), clock=lambda: wall_clock() - behind)
@@ -210,19 +210,19 @@ async def house(
         )
         await sessions.open()
         stack.push_async_callback(sessions.close)
-        made = House(broker, mediation, store, sessions, sealer, registry, stack)
+        made = Setup(broker, mediation, store, sessions, sealer, registry, stack)
         broker.listen(lambda committed: note(made, committed))
         yield made
 
 
-def note(made: House, committed: Committed) -> None:
+def note(made: Setup, committed: Committed) -> None:
     made.delivered += [event.msg_id for event in committed.events if event.type is EventType.DELIVERED]
     made.acknowledged += [event.msg_id for event in committed.events if event.type is EventType.ACKNOWLEDGED]
 
 
 @pytest.fixture
-async def home() -> AsyncIterator[House]:
-    async with house() as made:
+async def home() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
@@ -230,7 +230,7 @@ async def home() -> AsyncIterator[House]:
 
 
 @pytest.mark.rule("D6")
-async def test_live_mode_says_what_waits_and_pushes_what_comes_then(home: House) -> None:
+async def test_live_mode_says_what_waits_and_pushes_what_comes_then(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.forward(b"before 1", b"before 2")
     assert (await home.live(holder, line)).count == 2
@@ -244,7 +244,7 @@ async def test_live_mode_says_what_waits_and_pushes_what_comes_then(home: House)
 @pytest.mark.rule("D6", "D3")
 @pytest.mark.parametrize(("type", "generation"), [(LIVE_2, Generation.V1), (LIVE_3, Generation.V2)])
 async def test_live_mail_has_the_version_and_prefix_of_the_request(
-    home: House, type: MessageType, generation: Generation
+    home: Setup, type: MessageType, generation: Generation
 ) -> None:
     holder, line = await home.holder(generation=generation), Line()
     await home.live(holder, line, type=type)
@@ -259,7 +259,7 @@ async def test_live_mail_has_the_version_and_prefix_of_the_request(
 
 
 @pytest.mark.rule("D6")
-async def test_nothing_falls_between_the_status_and_the_first_push(home: House) -> None:
+async def test_nothing_falls_between_the_status_and_the_first_push(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     call = asking(holder, line, LIVE_2)
     assert (await home.sessions.live(call, True)).count == 0
@@ -269,14 +269,14 @@ async def test_nothing_falls_between_the_status_and_the_first_push(home: House) 
 
 
 @pytest.mark.rule("D6")
-async def test_without_a_way_back_for_the_status_nothing_is_pushed(home: House) -> None:
+async def test_without_a_way_back_for_the_status_nothing_is_pushed(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line, answered=False)
     assert not home.sessions.has(holder.no)
 
 
 @pytest.mark.rule("D6")
-async def test_live_mode_is_turned_off_on_its_own_channel(home: House) -> None:
+async def test_live_mode_is_turned_off_on_its_own_channel(home: Setup) -> None:
     holder, line, other = await home.holder(), Line(), Line()
     await home.live(holder, line)
     await home.live(holder, other, on=False)
@@ -295,7 +295,7 @@ async def test_live_mode_is_turned_off_on_its_own_channel(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_mail_is_pushed_once_and_in_order_whatever_its_lane(home: House) -> None:
+async def test_mail_is_pushed_once_and_in_order_whatever_its_lane(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line)
     sent = []
@@ -307,7 +307,7 @@ async def test_mail_is_pushed_once_and_in_order_whatever_its_lane(home: House) -
     assert max(len(delivery.attached) for delivery in line.deliveries()) <= module.BATCH
 
 
-async def test_a_socket_that_reads_slowly_holds_one_batch(home: House) -> None:
+async def test_a_socket_that_reads_slowly_holds_one_batch(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line)
     line.room.clear()
@@ -321,7 +321,7 @@ async def test_a_socket_that_reads_slowly_holds_one_batch(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_a_dead_socket_loses_nothing(home: House) -> None:
+async def test_a_dead_socket_loses_nothing(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line)
     line.alive = False
@@ -333,7 +333,7 @@ async def test_a_dead_socket_loses_nothing(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_sessions_end_with_their_channel(home: House) -> None:
+async def test_sessions_end_with_their_channel(home: Setup) -> None:
     one, two, three = await home.holder(1), await home.holder(2), await home.holder(3)
     shared, own = Line(), Line()
     await home.live(one, shared)
@@ -346,7 +346,7 @@ async def test_sessions_end_with_their_channel(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_the_newest_session_of_a_holder_wins(home: House) -> None:
+async def test_the_newest_session_of_a_holder_wins(home: Setup) -> None:
     holder, old, new = await home.holder(), Line(), Line()
     await home.live(holder, old)
     await home.live(holder, new, type=LIVE_3)
@@ -358,7 +358,7 @@ async def test_the_newest_session_of_a_holder_wins(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_a_holder_whose_mailbox_was_deleted_has_no_session(home: House) -> None:
+async def test_a_holder_whose_mailbox_was_deleted_has_no_session(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line)
     assert holder.address is not None
@@ -367,7 +367,7 @@ async def test_a_holder_whose_mailbox_was_deleted_has_no_session(home: House) ->
 
 
 async def test_a_push_that_fails_is_tried_again_and_keeps_its_place(
-    home: House, monkeypatch: pytest.MonkeyPatch
+    home: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     holder, line = await home.holder(), Line()
@@ -379,7 +379,7 @@ async def test_a_push_that_fails_is_tried_again_and_keeps_its_place(
     assert home.sealer.failures == 0
 
 
-async def test_mail_is_found_although_the_wake_up_was_lost(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mail_is_found_although_the_wake_up_was_lost(home: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     # Not told of each other: as two instances whose messages are lost.
     other = await home.beside("two", None)
@@ -393,7 +393,7 @@ async def test_mail_is_found_although_the_wake_up_was_lost(home: House, monkeypa
     assert await bare.got(1) == [b"bare"]
 
 
-async def test_sessions_are_bounded_in_number(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_bounded_in_number(home: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SESSIONS", 1)
     one, two = await home.holder(1), await home.holder(2)
     await home.live(one, Line())
@@ -409,7 +409,7 @@ async def test_sessions_are_bounded_in_number(home: House, monkeypatch: pytest.M
 
 @pytest.mark.rule("D6")
 @pytest.mark.parametrize("behind", [-60_000, 0, 60_000])
-async def test_the_newest_session_wins_whatever_the_clocks_say(home: House, behind: int) -> None:
+async def test_the_newest_session_wins_whatever_the_clocks_say(home: Setup, behind: int) -> None:
     air = Air()
     one = await home.beside("one", air)
     two = await home.beside("two", air, behind)
@@ -430,7 +430,7 @@ async def told(air: Air, number: int) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_over_http_only_the_sockets_instance_knows_live_mode(home: House) -> None:
+async def test_over_http_only_the_sockets_instance_knows_live_mode(home: Setup) -> None:
     air, line, http = Air(), Line(), Line(persistent=False)
     one, two = await home.beside("one", air), await home.beside("two", air)
     holder = await home.holder()
@@ -442,7 +442,7 @@ async def test_over_http_only_the_sockets_instance_knows_live_mode(home: House) 
 
 
 @pytest.mark.rule("D6")
-async def test_of_two_sessions_begun_at_once_one_stays(home: House) -> None:
+async def test_of_two_sessions_begun_at_once_one_stays(home: Setup) -> None:
     air = Air()
     one, two = await home.beside("one", air), await home.beside("two", air)
     holder = await home.holder()
@@ -454,7 +454,7 @@ async def test_of_two_sessions_begun_at_once_one_stays(home: House) -> None:
 
 
 @pytest.mark.rule("A7")
-async def test_an_announcement_tells_nothing_about_the_holder(home: House) -> None:
+async def test_an_announcement_tells_nothing_about_the_holder(home: Setup) -> None:
     air = Air()
     one = await home.beside("one", air)
     holder = await home.holder()
@@ -466,7 +466,7 @@ async def test_an_announcement_tells_nothing_about_the_holder(home: House) -> No
         assert secret.encode() not in data
 
 
-async def test_announcements_that_are_none_are_ignored(home: House) -> None:
+async def test_announcements_that_are_none_are_ignored(home: Setup) -> None:
     air = Air()
     one = await home.beside("one", air)
     holder = await home.holder()
@@ -484,7 +484,7 @@ async def test_announcements_that_are_none_are_ignored(home: House) -> None:
 
 
 @pytest.mark.rule("D7")
-async def test_implicit_pickup_removes_what_the_peer_confirms(home: House) -> None:
+async def test_implicit_pickup_removes_what_the_peer_confirms(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.forward(*(b"%d" % number for number in range(12)))
     await home.implicit(holder, line)
@@ -497,7 +497,7 @@ async def test_implicit_pickup_removes_what_the_peer_confirms(home: House) -> No
 
 
 @pytest.mark.rule("D7")
-async def test_what_the_peer_did_not_confirm_stays(home: House) -> None:
+async def test_what_the_peer_did_not_confirm_stays(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     line.reads = False
     await home.forward(b"1", b"2")
@@ -507,7 +507,7 @@ async def test_what_the_peer_did_not_confirm_stays(home: House) -> None:
 
 
 @pytest.mark.rule("D7")
-async def test_implicit_pickup_needs_a_socket_without_live_mode(home: House) -> None:
+async def test_implicit_pickup_needs_a_socket_without_live_mode(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.implicit(holder, Line(persistent=False))
     assert not home.sessions.has(holder.no)
@@ -519,7 +519,7 @@ async def test_implicit_pickup_needs_a_socket_without_live_mode(home: House) -> 
 
 
 @pytest.mark.rule("D7")
-async def test_pings_that_come_again_start_nothing_anew(home: House) -> None:
+async def test_pings_that_come_again_start_nothing_anew(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     line.room.clear()
     await home.forward(b"1")
@@ -532,7 +532,7 @@ async def test_pings_that_come_again_start_nothing_anew(home: House) -> None:
 
 
 @pytest.mark.rule("D6")
-async def test_after_the_close_nothing_is_pushed_or_begun(home: House) -> None:
+async def test_after_the_close_nothing_is_pushed_or_begun(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line)
     await home.sessions.close()

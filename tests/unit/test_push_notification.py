@@ -10,17 +10,17 @@ from pickup.mediation.records import PushDevice
 from pickup.message import DIDCOMM
 from pickup.protocols import did_exchange
 from pickup.protocols.push_notification import get_device, set_device
-from tests.harness.handshaking import House, Peer, exchange, house, only
+from tests.harness.handshaking import Peer, Setup, exchange, only, setup
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[House]:
-    async with house() as made:
+async def door() -> AsyncIterator[Setup]:
+    async with setup() as made:
         yield made
 
 
 @pytest.fixture
-async def peer(door: House) -> Peer:
+async def peer(door: Setup) -> Peer:
     peer, invitation = Peer(), await door.invitations.make("default")
     await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
@@ -30,12 +30,12 @@ def message(name: str, family: str = "fcm", **fields: Any) -> dict[str, Any]:
     return {"@type": f"{DIDCOMM}push-notifications-{family}/1.0/{name}", "@id": "push-1", **fields}
 
 
-async def device_of(door: House, peer: Peer) -> PushDevice | None:
+async def device_of(door: Setup, peer: Peer) -> PushDevice | None:
     kept = await door.kept(peer.key)
     return kept.device
 
 
-async def test_a_device_is_set_told_changed_and_removed(door: House, peer: Peer) -> None:
+async def test_a_device_is_set_told_changed_and_removed(door: Setup, peer: Peer) -> None:
     me = door.identity.key
     for token in ("first", "second"):
         setting = message("set-device-info", device_token=token, device_platform="android")
@@ -53,7 +53,7 @@ async def test_a_device_is_set_told_changed_and_removed(door: House, peer: Peer)
         await get_device(await door.call(message("get-device-info"), peer.key, me))
 
 
-async def test_apns_names_no_platform(door: House, peer: Peer) -> None:
+async def test_apns_names_no_platform(door: Setup, peer: Peer) -> None:
     me = door.identity.key
     await set_device(await door.call(message("set-device-info", "apns", device_token="t"), peer.key, me))
     told = only(await get_device(await door.call(message("get-device-info", "apns"), peer.key, me)))
@@ -77,7 +77,7 @@ async def test_apns_names_no_platform(door: House, peer: Peer) -> None:
         ({"device_token": "t", "device_platform": "apns"}, "device_platform"),
     ],
 )
-async def test_what_is_no_device_is_refused_and_names_the_field(door: House, peer: Peer, fields, named) -> None:
+async def test_what_is_no_device_is_refused_and_names_the_field(door: Setup, peer: Peer, fields, named) -> None:
     with pytest.raises(BadRequestError) as caught:
         await set_device(await door.call(message("set-device-info", **fields), peer.key, door.identity.key))
     assert caught.value.field == named
@@ -85,7 +85,7 @@ async def test_what_is_no_device_is_refused_and_names_the_field(door: House, pee
 
 
 @pytest.mark.rule("D8")
-async def test_strangers_have_no_device(door: House) -> None:
+async def test_strangers_have_no_device(door: Setup) -> None:
     fields = {"device_token": "t", "device_platform": "ios"}
     for sender in (Peer().key, None):
         with pytest.raises(NotEnrolledError):

@@ -30,7 +30,7 @@ from registry.metrics import RegistryMetrics
 from registry.requests import DiscoverResult
 from registry.service import run_registry
 from registry.tables import RegistryTables
-from tests.harness.app import card, town
+from tests.harness.app import app, card
 from tests.harness.directory import Instance, instance
 from tests.harness.models import INSTALLED, copy_model, export_spoiled, exports, mirror, spoil, wants_models
 from tests.harness.waiting import until
@@ -283,7 +283,7 @@ async def test_a_card_the_model_fails_on_does_not_stop_the_others(
 
 
 async def test_a_model_that_fails_leaves_the_service_ready(tmp_path: Path):
-    async with town(tmp_path, registry={"model": "/no/such/model"}) as place:
+    async with app(tmp_path, registry={"model": "/no/such/model"}) as place:
         await place.done("AGENT.REGISTER", card("own.baker", description="bakes bread"))
 
         async def told() -> str:
@@ -301,7 +301,7 @@ async def test_a_model_that_fails_leaves_the_service_ready(tmp_path: Path):
 
 
 async def test_an_index_that_lags_makes_the_service_unready(tmp_path: Path):
-    async with town(tmp_path) as place:
+    async with app(tmp_path) as place:
         await place.done("AGENT.REGISTER", card("own.baker"))
 
         async def failing() -> list[str]:
@@ -349,7 +349,7 @@ async def test_damaged_vectors_affect_no_other_agent(store: Store):
 
 
 async def test_the_doctor_knows_that_meaning_is_turned_off(tmp_path: Path):
-    async with town(tmp_path) as place:
+    async with app(tmp_path) as place:
         await place.done("AGENT.REGISTER", card("own.baker"))
 
         async def texts() -> list[Any]:
