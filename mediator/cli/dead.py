@@ -40,26 +40,14 @@ def _row(item: dict[str, Any]) -> tuple[str, ...]:
 
 
 @app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")
-def redrive(
-    address: Address,
-    group: Group,
-    ids: SomeIds = None,
-    *,
-    options: TenantOptions,
-) -> None:
+def redrive(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Deliver dead messages again; their count of deliveries restarts."""
     answer = options.ask("dead-redrive", mail_address=address, group_name=group, msg_ids=ids)
     options.print(answer, f"{answer['redriven']} will be delivered again")
 
 
 @app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")
-def drop(
-    address: Address,
-    group: Group,
-    ids: SomeIds = None,
-    *,
-    options: TenantOptions,
-) -> None:
+def drop(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Acknowledge dead messages, which removes them from the list."""
     answer = options.ask("dead-drop", mail_address=address, group_name=group, msg_ids=ids)
     options.print(answer, f"{answer['dropped']} dropped")

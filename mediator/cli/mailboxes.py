@@ -126,10 +126,7 @@ def _listed(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @app.command("show", epilog="Example: mediator mailbox show agent.inbox")
-def show_(
-    address: Address,
-    options: TenantOptions,
-) -> None:
+def show_(address: Address, options: TenantOptions) -> None:
     """Show a mailbox: its settings, counters, lanes and groups."""
     view = options.ask("mailbox-show", mail_address=address)
     if options.as_json:

@@ -232,12 +232,7 @@ def _print(answer: dict[str, Any], *, as_json: bool, headers_only: bool = False)
 
 
 @app.command(epilog="Example: mediator ack agent.inbox --group workers 17 18")
-def ack(
-    address: Address,
-    ids: Ids,
-    group: Group,
-    options: ClientOptions,
-) -> None:
+def ack(address: Address, ids: Ids, group: Group, options: ClientOptions) -> None:
     """Acknowledge messages for a group; without leases also everything delivered before them."""
     answer = options.request(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
     options.print(answer, f"{answer['acknowledged']} acknowledged")

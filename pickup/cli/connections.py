@@ -63,10 +63,7 @@ def _delivery(row: dict[str, Any]) -> str:
 
 
 @app.command("show", epilog="Example: mediator connections show 17")
-def show_connection(
-    number: Number,
-    options: TenantOptions,
-) -> None:
+def show_connection(number: Number, options: TenantOptions) -> None:
     """Show a connection: who it is, its mailbox, and its keys."""
     view = options.ask("connections-show", connection=number)
     if options.as_json:

@@ -114,21 +114,14 @@ def remove_invitation(
 @keys_app.command(
     epilog="Example: mediator keys attach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK agent.inbox"
 )
-def attach(
-    key: Key,
-    address: Address,
-    options: TenantOptions,
-) -> None:
+def attach(key: Key, address: Address, options: TenantOptions) -> None:
     """Let what is forwarded to a key go to a mailbox with retention until_ack, where NATS clients FETCH it."""
     answer = options.ask("key-attach", key=key, mail_address=address)
     options.print(answer, f"attached {answer['key']} to {answer['mail_address']}")
 
 
 @keys_app.command(epilog="Example: mediator keys detach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK")
-def detach(
-    key: Key,
-    options: TenantOptions,
-) -> None:
+def detach(key: Key, options: TenantOptions) -> None:
     """Let an attached key lead nowhere; mail that came for it stays in the mailbox."""
     answer = options.ask("key-detach", key=key)
     options.print(answer, f"detached {answer['key']}")

@@ -27,11 +27,7 @@ app = CommandGroup()
 
 
 @app.command(epilog="Example: mediator pipeline archive --key-file /etc/mediator/archive.keys")
-def archive(
-    key_file: KeyFile = None,
-    *,
-    options: SparkOptions,
-) -> None:
+def archive(key_file: KeyFile = None, *, options: SparkOptions) -> None:
     """Bring the messages that are marked for the archive into the lake, each once, and let go of them here."""
     require_spark()
     settings = options.load()

@@ -22,9 +22,7 @@ app = CommandGroup()
 
 
 @app.command(epilog="Example: mediator pipeline ingest --data-dir ./mediator-data")
-def ingest(
-    options: SparkOptions,
-) -> None:
+def ingest(options: SparkOptions) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
     with job("ingest", options, creates=True, short=_is_short) as work:
         from mediator.ops.journal import FOLDER
