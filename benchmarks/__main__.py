@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import model, pages
-from benchmarks.bench import Bench, ResultRow
+from benchmarks.bench import Bench, ResultRow, headline
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
@@ -79,10 +79,17 @@ def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], li
             rows[claim] = []
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 bench = Bench(quick, Path(own), lambda text: progress.update(task, description=text))
-                for row in importlib.import_module(f"benchmarks.{claim}").run(bench):
-                    rows[claim].append(row)
-                    told = f"{row.claim}: {row.ours}, {row.peer}, {row.ratio}, met: {pages.MET[row.met]}"
-                    progress.console.print(told, highlight=False)
+                try:
+                    for row in importlib.import_module(f"benchmarks.{claim}").run(bench):
+                        rows[claim].append(row)
+                        told = f"{row.claim}: {row.ours}, {row.peer}, {row.ratio}, met: {pages.MET[row.met]}"
+                        progress.console.print(told, highlight=False)
+                except Exception as error:
+                    # The others still count; hours may have gone into them.
+                    progress.console.print_exception()
+                    rows[claim].append(
+                        headline(ResultRow(f"{claim}: failed, {error!r:.200}".replace("|", "/"), "-", met=False))
+                    )
             progress.console.print(f"{claim} took {time.monotonic() - started:.0f} s", highlight=False)
             progress.advance(task)
         fsync.append(fsync_ms(Path(folder)))
