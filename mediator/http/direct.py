@@ -23,8 +23,6 @@ from mediator.http.connections import ConnectionLimiter, HttpConnection
 MAX_DIRECT: Final = 64 * 1024
 """Bytes of a body; aiohttp reads so many without waiting for whoever handles the request."""
 _MAX_DIGITS = len(str(MAX_DIRECT))
-_OTHERWISE = (hdrs.EXPECT, hdrs.CONTENT_ENCODING)
-"""Headers of requests that the application answers."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -210,7 +208,7 @@ class DirectConnection(HttpConnection):
         length = headers.get(hdrs.CONTENT_LENGTH, "")
         if not 0 < len(length) <= _MAX_DIGITS or int(length) > MAX_DIRECT:
             return None
-        return None if any(name in headers for name in _OTHERWISE) else handler
+        return None if hdrs.EXPECT in headers or hdrs.CONTENT_ENCODING in headers else handler
 
     async def _answer(self, handler: Handler, request: DirectRequest, path: str) -> None:
         started = time.perf_counter()

@@ -4,29 +4,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import nacl.bindings
 import orjson
-from didcomm_messaging.legacy import crypto
 
 from mediator.errors import EnvelopeError
 from pickup.dids.document import Secrets
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import V1Envelope, mark_of, read_object
+from pickup.envelope.v1_keys import crypto
 from pickup.mediation.names import canonical, is_ed25519, verkey
 from pickup.mediation.records import Generation
 from pickup.message import encode
 
 MAX_PAIRS = 1024
-MAX_KEYS = 16_384
 NOT_FOR_US = "cannot be opened with a key of ours"
 """The same text for an unknown key and a broken envelope, so that it does not reveal our keys (D12)."""
-
-# The library converts the same public keys again for every message, which takes a third of its time.
-nacl.bindings.crypto_sign_ed25519_pk_to_curve25519 = lru_cache(MAX_KEYS)(
-    nacl.bindings.crypto_sign_ed25519_pk_to_curve25519
-)
-crypto.bytes_to_b58 = lru_cache(MAX_KEYS)(crypto.bytes_to_b58)
-crypto.b58_to_bytes = lru_cache(MAX_KEYS)(crypto.b58_to_bytes)
 
 
 class V1Library:
