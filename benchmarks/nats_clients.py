@@ -247,7 +247,7 @@ async def idle(_client: Client, spec: Result) -> Result:
             local = (f"127.0.0.{2 + number % 8}", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local, limit=4096)
             await reader.readline()
-            writer.write(b'CONNECT {"verbose":false}\r\n%bPING\r\n' % hello)
+            writer.write(b'CONNECT {"verbose":false,"pedantic":false}\r\n%bPING\r\n' % hello)
             while (line := await reader.readline()) != b"PONG\r\n":
                 if not line or line.startswith(b"-ERR"):
                     raise RuntimeError(f"client {number} was refused: {line!r}")

@@ -37,7 +37,9 @@ class Subscriber(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.subscribed.done():
             if data.startswith(b"INFO "):
-                self.write(b'CONNECT {"verbose":false,"headers":true}\r\nSUB %b 1\r\nPING\r\n' % self._subject)
+                self.write(
+                    b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB %b 1\r\nPING\r\n' % self._subject
+                )
             if b"PONG\r\n" in data:
                 self.subscribed.set_result(None)
         # A token may be split between two chunks.

@@ -39,7 +39,7 @@ from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
 from mediator.ops.scheduler import Scheduler
 from mediator.parts import Host, find_parts
-from mediator.push.opening import open_gateway, open_push
+from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.private_files import narrow
@@ -121,11 +121,15 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             await stack.enter_async_context(part.open(host))
 
         # The doors. The gateway opens before the NATS door and closes after it, to pass on the last replies.
-        nats_url = await stack.enter_async_context(open_gateway(settings, upstreams, metrics, control, health))
+        gateway = await stack.enter_async_context(
+            open_gateway(settings, upstreams, connection, broker, metrics, health)
+        )
+        nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))
-        push_verbs = await stack.enter_async_context(open_push(settings, connection, broker, metrics))
-        verbs = {**{subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}, **push_verbs}
+        verbs = {subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}
+        verbs |= push_verbs(connection, broker)
         door = await stack.enter_async_context(open_door(settings, connection, broker, metrics, verbs))
+        stack.enter_context(open_short_way(settings, gateway, door))
         health.add("store", broker.check)
         health.add("scheduler", scheduler.check)
         health.add("journal", journal.check)

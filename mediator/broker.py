@@ -234,9 +234,9 @@ class Broker:
 
     # Subscriptions.
 
-    async def begin_push(self, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int]) -> pushing.Begun:
+    async def begin_push(self, place: Place, lanes: Iterable[Lane]) -> pushing.Begun:
         """Return where a new subscription without a queue group stands (E6, N10)."""
-        return await self.read(lambda tx, now: pushing.begin(tx, place, lanes, after, now))
+        return await self.read(lambda tx, now: pushing.begin(tx, place, lanes, now))
 
     async def look(self, place: Place, no: int, cursor: pushing.Cursor, limit: int, budget: int) -> pushing.Found:
         """Return what such a subscription is given next (E6, E8)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mediator import __version__
-from mediator.cli import bench, dead, doctor, gateway, mailboxes, messages, output, service
+from mediator.cli import bench, dead, doctor, mailboxes, messages, output, service
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
@@ -26,7 +26,7 @@ def build_app() -> CommandGroup:
         pretty_exceptions_enable=False,
     )
     app.callback()(_program)
-    for module in (service, gateway, messages, bench, doctor):
+    for module in (service, messages, bench, doctor):
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")

@@ -80,8 +80,7 @@ def _gateway(settings: Settings) -> str:
     listen = chosen.listen if settings.nats_url is not None else settings.nats
     encrypted = ", encrypted" if chosen.tls_cert else ""
     if not chosen.enabled:
-        own = f"; `mediator gateway` listens on {chosen.listen}{encrypted}" if chosen.listen else ""
-        return f"not in this service{own}"
+        return "disabled: clients connect to the NATS server itself, and cannot subscribe to mail"
     if listen is None:
         return "none: clients cannot subscribe to mail"
     direct = f"; the server itself listens on {chosen.direct}" if chosen.direct else ""

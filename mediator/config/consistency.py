@@ -23,19 +23,14 @@ def _managed(settings: "Settings") -> Iterator[str]:
     elif not settings.anonymous and not settings.has_users:
         yield "tenants: no tenant has users, nobody could connect"
     elif settings.anonymous and not settings.allow_anonymous:
-        doors = {
-            "nats": settings.nats,
-            "gateway.listen": settings.gateway.listen,
-            "gateway.direct": settings.gateway.direct,
-        }
-        for name, door in doors.items():
+        for name, door in {"nats": settings.nats, "gateway.direct": settings.gateway.direct}.items():
             if door is not None and not door.loopback:
                 yield (
                     f"{name}: {door} can be reached from other machines and no tenant has users; "
                     "give tenants users, listen on 127.0.0.1, or set allow_anonymous"
                 )
-    if settings.gateway.enabled and settings.gateway.listen is not None:
-        yield "gateway.listen: expected only with nats_url, or with gateway.enabled false; nats says where it is"
+    if settings.gateway.listen is not None:
+        yield "gateway.listen: expected only with nats_url; nats says where it is"
     if settings.gateway.direct is not None and not settings.gateway.enabled:
         yield "gateway.direct: expected only with gateway.enabled; without it nats is the NATS server's own port"
 

@@ -125,22 +125,25 @@ class GatewaySettings(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Run the gateway inside the service: on the port `nats`, or with nats_url on `listen`, if that is "
-        "set. Disable it if nobody subscribes to stored mail, which makes each request slightly faster, or if "
-        "`mediator gateway` runs it as a separate process on another core.",
+        description="Run the gateway: on the port `nats`, or with nats_url on `listen`, if that is set. Disable it "
+        "only to have clients connect to the NATS server itself.",
+    )
+    short_way: bool = Field(
+        default=True,
+        description="Hand requests of clients to the service in memory, past the managed NATS server, where the client "
+        "cannot tell the difference. Disable it to see all requests in the NATS server's monitoring; each then costs "
+        "about twice the CPU.",
     )
     listen: Address | None = Field(
         default=None,
-        description="HOST:PORT where the gateway listens instead of `nats`: with nats_url, and for `mediator gateway`. "
-        "Clients that subscribe to stored mail connect to it instead of the NATS server.",
+        description="HOST:PORT where the gateway listens with nats_url, instead of `nats`. Clients that subscribe to "
+        "stored mail connect to it instead of the NATS server.",
         examples=["0.0.0.0:4222"],
     )
     direct: Address | None = Field(
         default=None,
-        description="HOST:PORT where the managed NATS server itself listens behind the gateway. Clients that only "
-        "fetch may connect there to save time, but whoever may subscribe there sees the mail that is pushed to "
-        "others of the same tenant. Unset, such mail is protected: the server uses a free port of this "
-        "machine.",
+        description="HOST:PORT where the managed NATS server itself listens behind the gateway, for leaf nodes and for "
+        "clients that need nothing of the gateway. Unset, the server uses a free port of this machine.",
         json_schema_extra={"default_text": "any free port of 127.0.0.1"},
         examples=["127.0.0.1:4223"],
     )
@@ -191,7 +194,7 @@ class PushSettings(Section):
         ge=1,
         le=1_000_000,
         description="Subscriptions to stored mail that this instance serves. Protects its memory, about 10 KB each; "
-        "further ones wait for another instance.",
+        "further ones get an error.",
     )
     tenant_subscriptions: Whole = Field(
         default=10_000,

@@ -161,11 +161,10 @@ class Settings(BaseSettings):
     )
     control_key: Key | None = Field(
         default=None,
-        description="32 random bytes in base64 that authenticate control messages between services and gateways, on "
-        "subjects that begin with `mq9ctl.`. Without it a key is generated once and kept in the database, "
-        "where all services that share mail find it. Set it, the same for services and gateways, when "
-        "`mediator gateway` runs with nats_url where no service uses its data_dir. Protects subscriptions and "
-        "live sessions from clients that publish there.",
+        description="32 random bytes in base64 that authenticate control messages between services, on subjects that "
+        "begin with `mq9ctl.`. Without it a key is generated once and kept in the database, where all services that "
+        "share mail find it. Set it to keep the key out of the database. Protects live sessions and the identification "
+        "of clients from clients that publish there.",
         json_schema_extra={"default_text": "made once, kept in the database"},
         examples=["32 RANDOM BYTES IN BASE64: openssl rand -base64 32"],
     )

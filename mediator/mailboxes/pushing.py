@@ -62,15 +62,13 @@ class Found:
     """Whether nothing more was there."""
 
 
-def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int], now: int) -> Begun:
+def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], now: int) -> Begun:
     """Return the mailbox and where a new subscription to it stands, which wants these lanes, highest first.
 
-    ``after`` is what an earlier one was given last of each lane (A8). Raises :class:`NoSuchMailboxError` (N10).
+    Raises :class:`NoSuchMailboxError` (N10).
     """
     mailbox = get_live_mailbox(tx, *place, now)
-    # A mark from elsewhere must not hide what is still to come.
-    marks = [min(after.get(lane, -1), mailbox.next_id - 1) for lane in LANES]
-    return mailbox.no, Cursor(tuple(lanes), marks, mailbox.next_id)
+    return mailbox.no, Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
 
 
 def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:

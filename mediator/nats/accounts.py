@@ -261,7 +261,6 @@ def _service_account(login: str) -> list[str]:
         f"    users: [ {login} ]",
         "    exports: [",
         '      { service: "mq9.*.$mq9.AI.>", account_token_position: 2 }',
-        '      { stream: "mq9out.*.>", account_token_position: 2 }',
         "    ]",
         "  }",
     ]
@@ -270,7 +269,6 @@ def _service_account(login: str) -> list[str]:
 def _tenant_account(tenant: str, users: list[str]) -> list[str]:
     account = account_of(tenant)
     requests = f'{{account: "{_SERVICE_ACCOUNT}", subject: "mq9.{account}.$mq9.AI.>"}}'
-    pushes = f'{{account: "{_SERVICE_ACCOUNT}", subject: "mq9out.{account}.>"}}'
     return [
         f'  "{account}": {{',
         *users,
@@ -278,7 +276,6 @@ def _tenant_account(tenant: str, users: list[str]) -> list[str]:
         f"publish: {_permission(None, _DENY_PUBLISH)} }}",
         "    imports: [",
         f'      {{ service: {requests}, to: "$mq9.AI.>", share: true }}',
-        f'      {{ stream: {pushes}, to: "$mq9.PUSH.>" }}',
         "    ]",
         "  }",
     ]

@@ -43,6 +43,8 @@ class Request(NamedTuple):
     headers: dict[str, str] | None
     block: bytes = b""
     """The headers as they are on the wire, with the line in which the server describes the client."""
+    answer: Callable[[bytes], object] | None = None
+    """What takes the answer to a request that came in memory; None: it is published to ``reply``."""
 
     @property
     def client_name(self) -> str:

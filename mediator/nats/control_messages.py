@@ -1,7 +1,7 @@
-"""Authenticates the messages between services and gateways, on subjects to which clients could publish.
+"""Authenticates the messages between services, on subjects to which clients could publish.
 
 A control message carries its sender, a stamp that only grows, and an HMAC over both, its subject and its body. The key
-is shared by all services on one database and by their gateways. Messages that are forged, replayed, or older than
+is shared by all services on one database. Messages that are forged, replayed, or older than
 :data:`MAX_AGE_SECONDS` are refused.
 """
 
@@ -21,12 +21,10 @@ WAKE: Final = ROOT + "wake"
 FOUND: Final = ROOT + "found"
 """Search results that are kept for their next pages (G3)."""
 GATEWAY: Final = ROOT + "gateway."
-"""To one gateway; its name follows."""
-PUSH: Final = ROOT + "push."
-"""To one instance of the service, about its subscriptions; its name follows."""
+"""To one gateway, which client is which tenant; its name follows (A6)."""
 BROADCAST: Final = ROOT + "cast."
 """Broadcasts that are not stored; the tenant and the rest of the subject follow (E9)."""
-SECOND_TOKENS: Final = frozenset(subject.split(".")[1] for subject in (LIVE, WAKE, FOUND, GATEWAY, PUSH, BROADCAST))
+SECOND_TOKENS: Final = frozenset(subject.split(".")[1] for subject in (LIVE, WAKE, FOUND, GATEWAY, BROADCAST))
 
 KEY_BYTES: Final = 32
 MAX_AGE_SECONDS: Final = 120

@@ -123,6 +123,10 @@ class Door:
         """Bytes of messages and replies under way (N7)."""
         return self._replies.held
 
+    def hold(self, size: int) -> None:
+        """Count bytes under way in, or out if negative."""
+        self._replies.hold(size)
+
     # Opening, watching, closing.
 
     async def open(self) -> None:
@@ -131,7 +135,7 @@ class Door:
         await self._subscribe()
 
     async def _subscribe(self) -> None:
-        self.subscription = await self._connection.subscribe(self._root + ">", QUEUE, self._receive)
+        self.subscription = await self._connection.subscribe(self._root + ">", QUEUE, self.receive)
         # A client that learns that the service is ready may send at once.
         await self._connection.settle(5)
 
@@ -192,7 +196,8 @@ class Door:
 
     # Receiving.
 
-    def _receive(self, message: Request) -> None:
+    def receive(self, message: Request) -> None:
+        """Take a request, from NATS or from the gateway."""
         started = time.perf_counter()
         verb: Verb | ImmediateVerb | None = None
         tenant = ""
@@ -210,7 +215,7 @@ class Door:
                 tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
                 immediate.handle(tenant, tail, message, started)
             elif name == SELF_TEST:
-                self._replies.put(message.reply, self._options.instance.encode())
+                self._answer_with(message, self._options.instance.encode())
             else:
                 verb, tail = self._find(name, subject, tail, message)
                 tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
@@ -267,14 +272,20 @@ class Door:
 
     def _reply(self, message: Request, verb: str, tenant: str, reply: bytes, started: float, result: str = OK) -> None:
         self._note(verb, tenant, result, started)
-        self._replies.put(message.reply, python_client.encode_reply(reply) if python_client.speaks(message) else reply)
+        self._answer_with(message, python_client.encode_reply(reply) if python_client.speaks(message) else reply)
+
+    def _answer_with(self, message: Request, data: bytes) -> None:
+        if message.answer is None:
+            self._replies.put(message.reply, data)
+        else:
+            message.answer(data)
 
     def _refuse(
         self, message: Request, verb: Verb | ImmediateVerb | None, tenant: str, error: MediatorError, started: float
     ) -> None:
         name, empty = (verb.name, verb.empty) if verb else (UNKNOWN, {})
         self._note(name, tenant, error.code, started)
-        self._replies.put(message.reply, replies.failure(error, empty))
+        self._answer_with(message, replies.failure(error, empty))
 
     def _note(self, verb: str, tenant: str, result: str, started: float) -> None:
         """Count an answered request, and log it at debug level; without the address, which is a secret (A7)."""

@@ -2,8 +2,8 @@
 
 The one place that knows the grammar (https://docs.nats.io/reference/reference-protocols/nats-protocol); the client, the
 gateway, the pushes and MSG.BATCH use it. A message with headers is written as its *body*: a line with the bytes of the
-headers and of headers and payload, then both, then a line break. HPUB and HMSG frames end in one, and MSG.BATCH is a
-sequence of them (S8).
+headers and of headers and payload, then both, then a line break. HMSG frames end in one, and MSG.BATCH is a sequence of
+them (S8).
 """
 
 import re
@@ -42,13 +42,13 @@ def encode_publish(subject: bytes, payload: bytes) -> bytes:
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
-def encode_publish_body(subject: bytes, body: bytes) -> bytes:
-    """Return an HPUB frame; ``body`` is a return value of :func:`encode_body`."""
-    return b"HPUB %b %b" % (subject, body)
+def encode_message_body(subject: bytes, sid: bytes, body: bytes) -> bytes:
+    """Return an HMSG frame; ``body`` is a return value of :func:`encode_body`."""
+    return b"HMSG %b %b %b" % (subject, sid, body)
 
 
 def encode_body(headers: bytes, payload: bytes) -> bytes:
-    """Return everything behind the subject of an HPUB or HMSG frame; ``headers`` is a whole block or empty."""
+    """Return everything behind the words of an HMSG frame; ``headers`` is a whole block or empty."""
     return b"%d %d\r\n%b%b\r\n" % (len(headers), len(headers) + len(payload), headers, payload)
 
 
@@ -59,14 +59,19 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     return b"%b%b\r\n" % (VERSION, "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode())
 
 
+def encode_message(subject: bytes, sid: bytes, payload: bytes) -> bytes:
+    """Return a MSG frame."""
+    return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(payload), payload)
+
+
 def encode_subscribe(subject: bytes, sid: bytes) -> bytes:
     """Return a SUB frame without a queue group."""
     return b"SUB %b %b\r\n" % (subject, sid)
 
 
-def encode_unsubscribe(sid: bytes) -> bytes:
-    """Return an UNSUB frame that ends a subscription now."""
-    return b"UNSUB %b\r\n" % sid
+def encode_unsubscribe(sid: bytes, most: int = 0) -> bytes:
+    """Return an UNSUB frame that ends a subscription after ``most`` messages in all; 0: now."""
+    return b"UNSUB %b %d\r\n" % (sid, most) if most else b"UNSUB %b\r\n" % sid
 
 
 def encode_info(options: bytes) -> bytes:
@@ -124,9 +129,9 @@ def publish_pattern(reserved: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"(?:PUB %b(?:%b)?|HPUB %b(?:%b)?\d{1,9} )(\d{1,9})\r\n" % (subject, subject, subject, subject))
 
 
-def message_pattern(reserved: bytes) -> re.Pattern[bytes]:
-    """Match MSG and HMSG lines whose subject does not begin with ``reserved``; group 1 as in publish_pattern."""
-    words = rb"(?!%b)[^ \n]++ [^ \n]++ (?:[^ \n]++ )??" % reserved
+def message_pattern() -> re.Pattern[bytes]:
+    """Match MSG and HMSG lines; group 1 as in publish_pattern."""
+    words = rb"[^ \n]++ [^ \n]++ (?:[^ \n]++ )??"
     return re.compile(rb"(?:MSG %b|HMSG %b\d+ )(\d+)\r\n" % (words, words))
 
 

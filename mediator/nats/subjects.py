@@ -14,9 +14,9 @@ from mediator.nats import control_messages
 API: Final = "$mq9.AI."
 """The prefix of the subjects of all verbs."""
 OPEN: Final = "PUSH.OPEN"
-"""The verb, behind :data:`API`, with which a gateway opens a subscription to stored mail."""
+"""The verb, behind :data:`API`, with which a gateway asks on a client's connection who the client is."""
 PUSH: Final = "$mq9.PUSH."
-"""What the subject of a push begins with on a client's connection; the secret token and the real subject follow."""
+"""What the subjects begin with on which the gateway asks nats-server whether a client may subscribe to mail."""
 ANY: Final = "*"
 """The wildcard for one token; as a lane word, all lanes of a mailbox."""
 MAX_PATTERN: Final = 512

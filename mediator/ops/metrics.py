@@ -98,11 +98,8 @@ class Metrics:
             "mediator_pipeline_failing", "1 while the last ingest or the last report of the pipeline did not succeed."
         )
         self.gateway_connections = gauge("mediator_gateway_connections", "Clients connected through the gateway.")
-        self.gateway_subscriptions = gauge(
-            "mediator_gateway_subscriptions", "Subscriptions to stored mail in the gateway."
-        )
         self.gateway_waiting = gauge(
-            "mediator_gateway_waiting", "Subscriptions to stored mail that no instance serves yet."
+            "mediator_gateway_waiting", "Subscriptions to stored mail that could not be opened yet."
         )
         self.push_subscriptions = gauge(
             "mediator_push_subscriptions", "Subscriptions to stored mail that this instance serves."
@@ -121,7 +118,7 @@ class Metrics:
         )
         self._control_refused = counter(
             "mediator_control_refused",
-            "Control messages between services and gateways that were dropped: forged, replayed or late.",
+            "Control messages between services that were dropped: forged, replayed or late.",
             ["reason"],
         )
         self.nats_up = gauge("mediator_nats_up", "1 while connected to NATS.")

@@ -19,17 +19,8 @@ def fit_service(settings: Settings) -> Settings:
     wanted = {HTTP: settings.http_max_connections + RESERVE}
     if settings.gateway.enabled and (settings.nats_url is None or settings.gateway.listen is not None):
         wanted[GATEWAY] = 2 * settings.gateway.max_connections
-    for name, section in settings.part_sections.items():
-        wanted |= {f"{name}.{option}": files for option, files in section.open_files.items()}
-    return _fit(settings, wanted)
-
-
-def fit_gateway(settings: Settings) -> Settings:
-    """Do the same for a gateway that is a separate process."""
-    return _fit(settings, {GATEWAY: 2 * settings.gateway.max_connections})
-
-
-def _fit(settings: Settings, wanted: dict[str, int]) -> Settings:
+    for part, options in settings.part_sections.items():
+        wanted |= {f"{part}.{option}": files for option, files in options.open_files.items()}
     given = descriptors.budget(wanted)
     allowed = {
         **given,

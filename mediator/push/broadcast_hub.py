@@ -6,7 +6,7 @@ does the matching, and gives each broadcast to one of the instances that have me
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -18,8 +18,8 @@ from mediator.mailboxes.message import HIDDEN_ID
 from mediator.nats import control_messages
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
-from mediator.nats.frames import decode_body, encode_body, encode_publish_body
-from mediator.push.push_writer import PushWriter
+from mediator.nats.frames import decode_body, encode_body, encode_message, encode_message_body
+from mediator.nats.subjects import BROADCAST
 from mediator.push.subscriber import Subscriber, log_failure
 
 BACKLOG = 10_000
@@ -27,13 +27,13 @@ BACKLOG = 10_000
 BACKLOG_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 256 * 1024 * 1024
 """Bytes of all broadcasts that wait at an instance, each counted once, plus its places in queues."""
-TURN_BYTES = 4 * 1024 * 1024
-"""Bytes that are written before other pushes, and replies to gateways, have their turn."""
+SETTLE_SECONDS = 5.0
 _OBJECT_BYTES = 512
 """Bytes that a broadcast takes besides its content."""
 _PLACE_BYTES = 16
 """Bytes of each queue entry that refers to it."""
 _ITEM = (Lane.NORMAL, HIDDEN_ID)
+_PREFIX = BROADCAST.encode()
 
 
 class BroadcastMessage:
@@ -41,8 +41,9 @@ class BroadcastMessage:
 
     def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
         """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
-        self.name = name
+        self.subject = _PREFIX + name
         self.size = len(headers) + len(payload)
+        self.payload = payload
         self.body = encode_body(headers, payload)
         self.holders = 0
 
@@ -50,12 +51,10 @@ class BroadcastMessage:
 class BroadcastListener:
     """The broadcasts that wait for one subscription."""
 
-    def __init__(self, hub: "BroadcastHub", subscriber: Subscriber, to: bytes) -> None:
-        """``to``: what the subjects of its pushes begin with; the name of the broadcast follows."""
+    def __init__(self, hub: "BroadcastHub", subscriber: Subscriber) -> None:
         self.subscriber = subscriber
         self.waiting: deque[BroadcastMessage] = deque()
         self._hub = hub
-        self._to = to
         self._bytes = 0
         self._started = False
 
@@ -80,13 +79,16 @@ class BroadcastListener:
         self.push_soon()
         return True
 
-    def frames(self) -> Iterator[bytes]:
-        """Take what there is room for, as frames; the other half of the window is for stored broadcasts."""
-        while self.waiting and self.subscriber.window.fits(self.waiting[0].size, 2):
+    def push(self) -> None:
+        """Push what there is room for; the other half of the window is for stored broadcasts."""
+        target, window, frames = self.subscriber.target, self.subscriber.window, []
+        while self.waiting and not target.full and window.offer(_ITEM, self.waiting[0].size, 2):
             message = self._pop()
-            self.subscriber.window.add(_ITEM, message.size)
-            self.subscriber.in_flight.add()
-            yield encode_publish_body(self._to + message.name, message.body)
+            if target.bare:
+                frames.append(encode_message(message.subject, target.sid, message.payload))
+            else:
+                frames.append(encode_message_body(message.subject, target.sid, message.body))
+        self.subscriber.send(frames)
 
     def empty(self) -> list[BroadcastMessage]:
         """Stop, and return what waits."""
@@ -111,15 +113,21 @@ class BroadcastChannel:
         self.subscribed: asyncio.Future[NatsSubscription] = asyncio.get_running_loop().create_future()
 
     async def begin(self, connection: NatsConnection, subject: str) -> None:
-        """Subscribe at once: broadcasts after an OPEN was read are written behind this."""
+        """Subscribe, and wait until the server knows: broadcasts from now on may come through other instances."""
         try:
-            self.subscribed.set_result(await connection.subscribe_control(subject, self._queue, self._receive))
-        except NatsError as error:
-            self.subscribed.set_exception(error)
+            subscription = await connection.subscribe_control(subject, self._queue, self._receive)
+            try:
+                await connection.settle(SETTLE_SECONDS)
+            except (NatsError, TimeoutError):
+                await subscription.drop()
+                raise
+            self.subscribed.set_result(subscription)
+        except (NatsError, TimeoutError) as error:
+            self.subscribed.set_exception(UnavailableError(str(error) or type(error).__name__))
 
     async def end(self) -> None:
         """Unsubscribe."""
-        with suppress(NatsError):
+        with suppress(NatsError, UnavailableError):
             await (await self.subscribed).drop()
 
     def _receive(self, request: Request) -> None:
@@ -144,10 +152,9 @@ class BroadcastChannel:
 class BroadcastHub:
     """All subscriptions to broadcasts at this instance."""
 
-    def __init__(self, connection: NatsConnection, writer: PushWriter, lost: Callable[[], None]) -> None:
+    def __init__(self, connection: NatsConnection, lost: Callable[[], None]) -> None:
         """``lost`` is called for each broadcast that a subscription, or a queue, does not get."""
         self._connection = connection
-        self._writer = writer
         self._lost = lost
         self._channels: dict[tuple[str, str], BroadcastChannel] = {}
         self._ready: dict[BroadcastListener, None] = {}
@@ -187,9 +194,9 @@ class BroadcastHub:
 
         try:
             await channel.subscribed
-        except NatsError as error:
+        except UnavailableError:
             leave()
-            raise UnavailableError(str(error) or type(error).__name__) from error
+            raise
         return leave
 
     def _leave(self, key: tuple[str, str], channel: BroadcastChannel, listener: BroadcastListener) -> None:
@@ -235,18 +242,8 @@ class BroadcastHub:
             await self._something.wait()
             self._something.clear()
             while self._ready and not self._paused:
-                for _ in range(await self._writer.send(self._frames())):
-                    self._lost()
-
-    def _frames(self) -> Iterator[bytes]:
-        """Take what waits, at most about :data:`TURN_BYTES`."""
-        rest = TURN_BYTES
-        while self._ready and not self._paused:
-            listener = next(iter(self._ready))
-            del self._ready[listener]
-            for frame in listener.frames():
-                yield frame
-                rest -= len(frame)
-                if rest <= 0:
-                    listener.push_soon()
-                    return
+                listener = next(iter(self._ready))
+                del self._ready[listener]
+                listener.push()
+                # Other work has its turn between two subscriptions.
+                await asyncio.sleep(0)

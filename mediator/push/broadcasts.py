@@ -11,7 +11,6 @@ from mediator.mailboxes.message import Message
 from mediator.nats.subjects import BROADCAST, BroadcastSubject, overlaps
 from mediator.push.broadcast_hub import BroadcastHub, BroadcastListener
 from mediator.push.encoding import EncodedMessage
-from mediator.push.push_writer import PushWriter
 from mediator.push.sources import StoredMailSource, queue_name
 from mediator.push.subscriber import InFlightCounter, ServedSubscription, Subscriber, SubscriptionRequest
 
@@ -52,6 +51,11 @@ class ReplayThenLive:
         self._stored.confirm(total)
         self._listener.push_soon()
 
+    def resume(self) -> None:
+        """Take note that the client has read."""
+        self._stored.resume()
+        self._listener.push_soon()
+
     def close(self, how: str) -> None:
         """End it."""
         self._leave()
@@ -61,10 +65,8 @@ class ReplayThenLive:
 class BroadcastSource(StoredMailSource):
     """Serves stored broadcasts out of a mailbox of the tenant, and others as they come."""
 
-    def __init__(
-        self, broker: Broker, writer: PushWriter, in_flight: InFlightCounter, keep: int, hub: BroadcastHub
-    ) -> None:
-        super().__init__(broker, writer, in_flight, keep, _encode)
+    def __init__(self, broker: Broker, in_flight: InFlightCounter, keep: int, hub: BroadcastHub) -> None:
+        super().__init__(broker, in_flight, keep, _encode)
         self._hub = hub
 
     def start(self) -> None:
@@ -81,11 +83,11 @@ class BroadcastSource(StoredMailSource):
         """Prepare a subscription; raises :class:`TooManyGroupsError` (A4)."""
         assert isinstance(request.subject, BroadcastSubject)
         pattern = request.subject.pattern.removeprefix(BROADCAST)
-        to = f"{request.to}{BROADCAST}".encode()
-        subscriber = BroadcastSubscriber({Lane.NORMAL: to}, False, self._in_flight, pattern=pattern)
+        to = BROADCAST.encode()
+        subscriber = BroadcastSubscriber({Lane.NORMAL: to}, False, request.target, self._in_flight, pattern=pattern)
         place = request.tenant, HIDDEN
         name = queue_name(request)
-        listener = BroadcastListener(self._hub, subscriber, to)
+        listener = BroadcastListener(self._hub, subscriber)
         # First of all: a subscriber gets what is broadcast from now on.
         leave = await self._hub.join(listener, request.tenant, pattern, name)
         stored: ServedSubscription
@@ -95,7 +97,7 @@ class BroadcastSource(StoredMailSource):
                 # Every member must match what its queue group gets, so each pattern has groups of its own.
                 stored = await self.share(place, f"{name} {pattern}", subscriber, subscriber.takes)
             else:
-                stored = await self.follow(place, LANES, request.after, subscriber)
+                stored = await self.follow(place, LANES, subscriber)
         except BaseException:
             leave()
             raise

@@ -1,4 +1,4 @@
-"""Encodes pushes as NATS frames: what stands behind the subject is written once for all subscribers (E6, E11)."""
+"""Encodes pushes as NATS frames: what all subscribers get alike is written once (E6, E11)."""
 
 import re
 from collections.abc import Callable
@@ -7,13 +7,14 @@ from typing import Final
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.nats.editions import python_client
-from mediator.nats.frames import CRLF, VERSION, encode_body, encode_publish_body
+from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
 
 MSG_ID: Final = "mq9-msg-id"
 """The header that each push of a stored message has before all others (E6)."""
 LANE: Final = "mq9-priority"
-"""The header behind it, unless the lane is normal: the gateway reads no further."""
+"""The header behind it, unless the lane is normal."""
 _MSG_ID, _LANE = MSG_ID.encode(), LANE.encode()
+_LANES: Final = tuple(lane.name.lower().encode() for lane in Lane)
 _BREAKS = re.compile(r"[\r\n\0]")
 
 
@@ -26,12 +27,16 @@ class EncodedMessage:
         self._shown = message if shown is None else shown
         self._bodies: dict[bool, bytes] = {}
 
-    def publish(self, subject: bytes, *, python: bool) -> bytes:
-        """Return the frame that publishes it; ``python`` in the shape that ``robustmq-mq9-python`` expects."""
-        return encode_publish_body(subject, self.body(python=python))
+    def frame(self, subject: bytes, sid: bytes, *, python: bool, bare: bool = False) -> bytes:
+        """Return the frame for one subscriber.
+
+        ``python``: in the shape that ``robustmq-mq9-python`` expects; ``bare``: for a client that takes no headers.
+        """
+        body = self.body(python=python)
+        return encode_message(subject, sid, decode_body(body)[1]) if bare else encode_message_body(subject, sid, body)
 
     def body(self, *, python: bool) -> bytes:
-        """Return what stands behind the subject in that frame: sizes, headers and payload."""
+        """Return what stands behind the sid in that frame: sizes, headers and payload."""
         body = self._bodies.get(python)
         if body is None:
             body = self._bodies[python] = _encode(self._shown, python=python)
@@ -47,7 +52,7 @@ def _encode(message: Message, *, python: bool) -> bytes:
     head = b"%b: %d\r\n" % (_MSG_ID, message.msg_id) if message.msg_id != HIDDEN_ID else b""
     # A message without the header is normal.
     if message.lane is not Lane.NORMAL:
-        head += b"%b: %b\r\n" % (_LANE, message.lane.name.lower().encode())
+        head += b"%b: %b\r\n" % (_LANE, _LANES[message.lane])
     if lines := _lines(message):
         # Messages from other doors may contain what would end a line here.
         sound = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line))
@@ -57,6 +62,8 @@ def _encode(message: Message, *, python: bool) -> bytes:
 
 def _lines(message: Message) -> list[str]:
     """Return the headers that most messages do not have."""
+    if not message.headers and message.key is None and message.reply_to is None and message.dedup_id is None:
+        return [f"mq9-tags: {','.join(message.tags)}"] if message.tags else []
     lines: list[str] = []
     if message.key is not None:
         lines.append(f"mq9-key: {message.key}")

@@ -6,6 +6,7 @@ reads more slowly than mail comes, is served alone (it *catches up*) until it is
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
@@ -15,14 +16,15 @@ from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.pushing import Cursor, Found, Place
 from mediator.push.encoding import MessageEncoder
-from mediator.push.push_writer import PushWriter
 from mediator.push.read_marks import ReadMarks
 from mediator.push.subscriber import WINDOW, WINDOW_BYTES, Subscriber, log_failure
 
 FAN_OUT_BYTES = 8 * 1024 * 1024
 """Bytes of pushes that one read leads to, if it finds more than one message."""
-FAN_OUT = 20_000
+FAN_OUT = 5000
 """Pushes that one read leads to."""
+READ: Final = WINDOW // 4
+"""Messages of one read for a subscription that catches up: it reads the next while the client has these."""
 RETRY_SECONDS = 1.0
 
 log = structlog.get_logger("push")
@@ -66,6 +68,11 @@ class FeedSubscription:
             if not self._feed.is_live(self):
                 self.catch_up_soon()
 
+    def resume(self) -> None:
+        """Take note that the client has read."""
+        if not self._feed.is_live(self):
+            self.catch_up_soon()
+
     def close(self, how: str) -> None:
         """End it; nothing is kept, however it ended."""
         del how
@@ -80,15 +87,16 @@ class LiveFeed:
     def __init__(
         self,
         broker: Broker,
-        writer: PushWriter,
+        reads: asyncio.Semaphore,
         read_marks: ReadMarks,
         place: Place,
         no: int,
         ended: Callable[[], object],
         encode: MessageEncoder,
     ) -> None:
+        """``reads`` bounds the reads whose messages are in memory at the same time."""
         self._broker = broker
-        self._writer = writer
+        self._reads = reads
         self._read_marks = read_marks
         self._place = place
         self._no = no
@@ -134,27 +142,27 @@ class LiveFeed:
 
     async def catch_up(self, subscription: FeedSubscription) -> None:
         """Serve one subscription alone, until it is live or has no more room."""
-        window = subscription.subscriber.window
-        while window.room and not (subscription.closed or self._gone):
-            async with self._writer.reads:
-                found = await self._read(subscription.cursor, window.room, window.room_bytes)
+        subscriber, window = subscription.subscriber, subscription.subscriber.window
+        while subscriber.room and not (subscription.closed or self._gone):
+            async with self._reads:
+                found = await self._read(subscription.cursor, min(READ, window.room), window.room_bytes)
                 if found is None or subscription.closed:
                     return
                 messages = found.messages
                 whole = True
                 frames: list[bytes] = []
                 for message in messages:
-                    if not subscription.subscriber.takes(message):
+                    if not subscriber.takes(message):
                         subscription.cursor.gave(message)
                         continue
-                    if not window.fits(message.size):
+                    if not window.offer((message.lane, message.msg_id), message.size):
                         whole = False
                         break
-                    frames.append(subscription.subscriber.push(self._encode(message)))
+                    frames.append(subscriber.frame(self._encode(message)))
                     subscription.cursor.gave(message)
                 if whole:
                     subscription.cursor.marks = found.marks
-                await self._writer.send(frames)
+                subscriber.send(frames)
             if not (frames or whole):
                 return
             if whole and found.complete and self._make_live(subscription):
@@ -190,7 +198,7 @@ class LiveFeed:
     async def _round(self) -> bool:
         """Push what is next to the live subscriptions; return whether there may be more."""
         count, marks = len(self._live), self._marks
-        async with self._writer.reads:
+        async with self._reads:
             cursor = Cursor(LANES, marks)
             limit, budget = max(1, FAN_OUT // count), max(1, FAN_OUT_BYTES // count)
             found = await self._read(cursor, min(WINDOW, limit), min(WINDOW_BYTES, budget))
@@ -200,27 +208,28 @@ class LiveFeed:
                 # All of them ended meanwhile, and a new one is live at another position.
                 return True
             self._marks = found.marks
-            await self._writer.send(self._fan_out(found))
+            self._fan_out(found)
         return not found.complete
 
-    def _fan_out(self, found: Found) -> list[bytes]:
-        pushes: list[bytes] = []
+    def _fan_out(self, found: Found) -> None:
         made = [(message, self._encode(message)) for message in found.messages]
-        # The pushes of one subscription are adjacent, so that the server and the gateway get them in one piece.
         for subscription in tuple(self._live):
-            for message, frames in made:
-                if not subscription.cursor.wants(message):
+            subscriber, cursor = subscription.subscriber, subscription.cursor
+            room = subscriber.room
+            frames: list[bytes] = []
+            for message, encoded in made:
+                if not cursor.wants(message):
                     continue
-                if not subscription.subscriber.takes(message):
-                    subscription.cursor.gave(message)
-                elif subscription.subscriber.window.fits(message.size):
-                    pushes.append(subscription.subscriber.push(frames))
-                    subscription.cursor.gave(message)
+                if not subscriber.takes(message):
+                    cursor.gave(message)
+                elif room and subscriber.window.offer((message.lane, message.msg_id), message.size):
+                    frames.append(subscriber.frame(encoded))
+                    cursor.gave(message)
                 else:
                     # From here on it is served alone, once it has confirmed something.
                     del self._live[subscription]
                     break
-        return pushes
+            subscriber.send(frames)
 
     async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
         """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""

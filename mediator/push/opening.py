@@ -1,94 +1,130 @@
-"""Opens what serves subscriptions: the pushes, and the gateway in front of the NATS server."""
+"""Opens the gateway in front of the NATS server, and what it serves from the store."""
 
-import base64
+import asyncio
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from mediator.broker import Broker
-from mediator.config.sections import PushSettings
+from mediator.config.sections import GatewaySettings, PushSettings
 from mediator.config.settings import Settings
+from mediator.endpoint import Endpoint
+from mediator.errors import SetupError
 from mediator.http.health import Health
 from mediator.mailboxes.bounds import DAY
 from mediator.nats.connection import NatsConnection, Upstreams
+from mediator.nats.door import Door
 from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
-from mediator.nats.verbs import ImmediateVerb, Verb
-from mediator.ops.control import ControlServer
+from mediator.nats.verbs import Verb
 from mediator.ops.metrics import Metrics
 from mediator.push import broadcast_verb
 from mediator.push.broadcast_hub import BroadcastHub
 from mediator.push.broadcast_verb import BroadcastVerb
 from mediator.push.broadcasts import BroadcastSource
-from mediator.push.gateway.opening import run_gateway
-from mediator.push.push_writer import PushWriter
+from mediator.push.gateway.connections import Upstream
+from mediator.push.gateway.gateway import Gateway
+from mediator.push.gateway.identities import ClientIdentities, identity_verb
+from mediator.push.gateway.subscriptions import Subscriptions
 from mediator.push.sources import MailboxSource, PublicListSource, StoredMailSource
 from mediator.push.subscriber import InFlightCounter
-from mediator.push.subscriptions import SubscriptionServer
+
+DEFAULT_PORT = 4222
 
 
-async def open_subscriptions(
-    connection: NatsConnection, broker: Broker, metrics: Metrics, settings: PushSettings
-) -> SubscriptionServer:
-    """Serve subscriptions."""
-    writer, in_flight = PushWriter(connection), InFlightCounter(metrics.pushed.inc)
-    common = broker, writer, in_flight, settings.keep_days * DAY
-    sources: dict[type[Subject], StoredMailSource] = {
+def push_verbs(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
+    """Return OPEN and BROADCAST, for the door."""
+    return {OPEN: identity_verb(connection), broadcast_verb.PREFIX: BroadcastVerb(broker, connection).verb}
+
+
+def make_sources(
+    connection: NatsConnection, broker: Broker, metrics: Metrics, in_flight: InFlightCounter, settings: PushSettings
+) -> dict[type[Subject], StoredMailSource]:
+    """Return what serves subscriptions, by the kind of their subject."""
+    common = broker, in_flight, settings.keep_days * DAY
+    return {
         MailboxSubject: MailboxSource(*common),
         PublicListSubject: PublicListSource(*common),
-        BroadcastSubject: BroadcastSource(*common, BroadcastHub(connection, writer, metrics.broadcasts_lost.inc)),
+        BroadcastSubject: BroadcastSource(*common, BroadcastHub(connection, metrics.broadcasts_lost.inc)),
     }
-    for source in sources.values():
-        source.start()
-    server = SubscriptionServer(connection, writer, sources, settings, in_flight)
-    await server.open()
-    metrics.push_subscriptions.set_function(lambda: server.count)
-    metrics.push_waiting.set_function(lambda: in_flight.waiting)
-    return server
-
-
-def push_verbs(
-    connection: NatsConnection, broker: Broker, server: SubscriptionServer
-) -> dict[str, Verb | ImmediateVerb]:
-    """Return OPEN and BROADCAST, for the door."""
-    return {
-        OPEN: ImmediateVerb("OPEN", server.take_open),
-        broadcast_verb.PREFIX: BroadcastVerb(broker, connection).verb,
-    }
-
-
-@asynccontextmanager
-async def open_push(
-    settings: Settings, connection: NatsConnection, broker: Broker, metrics: Metrics
-) -> AsyncIterator[dict[str, Verb | ImmediateVerb]]:
-    """Serve subscriptions to stored mail inside this block; yields its verbs, for the door."""
-    server = await open_subscriptions(connection, broker, metrics, settings.push)
-    try:
-        yield push_verbs(connection, broker, server)
-    finally:
-        await server.close(settings.drain_seconds)
 
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, upstreams: Upstreams, metrics: Metrics, control: ControlServer, health: Health
-) -> AsyncIterator[str]:
-    """Run the gateway, if it is enabled, and let one that runs by itself log in; yields where clients connect."""
-
-    async def get_login(_request: dict[str, Any]) -> dict[str, Any]:
-        key = base64.b64encode(upstreams.control_key or b"").decode()
-        login = {"user": upstreams.user, "password": upstreams.password, "control_key": key}
-        return {"urls": list(upstreams.urls), **login}
-
-    control.add_command("gateway-login", get_login)
-    managed = settings.nats_url is None
-    listen = settings.nats if managed else settings.gateway.listen
+    settings: Settings,
+    upstreams: Upstreams,
+    connection: NatsConnection,
+    broker: Broker,
+    metrics: Metrics,
+    health: Health,
+) -> AsyncIterator[Gateway | None]:
+    """Run the gateway inside this block; None if there is none. Raises :class:`SetupError`."""
+    listen = settings.nats if settings.nats_url is None else settings.gateway.listen
     if listen is None or not settings.gateway.enabled:
-        yield upstreams.urls[0] if managed else "an external server"
+        yield None
         return
-    name = f"mediator {settings.instance} gateway"
-    async with run_gateway(upstreams, listen, settings.gateway, name, metrics.control_refused) as gateway:
-        metrics.gateway_connections.set_function(lambda: gateway.connections)
-        metrics.gateway_subscriptions.set_function(lambda: gateway.subscriptions)
-        metrics.gateway_waiting.set_function(lambda: gateway.waiting)
+    options = GatewayOptions(listen, settings.gateway, settings.push, settings.drain_seconds)
+    async with run_gateway(options, upstreams, connection, broker, metrics) as gateway:
         health.add("gateway", gateway.check)
-        yield gateway.url
+        yield gateway
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What can be chosen for a gateway."""
+
+    listen: Endpoint
+    gateway: GatewaySettings
+    push: PushSettings
+    drain_seconds: float
+    """For confirmations to be stored at the end."""
+
+
+@asynccontextmanager
+async def run_gateway(
+    options: GatewayOptions, upstreams: Upstreams, connection: NatsConnection, broker: Broker, metrics: Metrics
+) -> AsyncIterator[Gateway]:
+    """Run a gateway inside this block. Raises :class:`SetupError`."""
+    clock = asyncio.get_running_loop().time
+    in_flight = InFlightCounter(metrics.pushed.inc)
+    sources = make_sources(connection, broker, metrics, in_flight, options.push)
+    subscriptions = Subscriptions(sources, options.push, in_flight, clock)
+    servers = [upstream(url) for url in upstreams.urls]
+    gateway = Gateway(options.listen, options.gateway, servers, ClientIdentities(connection, clock), subscriptions)
+    subscriptions.start()
+    try:
+        await gateway.start()
+        metrics.push_subscriptions.set_function(lambda: subscriptions.count)
+        metrics.push_waiting.set_function(lambda: in_flight.waiting)
+        metrics.gateway_connections.set_function(lambda: gateway.connections)
+        metrics.gateway_waiting.set_function(lambda: subscriptions.waiting)
+        try:
+            yield gateway
+        finally:
+            await subscriptions.close(options.drain_seconds)
+    finally:
+        await gateway.stop()
+
+
+def open_short_way(settings: Settings, gateway: Gateway | None, door: Door) -> AbstractContextManager[None]:
+    """Hand requests to the door in memory inside this block, where only the managed server's accounts have a say."""
+    if gateway is None or settings.nats_url is not None or not settings.gateway.short_way:
+        return nullcontext()
+    return gateway.short_way_to(door)
+
+
+def public_url(settings: Settings, gateway: Gateway | None, upstreams: Upstreams) -> str:
+    """Return where NATS clients connect."""
+    if gateway is not None:
+        return gateway.url
+    return upstreams.urls[0] if settings.nats_url is None else "an external server"
+
+
+def upstream(url: str) -> Upstream:
+    """Read the URL of a server; raises SetupError unless it is a TCP address."""
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("nats", "tls") or parts.hostname is None:
+        raise SetupError("the gateway needs nats://HOST:PORT or tls://HOST:PORT")
+    tls = ssl.create_default_context() if parts.scheme == "tls" else None
+    return Upstream(parts.hostname, parts.port or DEFAULT_PORT, tls)

@@ -1,6 +1,6 @@
 """Queue groups: each message goes to one member, in turn, and is settled when that member confirms it (E7).
 
-Each instance has the members whose gateways asked it; the store decides what each instance gets.
+Each instance has the members that are connected to it; the store decides what each instance gets.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
 from mediator.push.encoding import MessageEncoder
-from mediator.push.push_writer import PushWriter
 from mediator.push.subscriber import Subscriber, log_failure
 
 AT_ONCE = 256
@@ -60,6 +59,11 @@ class QueueGroupMember:
         if self._group is not None:
             self._group.confirmed(items)
 
+    def resume(self) -> None:
+        """Take note that the client has read."""
+        if self._group is not None:
+            self._group.wake_up()
+
     def close(self, how: str) -> None:
         """End it; others get what it has not confirmed, and what it confirmed lately if its connection broke."""
         since = time.monotonic() - RESEND_SECONDS
@@ -74,7 +78,6 @@ class QueueGroup:
     def __init__(
         self,
         broker: Broker,
-        writer: PushWriter,
         place: Place,
         no: int,
         name: str,
@@ -84,7 +87,6 @@ class QueueGroup:
     ) -> None:
         """``concerns``: whether a message is for the group at all; other messages are settled at once."""
         self._broker = broker
-        self._writer = writer
         self._place = place
         self._no = no
         self._name = name
@@ -107,7 +109,7 @@ class QueueGroup:
     def add(self, member: QueueGroupMember) -> None:
         """Add a member."""
         self._members.append(member)
-        self._wake_up()
+        self.wake_up()
         if self._task is None:
             self._task = asyncio.create_task(log_failure(self._run()), name="push-queue")
 
@@ -117,15 +119,16 @@ class QueueGroup:
             self._members.remove(member)
         self._returned += unconfirmed
         self._again += recent
-        self._wake_up()
+        self.wake_up()
 
     def confirmed(self, items: list[Item]) -> None:
         """Settle what a member confirmed."""
         if items:
             self._confirmed += items
-            self._wake_up()
+            self.wake_up()
 
-    def _wake_up(self) -> None:
+    def wake_up(self) -> None:
+        """Look again: somebody has room, or something is to be stored."""
         self._blocked = False
         self._woken.set()
 
@@ -162,7 +165,7 @@ class QueueGroup:
             taken = await self._turn()
             if taken is None:
                 return 0.0
-            await self._give(taken.messages)
+            self._give(taken.messages)
             if not taken.messages:
                 break
         rest = RENEW_SECONDS if any(member.subscriber.window.count for member in self._members) else SEEN_EVERY / 1000
@@ -191,7 +194,7 @@ class QueueGroup:
 
     def _request(self) -> Turn:
         resting = self._blocked or self._paused
-        free = [] if resting else [member for member in self._members if member.subscriber.window.room]
+        free = [] if resting else [member for member in self._members if member.subscriber.room]
         wanted = {lane for member in free for lane in member.subscriber.subjects}
         # Take what one window has room for: a message given back would be overtaken at another instance (A8).
         widest = max((member.subscriber.window for member in free), key=lambda window: window.room_bytes, default=None)
@@ -214,9 +217,9 @@ class QueueGroup:
             0 if widest is None else widest.room_bytes,
         )
 
-    async def _give(self, messages: list[Message]) -> None:
+    def _give(self, messages: list[Message]) -> None:
         """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
-        frames: list[bytes] = []
+        frames: dict[QueueGroupMember, list[bytes]] = {}
         blocked: set[Lane] = set()
         for message in messages:
             if not self._concerns(message):
@@ -230,14 +233,16 @@ class QueueGroup:
                 continue
             if not member.subscriber.window.count:
                 member.moved_at = time.monotonic()
-            frames.append(member.subscriber.push(self._encode(message)))
-        await self._writer.send(frames)
+            member.subscriber.window.add((message.lane, message.msg_id), message.size)
+            frames.setdefault(member, []).append(member.subscriber.frame(self._encode(message)))
+        for member, pushes in frames.items():
+            member.subscriber.send(pushes)
 
     def _next(self, message: Message) -> QueueGroupMember | None:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)
             # The last message may exceed the window's bytes: otherwise it would have to be given back.
-            if member.subscriber.takes(message) and member.subscriber.window.room:
+            if member.subscriber.takes(message) and member.subscriber.room:
                 return member
         return None

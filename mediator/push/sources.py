@@ -21,7 +21,6 @@ from mediator.nats.editions import python_client
 from mediator.nats.subjects import ANY, API, Edition, MailboxSubject, PublicListSubject
 from mediator.push.encoding import EncodedMessage, MessageEncoder
 from mediator.push.live_feed import FeedSubscription, LiveFeed
-from mediator.push.push_writer import PushWriter
 from mediator.push.queue_groups import QueueGroup, QueueGroupMember
 from mediator.push.read_marks import ReadMarks
 from mediator.push.subscriber import InFlightCounter, ServedSubscription, Subscriber, SubscriptionRequest
@@ -32,6 +31,9 @@ _ALL: Final = ("critical", "urgent", "normal", "low")
 """Both later editions subscribe to all lanes in the same way; each accepts these words."""
 _LIST_LANES: Final = (Lane.NORMAL, ENDED)
 
+READS: Final = 8
+"""Reads from the store whose messages are in memory at the same time, until they are written."""
+
 log = structlog.get_logger("push")
 
 
@@ -41,7 +43,6 @@ class StoredMailSource(ABC):
     def __init__(
         self,
         broker: Broker,
-        writer: PushWriter,
         in_flight: InFlightCounter,
         keep: int,
         encoder: MessageEncoder = EncodedMessage,
@@ -49,7 +50,7 @@ class StoredMailSource(ABC):
         """``keep``: milliseconds for which the position of a queue outlives its last member."""
         self._encoder = encoder
         self._broker = broker
-        self._writer = writer
+        self._reads = asyncio.Semaphore(READS)
         self._in_flight = in_flight
         self._keep = keep
         self._read_marks = ReadMarks(broker)
@@ -64,14 +65,12 @@ class StoredMailSource(ABC):
     async def open(self, request: SubscriptionRequest) -> ServedSubscription:
         """Prepare a subscription; raises :class:`MediatorError`."""
 
-    async def follow(
-        self, place: Place, lanes: Iterable[Lane], after: Mapping[Lane, int], subscriber: Subscriber
-    ) -> FeedSubscription:
+    async def follow(self, place: Place, lanes: Iterable[Lane], subscriber: Subscriber) -> FeedSubscription:
         """Serve a subscription without a queue to these lanes, highest first.
 
         Raises :class:`NoSuchMailboxError` (N10).
         """
-        no, cursor = await self._broker.begin_push(place, lanes, after)
+        no, cursor = await self._broker.begin_push(place, lanes)
         return self._feed(place, no).join(subscriber, cursor)
 
     async def share(
@@ -92,7 +91,7 @@ class StoredMailSource(ABC):
         feed = self._feeds.get(no)
         if feed is None:
             ended = partial(self._feeds.pop, no, None)
-            feed = LiveFeed(self._broker, self._writer, self._read_marks, place, no, ended, self._encoder)
+            feed = LiveFeed(self._broker, self._reads, self._read_marks, place, no, ended, self._encoder)
             self._feeds[no] = feed
         return feed
 
@@ -100,7 +99,7 @@ class StoredMailSource(ABC):
         group = self._groups.get((no, name))
         if group is None:
             ended = partial(self._groups.pop, (no, name), None)
-            group = QueueGroup(self._broker, self._writer, place, no, name, ended, self._encoder, concerns)
+            group = QueueGroup(self._broker, place, no, name, ended, self._encoder, concerns)
             self._groups[no, name] = group
         return group
 
@@ -130,12 +129,12 @@ class MailboxSource(StoredMailSource):
         assert isinstance(subject, MailboxSubject)
         place = request.tenant, subject.address
         words = lane_words(subject, python=request.python)
-        base = f"{request.to}{API}{subject.edition.value}.{subject.address}"
+        base = f"{API}{subject.edition.value}.{subject.address}"
         subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
-        subscriber = Subscriber(subjects, request.python, self._in_flight)
+        subscriber = Subscriber(subjects, request.python, request.target, self._in_flight)
         if request.queue:
             return await self.share(place, queue_name(request), subscriber)
-        return await self.follow(place, words, request.after, subscriber)
+        return await self.follow(place, words, subscriber)
 
 
 class PublicListSource(StoredMailSource):
@@ -146,14 +145,13 @@ class PublicListSource(StoredMailSource):
         assert isinstance(request.subject, PublicListSubject)
         await self._broker.ready_board(request.tenant)
         place = request.tenant, PUBLIC
-        subject = (request.to + request.subject.delivered_on).encode()
-        subscriber = Subscriber(dict.fromkeys(_LIST_LANES, subject), request.python, self._in_flight)
+        subjects = dict.fromkeys(_LIST_LANES, request.subject.delivered_on.encode())
+        subscriber = Subscriber(subjects, request.python, request.target, self._in_flight)
         if request.queue:
             return await self.share(place, queue_name(request), subscriber)
-        subscription = await self.follow(place, _LIST_LANES, request.after, subscriber)
-        if not request.after:
-            # A client that knows no mailbox yet need not learn of those that ended before.
-            subscription.cursor.marks[ENDED] = subscription.cursor.until - 1
+        subscription = await self.follow(place, _LIST_LANES, subscriber)
+        # A client that knows no mailbox yet need not learn of those that ended before.
+        subscription.cursor.marks[ENDED] = subscription.cursor.until - 1
         return subscription
 
 

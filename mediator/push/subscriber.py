@@ -1,8 +1,8 @@
-"""A subscription at the instance that serves it: where its pushes go, what its client has not confirmed (E6, E7)."""
+"""A subscription as it is served: where its pushes go, and what its client has not confirmed (E6, E7)."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -21,20 +21,36 @@ WINDOW_BYTES: Final = 1 << 20
 log = structlog.get_logger("push")
 
 
+class PushTarget(Protocol):
+    """A subscription on its client's connection, to which pushes are written."""
+
+    @property
+    def sid(self) -> bytes:
+        """The subscription's name on the connection."""
+
+    @property
+    def bare(self) -> bool:
+        """Whether the client takes no headers."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads too slowly for more; if asked, :meth:`ServedSubscription.resume` is called later."""
+
+    def push(self, pushes: Sequence[bytes]) -> None:
+        """Write frames."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
     """What a client subscribes to, after everything was checked that does not need the store."""
 
     tenant: str
-    to: str
-    """What the subjects of its pushes begin with: the token and a dot at the end."""
     subject: Subject
     queue: str
     """The NATS queue group; empty: none."""
     python: bool
     """Whether the client expects the shapes of ``robustmq-mq9-python`` (E11)."""
-    after: Mapping[Lane, int]
-    """The msg_id that it got last from an instance that is gone, by lane."""
+    target: PushTarget
 
 
 class ServedSubscription(Protocol):
@@ -45,6 +61,9 @@ class ServedSubscription(Protocol):
 
     def confirm(self, total: int) -> None:
         """Take note that the client has confirmed so many messages since the opening."""
+
+    def resume(self) -> None:
+        """Take note that the client has read, after its target was full."""
 
     def close(self, how: str) -> None:
         """End it: ``unsub``, ``drained`` or ``broken``."""
@@ -78,19 +97,23 @@ class Window:
         """The messages that are not confirmed."""
         return [item for item, _ in self._waiting]
 
-    def fits(self, size: int, part: int = 1) -> bool:
-        """Return whether a message may be pushed; an empty window takes any size. ``part`` 2: half of the window."""
-        room = WINDOW // part - len(self._waiting)
-        return not self._waiting or (room > 0 and self._bytes + size <= WINDOW_BYTES // part)
+    def offer(self, item: Item, size: int, part: int = 1) -> bool:
+        """Add a message that is pushed, if it fits; an empty window takes any size. ``part`` 2: half of the window."""
+        waiting = self._waiting
+        if waiting and (len(waiting) >= WINDOW // part or self._bytes + size > WINDOW_BYTES // part):
+            return False
+        waiting.append((item, size))
+        self._bytes += size
+        return True
 
     def add(self, item: Item, size: int) -> None:
-        """Add a message that is pushed."""
+        """Add a message that is pushed, whether it fits or not."""
         self._waiting.append((item, size))
         self._bytes += size
 
     def confirm(self, total: int) -> list[Item]:
         """Remove what the client confirmed, counted from the opening, and return it."""
-        # A gateway that counts more than was pushed is wrong.
+        # A client may have stopped taking pushes before the last ones that were handed to it.
         count = min(total - self._confirmed, len(self._waiting))
         items: list[Item] = []
         for _ in range(count):
@@ -108,8 +131,14 @@ class Subscriber:
     subjects: Mapping[Lane, bytes]
     """The whole subject of its pushes, by lane; lanes that it does not subscribe to are missing."""
     python: bool
+    target: PushTarget
     in_flight: "InFlightCounter"
     window: Window = field(default_factory=Window)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be pushed now."""
+        return 0 if self.target.full else self.window.room
 
     def takes(self, message: Message) -> bool:
         """Return whether it subscribes to a message."""
@@ -119,12 +148,16 @@ class Subscriber:
         """Return the whole subject of the push of a message."""
         return self.subjects[message.lane]
 
-    def push(self, encoded: EncodedMessage) -> bytes:
-        """Return the frame of a message, which is in flight from now on."""
-        message = encoded.message
-        self.window.add((message.lane, message.msg_id), message.size)
-        self.in_flight.add()
-        return encoded.publish(self.subject(message), python=self.python)
+    def frame(self, encoded: EncodedMessage) -> bytes:
+        """Return the frame of a message, which is in the window."""
+        subject = self.subject(encoded.message)
+        return encoded.frame(subject, self.target.sid, python=self.python, bare=self.target.bare)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Push the frames of messages that were added to the window just now, in their order."""
+        if frames:
+            self.in_flight.add(len(frames))
+            self.target.push(frames)
 
     def confirm(self, total: int) -> list[Item]:
         """Return the stored messages that the client confirmed just now."""
@@ -152,12 +185,12 @@ class InFlightCounter:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def add(self) -> None:
-        """Count a message that is pushed."""
+    def add(self, count: int) -> None:
+        """Count messages that are pushed."""
         if not self.waiting:
             self._idle.clear()
-        self.waiting += 1
-        self._uncounted += 1
+        self.waiting += count
+        self._uncounted += count
 
     def remove(self, count: int) -> None:
         """Count off messages that were confirmed, or never will be."""

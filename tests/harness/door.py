@@ -1,4 +1,4 @@
-"""A door to knock at: store, broker, door and a managed nats-server, put together as the service does, and clients."""
+"""A door to knock at: store, broker, door, gateway and nats-server, put together as the service does, and clients."""
 
 import asyncio
 import base64
@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 from nats.aio.client import Client
 
 from mediator.broker import Broker
-from mediator.config.sections import PushSettings
+from mediator.config.sections import GatewaySettings, PushSettings
+from mediator.endpoint import Endpoint
 from mediator.errors import MediatorError
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import Lane
 from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
-from mediator.nats.connection import NatsConnection, connect
+from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
 from mediator.nats.replies import message_limit, payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
-from mediator.nats.subjects import OPEN
-from mediator.nats.verbs import ImmediateVerb
 from mediator.ops.metrics import Metrics
-from mediator.push.opening import open_subscriptions, push_verbs
-from mediator.push.subscriptions import SubscriptionServer
+from mediator.push.gateway.gateway import Gateway
+from mediator.push.opening import GatewayOptions, push_verbs, run_gateway
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.clock import ShiftedClock
@@ -39,6 +39,18 @@ PATIENCE = 10.0
 """Seconds until a test gives up on an answer that does not come."""
 
 PUSH = PushSettings()
+
+_ways = {"short": True}
+"""Whether services hand requests to the door in memory, where the client cannot tell."""
+
+
+@pytest.fixture(params=["in memory", "through nats-server"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Run the test with requests on the short way and on the long one; return whether it is the short one."""
+    short: bool = request.param == "in memory"
+    monkeypatch.setitem(_ways, "short", short)
+    return short
+
 
 EMPTY: dict[str, dict[str, Any]] = {
     "MAILBOX.CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
@@ -65,21 +77,48 @@ Body = Mapping[str, Any] | bytes | str | None
 
 
 @dataclass
-class Service:
-    """The parts of a running door, and a client of the default tenant."""
+class Parts:
+    """The parts of a running door."""
 
-    server: NatsServer
     connection: NatsConnection
     broker: Broker
     door: Door
     metrics: Metrics
     store: Store
     clock: ShiftedClock
-    pushes: SubscriptionServer
+    gateway: Gateway
+    _short_way: contextlib.ExitStack
+
+    def metric(self, name: str) -> float:
+        """Read a metric without labels."""
+        return self.metrics.registry.get_sample_value(name) or 0.0
+
+    async def serves(self, count: int) -> None:
+        """Wait until so many subscriptions to stored mail are open, and none is still to be."""
+        await until(
+            lambda: self.metric("mediator_push_subscriptions") == count and not self.metric("mediator_gateway_waiting")
+        )
+
+    async def confirmed(self) -> None:
+        """Wait until clients have confirmed all that was pushed."""
+        await until(lambda: not self.metric("mediator_push_waiting"))
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more requests, and answer those that were taken, as the service does at its end."""
+        self._short_way.close()
+        await self.door.close(seconds)
+
+
+@dataclass
+class Service(Parts):
+    """A door before a managed nats-server, and a client of the default tenant."""
+
+    server: NatsServer
     lost: int = 0
     """How often the service had to connect again."""
     clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _client: Client | None = None
+    _connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.connection.on_reconnect(self._count)
@@ -87,17 +126,17 @@ class Service:
     def _count(self) -> None:
         self.lost += 1
 
-    async def client(self, user: str | None = None, password: str | None = None, *, name: str | None = None) -> Client:
-        """Connect one more client; it is closed with the service."""
-        client = await nats.connect(
-            self.server.url,
-            user=user,
-            password=password,
-            name=name,
-            reconnect_time_wait=0.05,
-            max_reconnect_attempts=-1,
-            error_cb=_ignore,
-        )
+    @property
+    def url(self) -> str:
+        """Where clients connect: to the gateway."""
+        return self.gateway.url
+
+    async def client(self, user: str | None = None, password: str | None = None, **options: Any) -> Client:
+        """Connect one more client, which is closed with the service; ``problems`` on it is a queue of its errors."""
+        problems: asyncio.Queue[Exception] = asyncio.Queue()
+        chosen = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": problems.put, **options}
+        client = await nats.connect(self.url, user=user, password=password, **chosen)
+        client.problems = problems  # type: ignore[attr-defined]
         self.clients.push_async_callback(client.close)
         return client
 
@@ -112,8 +151,9 @@ class Service:
     ) -> dict[str, Any]:
         """Make a request and return its reply, checked for what every reply has (N1)."""
         if client is None:
-            if self._client is None:
-                self._client = await self.client()
+            async with self._connecting:
+                if self._client is None:
+                    self._client = await self.client()
             client = self._client
         answer = await client.request(
             PREFIX + subject, _encode(body), timeout=seconds, headers=None if headers is None else dict(headers)
@@ -167,6 +207,43 @@ class Service:
         await until(lambda: self.broker.waiting == count and not self.broker.pending)
 
 
+async def joined(
+    stack: contextlib.AsyncExitStack,
+    upstreams: Upstreams,
+    store: Store,
+    bounds: Bounds,
+    door_options: DoorOptions,
+    *,
+    accounts: AccountMap | None = None,
+    max_pending: int = 10_000,
+    push: PushSettings = PUSH,
+    gateway: Mapping[str, Any] | None = None,
+    short_way: bool = True,
+) -> dict[str, Any]:
+    """Put the parts of a door together, before a nats-server that runs; the stack takes them apart.
+
+    ``gateway`` are settings of it.
+    """
+    stack.callback(store.close)
+    connection = await connect(upstreams, "mediator")
+    stack.push_async_callback(connection.close)
+    assert bounds.max_message <= message_limit(connection.max_payload)
+    clock, metrics = ShiftedClock(), Metrics()
+    broker = Broker(store, bounds, clock=clock, max_pending=max_pending, max_waiting=max_pending)
+    chosen = GatewaySettings.model_validate(gateway or {})
+    options = GatewayOptions(Endpoint("127.0.0.1", 0), chosen, push, PATIENCE)
+    running = await stack.enter_async_context(run_gateway(options, upstreams, connection, broker, metrics))
+    verbs = push_verbs(connection, broker)
+    door = Door(connection, broker, metrics, accounts or AccountMap({}, ()), door_options, verbs)
+    await door.open()
+    stack.push_async_callback(door.close, PATIENCE)
+    way = stack.enter_context(contextlib.ExitStack())
+    if short_way:
+        way.enter_context(running.short_way_to(door))
+    named = {"connection": connection, "broker": broker, "door": door, "metrics": metrics, "store": store}
+    return {**named, "clock": clock, "gateway": running, "_short_way": way}
+
+
 @contextlib.asynccontextmanager
 async def serving(
     folder: Path,
@@ -176,37 +253,28 @@ async def serving(
     tenants: Sequence[TenantAccount] = DEFAULT_TENANTS,
     mapped: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
-    max_pending: int = 10_000,
     door_pending: int = 10_000,
     inbox_ttls: Mapping[Lane, int] | None = None,
-    push: PushSettings = PUSH,
+    short_way: bool | None = None,
+    **options: Any,
 ) -> AsyncIterator[Service]:
     """Run a door, with a bound of its own on what is under way.
 
-    ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them.
+    ``tenants`` are NATS accounts, ``mapped`` and ``names`` what the service's table says of them; ``short_way`` None:
+    as :func:`both_ways` says; ``options`` as for :func:`joined`.
     """
     bounds = bounds or Bounds()
     kept = store or SqliteStore(folder / "mail.db")
     server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_limit(bounds.max_message))
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(kept.close)
         await server.start()
         stack.push_async_callback(server.stop)
-        connection = await connect(server.upstreams(CONTROL_KEY), "mediator")
-        stack.push_async_callback(connection.close)
-        assert bounds.max_message <= message_limit(connection.max_payload)
-        clock, metrics = ShiftedClock(), Metrics()
-        broker = Broker(kept, bounds, clock=clock, max_pending=max_pending, max_waiting=max_pending)
-        pushes = await open_subscriptions(connection, broker, metrics, push)
-        stack.push_async_callback(pushes.close, PATIENCE)
-        options = DoorOptions(True, "test", door_pending, door_pending, inbox_ttls or {})
-        verbs = push_verbs(connection, broker, pushes)
-        # A test may replace the instance that serves subscriptions.
-        verbs[OPEN] = ImmediateVerb("OPEN", lambda *request: service.pushes.take_open(*request))  # noqa: PLW0108
-        door = Door(connection, broker, metrics, AccountMap(mapped or {}, names), options, verbs)
-        await door.open()
-        stack.push_async_callback(door.close, PATIENCE)
-        service = Service(server, connection, broker, door, metrics, kept, clock, pushes)
+        accounts = AccountMap(mapped or {}, names)
+        chosen = DoorOptions(True, "test", door_pending, door_pending, inbox_ttls or {})
+        short = _ways["short"] if short_way is None else short_way
+        upstreams = server.upstreams(CONTROL_KEY)
+        parts = await joined(stack, upstreams, kept, bounds, chosen, accounts=accounts, short_way=short, **options)
+        service = Service(server=server, **parts)
         stack.push_async_callback(service.clients.aclose)
         yield service
 
@@ -219,22 +287,6 @@ async def serving_two(folder: Path, **options: Any) -> AsyncIterator[tuple[Servi
     mapped = {name.upper(): name for name in names}
     async with serving(folder, tenants=accounts, mapped=mapped, names=names, **options) as service:
         yield service, await service.client("ann", "a"), await service.client("bob", "b")
-
-
-@contextlib.asynccontextmanager
-async def instance(service: Service) -> AsyncIterator[SubscriptionServer]:
-    """Run what serves subscriptions at one more instance over the same store."""
-    async with contextlib.AsyncExitStack() as stack:
-        connection = await connect(service.server.upstreams(CONTROL_KEY), "two")
-        stack.push_async_callback(connection.close)
-        pushes = await open_subscriptions(connection, service.broker, Metrics(), PUSH)
-        stack.push_async_callback(pushes.close, PATIENCE)
-        await connection.settle(5)
-        yield pushes
-
-
-async def _ignore(error: Exception) -> None:
-    """Take the word of a client whose server went away on purpose."""
 
 
 def _encode(body: Body) -> bytes:
@@ -323,8 +375,8 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def raw(service: Service) -> AsyncIterator[Raw]:
-    """Open a socket to the server of a service."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", service.server.port, limit=1 << 26)
+    """Open a socket to a service."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.gateway.port, limit=1 << 26)
     try:
         await reader.readline()
         options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}

@@ -7,23 +7,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mediator.broker import Broker
-from mediator.config.sections import GatewaySettings
-from mediator.endpoint import Endpoint
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
-from mediator.nats.accounts import AccountMap, TenantAccount
-from mediator.nats.connection import NatsConnection, Upstreams, connect
-from mediator.nats.door import Door, DoorOptions
+from mediator.nats.accounts import TenantAccount
+from mediator.nats.connection import Upstreams
+from mediator.nats.door import DoorOptions
 from mediator.nats.replies import payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
-from mediator.ops.metrics import Metrics
-from mediator.push.gateway.connections import Upstream
-from mediator.push.gateway.gateway import Gateway
-from mediator.push.opening import open_subscriptions, push_verbs
-from mediator.push.subscriptions import SubscriptionServer
 from mediator.store.sqlite import SqliteStore
-from tests.harness.door import PATIENCE, PUSH
+from tests.harness.door import PATIENCE, Parts, joined
 from tests.harness.external import nats_server
 from tests.harness.wire import CONTROL_KEY
 
@@ -61,13 +53,9 @@ class Peer:
 
 
 @dataclass
-class Edge:
+class Edge(Parts):
     """A service, its gateway, and the port of the nats-server behind them."""
 
-    broker: Broker
-    metrics: Metrics
-    pushes: SubscriptionServer
-    gateway: Gateway
     behind: int
     stack: AsyncExitStack
 
@@ -89,36 +77,21 @@ async def edge(
     folder: Path, *, managed: bool, tenants: Sequence[TenantAccount] = DEFAULT_TENANTS, **options: object
 ) -> AsyncIterator[Edge]:
     """Run one. ``tenants`` are those of the managed server; ``options`` are the gateway's."""
+    bounds = Bounds()
+    limit = payload_limit(bounds.max_message)
     async with AsyncExitStack() as stack:
         if managed:
-            server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_limit(Bounds().max_message))
+            server = NatsServer(folder, port=0, tenants=tenants, max_payload=limit)
             await server.start()
             stack.push_async_callback(server.stop)
             port = server.port
             upstreams = server.upstreams(CONTROL_KEY)
         else:
-            port, _ = await stack.enter_async_context(nats_server(folder, "max_payload: 14000000"))
+            port, _ = await stack.enter_async_context(nats_server(folder, f"max_payload: {limit}"))
             upstreams = Upstreams([f"nats://127.0.0.1:{port}"], control_key=CONTROL_KEY)
-
-        async def connected(name: str) -> NatsConnection:
-            connection = await connect(upstreams, name)
-            stack.push_async_callback(connection.close)
-            return connection
-
+        door = DoorOptions(accounts=managed, instance="test", max_pending=10_000)
+        chosen = {"max_subscriptions": 100, **options}
         store = SqliteStore(folder / "mail.db")
-        stack.callback(store.close)
-        broker, metrics = Broker(store, Bounds()), Metrics()
-        connection = await connected("mediator")
-        pushes = await open_subscriptions(connection, broker, metrics, PUSH)
-        stack.push_async_callback(pushes.close, PATIENCE)
-        chosen_door = DoorOptions(accounts=managed, instance="test", max_pending=10_000)
-        verbs = push_verbs(connection, broker, pushes)
-        door = Door(connection, broker, metrics, AccountMap({}, ()), chosen_door, verbs)
-        await door.open()
-        stack.push_async_callback(door.close, PATIENCE)
-        chosen = GatewaySettings.model_validate({"max_connections": 1000, "max_subscriptions": 100, **options})
-        behind = [Upstream("127.0.0.1", port)]
-        gateway = Gateway(Endpoint("127.0.0.1", 0), chosen, behind, await connected("gateway"))
-        await gateway.start()
-        stack.push_async_callback(gateway.stop)
-        yield Edge(broker, metrics, pushes, gateway, port, stack)
+        # As in the service, only accounts of a server of its own let requests pass it by.
+        parts = await joined(stack, upstreams, store, bounds, door, gateway=chosen, short_way=managed)
+        yield Edge(behind=port, stack=stack, **parts)

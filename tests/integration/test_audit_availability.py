@@ -157,14 +157,14 @@ async def test_forged_and_replayed_control_messages_are_dropped(external: Open) 
     opened = json.loads((await external.overheard("PUSH.OPEN$")).data)
     await victim.request("$mq9.AI.BROADCAST.a.b", b"first", timeout=PATIENCE)
     assert (await subscription.next_msg(PATIENCE)).data == b"first"
-    # What ends the victim's subscription, and a broadcast sent once more and as somebody likes it.
-    beat = await external.overheard(r"^mq9(ctl\.)?push\.")
-    end = json.dumps({"sender": opened["gateway"], "credits": {}, "closed": {opened["token"]: "unsub"}}).encode()
+    # What makes the victim another tenant, and a broadcast sent once more and as somebody likes it.
+    identity = await external.overheard(r"^mq9ctl\.gateway\.")
+    other = json.dumps({"token": opened["token"], "tenant": "other", "account": None}).encode()
     cast = await external.overheard(r"^mq9(ctl\.)?cast\.", "first")
     await external.spy.publish(cast.subject, cast.data)
     await external.spy.publish(cast.subject, cast.data.replace(b"first", b"forged"))
-    await external.spy.publish(beat.subject, end)
-    await external.spy.publish(beat.subject, beat.data)
+    await external.spy.publish(identity.subject, other)
+    await external.spy.publish(identity.subject, identity.data)
     await flushed(external.spy)
     await victim.request("$mq9.AI.BROADCAST.a.b", b"second", timeout=PATIENCE)
     assert (await subscription.next_msg(PATIENCE)).data == b"second"
@@ -172,7 +172,7 @@ async def test_forged_and_replayed_control_messages_are_dropped(external: Open) 
 
 
 @pytest.mark.rule("N10")
-@pytest.mark.parametrize("subject", ["live", "wake", "found", "gateway.x", "push.x", "cast.default.a.b"])
+@pytest.mark.parametrize("subject", ["live", "wake", "found", "gateway.x", "cast.default.a.b"])
 async def test_gateway_lets_no_client_act_as_the_service(external: Open, subject: str) -> None:
     client = await external.client()
     problems: asyncio.Queue[Exception] = client.problems  # type: ignore[attr-defined]

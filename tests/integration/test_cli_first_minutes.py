@@ -116,7 +116,6 @@ def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monk
 
 ARGUMENTS = {
     "serve": "--nats 127.0.0.1:0 --http 127.0.0.1:0",
-    "gateway": "--listen 127.0.0.1:0",
     "send": "a x",
     "fetch": "a",
     "ack": "a 1 --group g",
@@ -265,7 +264,7 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
 
 # --json.
 
-WITHOUT_JSON = {"serve": "runs on", "gateway": "runs on", "init": "writes a file"}
+WITHOUT_JSON = {"serve": "runs on", "init": "writes a file"}
 
 
 def test_each_command_has_the_same_json_option_last():

@@ -13,8 +13,11 @@ from nats.aio.client import Client
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import LANES, Lane
-from tests.harness.door import PREFIX, Service, ids, payloads, refused, serving
+from tests.harness.door import PREFIX, Service, both_ways, ids, payloads, refused, serving
 from tests.harness.wire import flushed
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 SENT_FROM = '{"from": "m002", "type": "task_result", "payload": {"n": 1}, "ts": 1234567890}'
 
@@ -420,7 +423,7 @@ async def test_headers_are_listed_of_more_than_a_reply_could_hold(tmp_path: Path
 
 @pytest.mark.rule("E11")
 async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> None:
-    client = await nats.connect(service.server.url, name="robustmq-mq9-python")
+    client = await nats.connect(service.url, name="robustmq-mq9-python")
     try:
 
         async def ask(subject: str, body: Any = None) -> dict[str, Any]:

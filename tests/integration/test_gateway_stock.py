@@ -14,21 +14,26 @@ from nats.errors import NoRespondersError
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
+from mediator.mailboxes.bounds import Bounds
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import Upstreams
+from mediator.nats.door import DoorOptions
+from mediator.ops.metrics import Metrics
 from mediator.push.gateway import connections
-from mediator.push.gateway.connections import Upstream
-from mediator.push.gateway.gateway import Gateway
-from mediator.push.gateway.opening import run_gateway, upstream
+from mediator.push.opening import GatewayOptions, run_gateway, upstream
 from tests.harness.certificates import issue
+from tests.harness.door import PUSH, joined
 from tests.harness.external import nats_server
 from tests.harness.gateway import Raw, gateway
 from tests.harness.nkeys import Key
+from tests.harness.stores import ram_store
 from tests.harness.waiting import until
 from tests.harness.wire import flushed
 
 PATIENCE = 10
 ANY_PORT = Endpoint("127.0.0.1", 0)
+SMALL = 100_000
+"""Bytes of a message where nats-server has its default limit."""
 
 
 @pytest.fixture
@@ -40,11 +45,18 @@ async def house(tmp_path):
 @contextlib.asynccontextmanager
 async def before(folder, config, url="nats://svc:svc@127.0.0.1:{port}"):
     """A gateway before such a server, which lets the service in at this URL; gives gateway and process."""
-    async with (
-        nats_server(folder, config) as (port, process),
-        run_gateway(Upstreams([url.format(port=port)]), ANY_PORT, GatewaySettings(), "gateway") as made,
-    ):
-        yield made, process
+    async with nats_server(folder, config) as (port, process), contextlib.AsyncExitStack() as stack:
+        upstreams, bounds = Upstreams([url.format(port=port)]), Bounds(max_message=SMALL)
+        door = DoorOptions(accounts=False, instance="test", max_pending=10_000)
+        parts = await joined(stack, upstreams, ram_store(), bounds, door, short_way=False)
+        yield parts["gateway"], process
+
+
+def at(house, upstreams, listen, settings=None):
+    """One more gateway of the service, before these servers."""
+    options = GatewayOptions(listen, settings or GatewaySettings(), PUSH, PATIENCE)
+    service = house.service
+    return run_gateway(options, upstreams, service.connection, service.broker, Metrics())
 
 
 @contextlib.asynccontextmanager
@@ -147,18 +159,21 @@ async def test_automatic_ends_of_subscriptions(house):
 
 async def test_clients_find_their_way_back_when_nats_server_dies(house):
     client = await house.client()
+    await house.service.create("orders")
     await client.subscribe("a", cb=echo)
     stored = await client.subscribe("$mq9.AI.MAILBOX.MSG.orders.*")
-    await until(lambda: len(house.service.opened) == 1)
+    await house.service.send(b"one", "orders")
+    assert (await stored.next_msg(timeout=PATIENCE)).data == b"one"
+    lost = house.service.lost
     os.kill(house.server.pid, signal.SIGKILL)
     await until(lambda: not client.is_connected)
-    await until(lambda: client.is_connected)
-    await until(lambda: len(house.service.opened) == 2)
+    await until(lambda: client.is_connected and house.service.lost > lost and house.service.connection.connected)
     assert (await client.request("a", b"x", timeout=PATIENCE)).data == b"x"
-    opening = house.service.opened[1]
-    assert opening.token != house.service.opened[0].token
-    await house.service.push(opening, "$mq9.AI.MAILBOX.MSG.orders.low", 1, b"mail")
-    assert (await stored.next_msg(timeout=PATIENCE)).data == b"mail"
+    # It begins anew with the new connection.
+    assert (await stored.next_msg(timeout=PATIENCE)).data == b"one"
+    reply = await client.request("$mq9.AI.MSG.SEND.orders", b"two", timeout=PATIENCE)
+    assert json.loads(reply.data)["msg_id"] == 1
+    assert (await stored.next_msg(timeout=PATIENCE)).data == b"two"
 
 
 async def test_the_greeting_names_the_gateway_and_no_way_around_it(tmp_path):
@@ -248,11 +263,9 @@ async def test_a_jwt_names_its_account(tmp_path):
     )
     token = account.vouch(user, "a", pub={}, sub={}, subs=-1, data=-1, payload=-1)
     async with gateway(tmp_path) as house, nats_server(tmp_path, config) as (port, _):
-        # The gateway's own connection is to the first server: it has no part in this.
-        made = Gateway(ANY_PORT, GatewaySettings(), [Upstream("127.0.0.1", port)], house.service.connection)
-        await made.start()
-        house.stack.push_async_callback(made.stop)
-        async with raw(made.port) as client:
+        # The service's own connection is to the first server: it has no part in this.
+        upstreams = Upstreams([f"nats://127.0.0.1:{port}"])
+        async with at(house, upstreams, ANY_PORT) as made, raw(made.port) as client:
             nonce = json.loads((await client.line())[5:])["nonce"]
             options = {"verbose": False, "jwt": token, "sig": user.sign(nonce)}
             client.write(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
@@ -272,11 +285,11 @@ async def test_clients_encrypt_where_the_gateway_has_a_certificate(tmp_path, cer
         await client.subscribe("a", cb=echo)
         big = os.urandom(900_000)
         assert (await client.request("a", big, timeout=PATIENCE)).data == big
+        await client.request("$mq9.AI.MAILBOX.CREATE", b'{"name":"orders"}', timeout=PATIENCE)
         subscription = await client.subscribe("$mq9.AI.MAILBOX.MSG.orders.*")
-        await until(lambda: house.service.opened)
-        await house.service.push(house.service.opened[0], "$mq9.AI.MAILBOX.MSG.orders.low", 1, b"mail")
-        assert (await subscription.next_msg(timeout=PATIENCE)).data == b"mail"
-        await until(lambda: house.service.credits)
+        await client.request("$mq9.AI.MSG.SEND.orders", big, timeout=PATIENCE)
+        assert (await subscription.next_msg(timeout=PATIENCE)).data == big
+        await house.service.confirmed()
 
 
 async def test_the_gateway_uses_tls_where_the_server_wants_it(tmp_path, certificate, monkeypatch):
@@ -288,15 +301,12 @@ async def test_the_gateway_uses_tls_where_the_server_wants_it(tmp_path, certific
         assert (await client.request("a", big, timeout=PATIENCE)).data == big
 
 
-def test_files_that_are_no_certificate_are_told(tmp_path, certificate):
+async def test_files_that_are_no_certificate_are_told(house, tmp_path, certificate):
+    settings = GatewaySettings(tls_cert=certificate.cert, tls_key=tmp_path / "none")
     with pytest.raises(SetupError, match=r"gateway\.tls_cert"):
-        asyncio.run(_start(GatewaySettings(tls_cert=certificate.cert, tls_key=tmp_path / "none")))
+        await at(house, house.server.upstreams(), ANY_PORT, settings).__aenter__()
     with pytest.raises(SetupError, match="nats://"):
         upstream("ws://127.0.0.1")
-
-
-async def _start(settings):
-    Gateway(ANY_PORT, settings, [], None)
 
 
 # Bad input.
@@ -304,7 +314,7 @@ async def _start(settings):
 
 async def test_a_payload_that_is_too_large_is_refused_by_nats_server(house):
     client = await house.raw()
-    client.write(b'CONNECT {"verbose":false}\r\nPUB a 2000000\r\n')
+    client.write(b'CONNECT {"verbose":false}\r\nPUB a 20000000\r\n')
     assert await client.until(b"-ERR") == b"-ERR 'Maximum Payload Violation'"
 
 
@@ -367,7 +377,8 @@ async def test_a_client_that_never_reads_costs_little_memory(house):
     assert waiting <= 4 * connections.BUFFER_BYTES
 
 
-async def test_a_client_that_never_reads_refusals_is_cut_off(house):
+async def test_a_client_that_never_reads_refusals_is_cut_off(house, monkeypatch):
+    monkeypatch.setattr(connections, "UNREAD_BYTES", 2 << 20)
     lazy = await house.raw()
     lazy.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
     await lazy.until(b"PONG")
@@ -387,6 +398,7 @@ async def test_a_client_that_never_reads_refusals_is_cut_off(house):
 async def test_an_absent_server_costs_the_client_its_connection(tmp_path):
     async with gateway(tmp_path) as house:
         await house.server.stop()
+        await until(lambda: not house.service.connection.connected)
         client = await house.raw()
         assert await client.rest() == b""
 
@@ -394,8 +406,7 @@ async def test_an_absent_server_costs_the_client_its_connection(tmp_path):
 async def test_a_taken_port_is_told(house):
     taken = Endpoint("127.0.0.1", house.gateway.port)
     with pytest.raises(SetupError, match="is taken by another program"):
-        async with run_gateway(house.server.upstreams(), taken, GatewaySettings(), "second"):
-            pass
+        await at(house, house.server.upstreams(), taken).__aenter__()
 
 
 @pytest.mark.rule("A6")

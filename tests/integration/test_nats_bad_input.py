@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from mediator.mailboxes.bounds import MAX_HEADER_BYTES, MAX_HEADERS, Bounds
-from tests.harness.door import EMPTY, Service, ids, raw, serving
+from tests.harness.door import EMPTY, Service, both_ways, ids, raw, serving
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 LONG = "x" * 5000
 WRONG_STRING: list[Any] = [1, 1.5, True, [], ["a"], {}, {"a": 1}, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800"]

@@ -10,9 +10,12 @@ import pytest
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.nats.frames import encode_body, encode_headers
-from tests.harness.door import PREFIX, Service, ids, payloads, refused, serving
+from tests.harness.door import PREFIX, Service, both_ways, ids, payloads, refused, serving
 from tests.harness.waiting import until
 from tests.integration.test_nats_drain import Gated
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 ALL_BYTES = bytes(range(256))
 Sent = tuple[Mapping[str, str], bytes]

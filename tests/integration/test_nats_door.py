@@ -13,9 +13,12 @@ import pytest
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.nats.replies import message_limit, payload_limit
-from tests.harness.door import EMPTY, PREFIX, Service, ids, parsed, payloads, raw, refused, serving
+from tests.harness.door import EMPTY, PREFIX, Service, both_ways, ids, parsed, payloads, raw, refused, serving
 from tests.harness.waiting import until
 from tests.harness.wire import flushed
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 ALL_BYTES = bytes(range(256))
 

@@ -30,8 +30,11 @@ from mediator.nats.frames import encode_unsubscribe
 from mediator.nats.server import find_binary
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
-from tests.harness.door import PREFIX, ids, parsed, payloads, refused, serving
+from tests.harness.door import PREFIX, both_ways, ids, parsed, payloads, refused, serving
 from tests.harness.waiting import until
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 class Gated(SqliteStore):
@@ -108,7 +111,7 @@ async def test_requests_in_flight_are_answered_or_leave_nothing(tmp_path: Path) 
 
         senders = [asyncio.create_task(sender(no)) for no in range(50)]
         await until(lambda: len(results) > 500)
-        await service.door.close(5)
+        await service.stop(5)
         await asyncio.gather(*senders)
     answered = {payload for payload, error in results.items() if error == ""}
     assert len(answered) > 500
@@ -125,7 +128,7 @@ async def test_a_fetch_that_waits_is_answered_when_the_door_closes(tmp_path: Pat
         bodies = [{"config": {"max_wait_ms": 4500}}, {"group_name": "g", "config": {"max_wait_ms": 4500}}]
         waiting = [asyncio.create_task(service.ask("MSG.FETCH.task", body)) for body in bodies * 5]
         await service.waits(10)
-        await service.door.close(5)
+        await service.stop(5)
         assert await asyncio.gather(*waiting) == [{"error": "", "messages": []}] * 10
 
 
@@ -141,7 +144,7 @@ async def test_a_slow_commit_is_waited_for_when_the_door_closes(tmp_path: Path) 
             asyncio.create_task(service.ask("MSG.FETCH.task", {"group_name": "g", "deliver": "earliest"})),
         ]
         await until(lambda: service.door.held_bytes == 4 and service.door.tasks == 2)
-        closing = asyncio.create_task(service.door.close(5))
+        closing = asyncio.create_task(service.stop(5))
         async with asyncio.timeout(5):
             with contextlib.suppress(NoRespondersError):
                 while await service.ask("MSG.NOTHING"):
@@ -174,7 +177,7 @@ async def test_a_server_that_reads_nothing_does_not_delay_the_end(
             await service.broker.send(Send("default", "task", Draft(bytes(1 << 20))))
             await service.waits(0)
             async with asyncio.timeout(20):
-                await service.door.close(1)
+                await service.stop(1)
         finally:
             os.kill(pid, signal.SIGCONT)
             for task in waiting:
@@ -186,7 +189,7 @@ async def test_a_server_that_reads_nothing_does_not_delay_the_end(
 async def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await service.create()
-        await service.door.close(5)
+        await service.stop(5)
         with pytest.raises(NoRespondersError):
             await service.ask("MSG.SEND.task", b"late")
 
@@ -247,7 +250,7 @@ async def test_while_the_server_is_away_the_check_says_so(tmp_path: Path) -> Non
 @pytest.mark.rule("A9")
 @pytest.mark.parametrize("how", ["the server forgets it", "somebody ends it"])
 async def test_a_dead_subscription_is_noticed_and_made_anew(tmp_path: Path, how: str) -> None:
-    async with serving(tmp_path) as service:
+    async with serving(tmp_path, short_way=False) as service:
         await service.create()
         subscription = service.door.subscription
         assert subscription is not None

@@ -7,7 +7,10 @@ import pytest
 from nats.aio.client import Client
 
 from mediator.nats.accounts import AccountUser, TenantAccount
-from tests.harness.door import EMPTY, Service, ids, payloads, raw, serving
+from tests.harness.door import EMPTY, Service, both_ways, ids, payloads, raw, serving
+
+__all__ = ["both_ways"]
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 ACCOUNTS = (
     TenantAccount("default"),

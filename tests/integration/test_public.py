@@ -10,11 +10,11 @@ import pytest
 
 from mediator.mailboxes import collecting
 from mediator.push import subscriber
-from tests.harness.door import Service, instance, serving_two
-from tests.harness.gateway_double import Gateway, Subscriber, gateway, gateway_to, service
+from tests.harness.door import Service, serving_two
+from tests.harness.pushes import Pushes, Subscriber, pushes, pushes_of, service
 from tests.harness.waiting import until
 
-__all__ = ["gateway", "service"]
+__all__ = ["pushes", "service"]
 
 SUBJECTS = ["PUBLIC.LIST", "MAILBOX.MSG.public", "MAILBOX.MSG.public.*", "MAILBOX.MSG.public.normal"]
 
@@ -38,11 +38,11 @@ async def end_expired(service: Service) -> None:
 
 @pytest.mark.rule("E10")
 @pytest.mark.parametrize("subject", SUBJECTS)
-async def test_a_subscription_gets_the_list_then_every_change(service: Service, gateway: Gateway, subject: str) -> None:
+async def test_a_subscription_gets_the_list_then_every_change(service: Service, pushes: Pushes, subject: str) -> None:
     token = await service.create("board.one", public=True, desc='é "one"', tags=["a", "b"])
     await service.create("private")
     await service.create("board.two", public=True)
-    subscriber = await gateway.subscribe(subject)
+    subscriber = await pushes.subscribe(subject)
     await subscriber.got(2)
     assert objects(subscriber) == await listed(service)
     await service.done("MAILBOX.UPDATE.board.one", {"token": token, "desc": "uno", "tags": ["c"]})
@@ -67,13 +67,13 @@ async def test_a_subscription_gets_the_list_then_every_change(service: Service, 
 
 
 @pytest.mark.rule("E10", "M1", "A3")
-async def test_an_expiry_and_a_new_mailbox_of_the_name_are_pushed(service: Service, gateway: Gateway) -> None:
-    subscriber = await gateway.subscribe("PUBLIC.LIST")
+async def test_an_expiry_and_a_new_mailbox_of_the_name_are_pushed(service: Service, pushes: Pushes) -> None:
+    subscriber = await pushes.subscribe("PUBLIC.LIST")
     await service.create("soon", public=True, ttl=10)
     await service.create("replaced", public=True, ttl=10)
     await subscriber.got(2)
     service.clock.ahead = 11_000
-    late = await gateway.subscribe("PUBLIC.LIST")
+    late = await pushes.subscribe("PUBLIC.LIST")
     await service.create("replaced", public=True, desc="new")
     await end_expired(service)
     await subscriber.got(4)
@@ -84,40 +84,28 @@ async def test_an_expiry_and_a_new_mailbox_of_the_name_are_pushed(service: Servi
 
 
 @pytest.mark.rule("E10")
-async def test_who_comes_later_hears_nothing_of_what_ended_before(service: Service, gateway: Gateway) -> None:
+async def test_who_comes_later_hears_nothing_of_what_ended_before(service: Service, pushes: Pushes) -> None:
     await service.create("gone", public=True)
     await service.broker.delete_mailbox("default", "gone")
     await service.create("here", public=True)
-    subscriber = await gateway.subscribe("PUBLIC.LIST")
+    subscriber = await pushes.subscribe("PUBLIC.LIST")
     await subscriber.got(1)
     await service.broker.delete_mailbox("default", "here")
     await subscriber.got(2)
     assert names(subscriber) == ["here", "here ended"]
 
 
-@pytest.mark.rule("E10", "A8")
-async def test_opened_anew_elsewhere_it_hears_what_ended_meanwhile(service: Service, gateway: Gateway) -> None:
-    await service.create("one", public=True)
-    await service.create("two", public=True)
-    first = await gateway.subscribe("PUBLIC.LIST")
-    await first.got(2)
-    await service.broker.delete_mailbox("default", "one")
-    again = await gateway.subscribe("PUBLIC.LIST", after={"": first.ids[-1]})
-    await again.got(1)
-    assert names(again) == ["one ended"]
-
-
 @pytest.mark.rule("E10", "E7")
-async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, gateway: Gateway) -> None:
+async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, pushes: Pushes) -> None:
     count = subscriber.WINDOW + 20
     await asyncio.gather(*(service.create(f"b{number}", public=True) for number in range(count)))
     tokens = {name: await service.create(name, public=True) for name in ("often", "gone")}
-    slow = await gateway.subscribe("PUBLIC.LIST", reads=False)
+    slow = await pushes.subscribe("PUBLIC.LIST", reads=False)
     await slow.got(subscriber.WINDOW)
     for number in range(50):
         await service.done("MAILBOX.UPDATE.often", {"token": tokens["often"], "desc": str(number)})
     await service.broker.delete_mailbox("default", "gone")
-    await slow.confirm()
+    slow.confirm()
     await slow.got(count + 2)
     state = {entry["name"]: entry for entry in objects(slow)}
     assert len(state) == count + 2
@@ -126,16 +114,17 @@ async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, ga
 
 
 @pytest.mark.rule("E10", "A8")
-async def test_a_change_at_one_instance_is_told_at_another(service: Service, gateway: Gateway) -> None:
-    async with instance(service) as two:
-        subscriber = await gateway.subscribe("PUBLIC.LIST", at=two)
+async def test_a_change_at_one_instance_is_told_at_another(service: Service, pushes: Pushes) -> None:
+    async with pushes_of(service) as two:
+        subscribers = [await at.subscribe("PUBLIC.LIST") for at in (pushes, two)]
         await service.create("board", public=True)
-        await subscriber.got(1)
+        for subscriber in subscribers:
+            await subscriber.got(1)
 
 
 @pytest.mark.rule("E10", "E7")
-async def test_a_queue_shares_the_changes(service: Service, gateway: Gateway) -> None:
-    members = [await gateway.subscribe("PUBLIC.LIST", "watchers") for _ in range(2)]
+async def test_a_queue_shares_the_changes(service: Service, pushes: Pushes) -> None:
+    members = [await pushes.subscribe("PUBLIC.LIST", "watchers") for _ in range(2)]
     for number in range(10):
         await service.create(f"b{number}", public=True)
     await until(lambda: sum(len(member.messages) for member in members) >= 10)
@@ -144,10 +133,9 @@ async def test_a_queue_shares_the_changes(service: Service, gateway: Gateway) ->
 
 
 @pytest.mark.rule("E10", "E11")
-async def test_the_python_library_gets_its_shape(service: Service, gateway: Gateway) -> None:
+async def test_the_python_library_gets_its_shape(service: Service, pushes: Pushes) -> None:
     await service.create("board", public=True)
-    client = await service.client(name="robustmq-mq9-python")
-    subscriber = await gateway.subscribe("MAILBOX.MSG.public.*", client=client)
+    subscriber = await pushes.subscribe("MAILBOX.MSG.public.*", python=True)
     await subscriber.got(1)
     [told] = objects(subscriber)
     assert json.loads(base64.b64decode(told["payload"])) == (await listed(service))[0]
@@ -184,8 +172,8 @@ async def test_the_mailbox_public_is_read_only(service: Service) -> None:
 
 @pytest.mark.rule("A6", "E10")
 async def test_each_tenant_has_a_list_of_its_own(tmp_path: Path) -> None:
-    async with serving_two(tmp_path) as (service, ann, bob), gateway_to(service) as gateway:
-        subscribers = [await gateway.subscribe("PUBLIC.LIST", client=each) for each in (ann, bob)]
+    async with serving_two(tmp_path) as (service, ann, bob), pushes_of(service) as pushes:
+        subscribers = [await pushes.subscribe("PUBLIC.LIST", tenant=each) for each in ("acme", "globex")]
         await service.ask("MAILBOX.CREATE", {"name": "ours", "public": True}, client=ann)
         await service.ask("MAILBOX.CREATE", {"name": "theirs", "public": True}, client=bob)
         for subscriber, name in zip(subscribers, ("ours", "theirs"), strict=True):

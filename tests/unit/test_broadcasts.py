@@ -1,6 +1,7 @@
 """Broadcasts: how they are read, and what waits for a subscriber (E1, E9, N3, N7)."""
 
-import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,8 +13,14 @@ from mediator.mailboxes.lanes import Lane
 from mediator.nats.connection import NatsConnection
 from mediator.nats.subjects import PublicListSubject, classify, overlaps
 from mediator.push import broadcast_hub, broadcast_verb
-from mediator.push.broadcast_hub import BACKLOG, BACKLOG_BYTES, BroadcastHub, BroadcastListener, BroadcastMessage
-from mediator.push.push_writer import PushWriter
+from mediator.push.broadcast_hub import (
+    BACKLOG,
+    BACKLOG_BYTES,
+    BroadcastChannel,
+    BroadcastHub,
+    BroadcastListener,
+    BroadcastMessage,
+)
 from mediator.push.subscriber import WINDOW, WINDOW_BYTES, InFlightCounter, Subscriber
 
 
@@ -95,13 +102,35 @@ def test_public_mailboxes_come_on_the_subscribed_subject(subject: str, delivered
 # What waits.
 
 
-def listener(hub: BroadcastHub | None = None) -> BroadcastListener:
-    hub = hub or BroadcastHub(None, None, lambda: None)  # type: ignore[arg-type]
-    return BroadcastListener(hub, Subscriber({}, False, InFlightCounter(lambda _count: None)), b"to.")
+@dataclass
+class Target:
+    """A client that keeps what it is pushed."""
+
+    sid: bytes = b"7"
+    bare: bool = False
+    full: bool = False
+    pushed: list[bytes] = field(default_factory=list)
+
+    def push(self, pushes: Sequence[bytes]) -> None:
+        self.pushed += pushes
+
+
+def hub(lost: Callable[[], None] = lambda: None) -> BroadcastHub:
+    return BroadcastHub(NatsConnection(b""), lost)
+
+
+def listener(at: BroadcastHub | None = None, target: Target | None = None) -> BroadcastListener:
+    subscriber = Subscriber({}, False, target or Target(), InFlightCounter(lambda _count: None))
+    return BroadcastListener(at or hub(), subscriber)
 
 
 def written(made: BroadcastListener) -> list[bytes]:
-    return list(made.frames())
+    """Return what is pushed now."""
+    target = made.subscriber.target
+    assert isinstance(target, Target)
+    made.push()
+    pushed, target.pushed = target.pushed, []
+    return pushed
 
 
 @pytest.mark.rule("E9", "E7")
@@ -111,11 +140,19 @@ async def test_unstored_broadcasts_get_half_a_window() -> None:
         assert made.take(BroadcastMessage(b"%d" % number, b"", b""))
     assert not made.take(BroadcastMessage(b"over", b"", b""))
     first = written(made)
-    assert first[0] == b"HPUB to.0 0 0\r\n\r\n"
+    assert first[0] == b"HMSG $mq9.AI.BROADCAST.0 7 0 0\r\n\r\n"
     assert len(first) == WINDOW // 2
     assert written(made) == []
     assert made.subscriber.confirm(10) == []
-    assert [frame.split()[1] for frame in written(made)] == [b"to.%d" % (WINDOW // 2 + number) for number in range(10)]
+    subjects = [b"$mq9.AI.BROADCAST.%d" % (WINDOW // 2 + number) for number in range(10)]
+    assert [frame.split()[1] for frame in written(made)] == subjects
+
+
+@pytest.mark.rule("E9", "E6")
+async def test_a_client_without_headers_gets_the_payload() -> None:
+    made = listener(target=Target(bare=True))
+    made.take(BroadcastMessage(b"a.b", b"NATS/1.0\r\na: b\r\n\r\n", b"hi"))
+    assert written(made) == [b"MSG $mq9.AI.BROADCAST.a.b 7 2\r\nhi\r\n"]
 
 
 @pytest.mark.rule("E9", "N7")
@@ -131,23 +168,46 @@ async def test_waiting_bytes_are_bounded_but_for_one_broadcast() -> None:
 
 
 @pytest.mark.rule("E9")
-async def test_an_unwritten_broadcast_counts_as_lost() -> None:
-    without = NatsConnection(b"")
-    lost = asyncio.Semaphore(0)
-    hub = BroadcastHub(without, PushWriter(without), lost.release)
-    made = listener(hub)
+async def test_a_broadcast_waits_while_the_client_does_not_read() -> None:
+    target = Target(full=True)
+    made = listener(target=target)
     made.take(BroadcastMessage(b"a", b"", b"x"))
-    hub.start()
-    made.start()
-    await asyncio.wait_for(lost.acquire(), 10)
-    hub.pause()
+    assert written(made) == []
+    target.full = False
+    assert len(written(made)) == 1
+
+
+@pytest.mark.rule("E9")
+async def test_a_broadcast_that_nobody_takes_counts_as_lost() -> None:
+    lost: list[None] = []
+    without = BroadcastChannel("workers", lambda: lost.append(None))
+    without.give(BroadcastMessage(b"a", b"", b"x"))
+    assert len(lost) == 1
+    crowded, free = listener(), listener()
+    both = BroadcastChannel("", lambda: lost.append(None))
+    both.listeners += (crowded, free)
+    for number in range(BACKLOG + 1):
+        both.give(BroadcastMessage(b"%d" % number, b"", b""))
+        free.empty()
+    assert len(lost) == 2
+
+
+@pytest.mark.rule("E9")
+async def test_a_member_for_which_nothing_waits_is_next() -> None:
+    slow, quick = listener(), listener()
+    group = BroadcastChannel("workers", lambda: None)
+    group.listeners += (slow, quick)
+    for number in range(6):
+        group.give(BroadcastMessage(b"%d" % number, b"", b""))
+        written(quick)
+    assert len(slow.waiting) == 1
 
 
 @pytest.mark.rule("E9", "N7")
 async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(broadcast_hub, "HELD_BYTES", 1000)
-    hub = BroadcastHub(None, None, lambda: None)  # type: ignore[arg-type]
-    one, two = listener(hub), listener(hub)
+    shared = hub()
+    one, two = listener(shared), listener(shared)
     first, other = BroadcastMessage(b"a", b"", b"x" * 6), BroadcastMessage(b"b", b"", b"x" * 6)
     assert one.take(first)
     assert two.take(first)

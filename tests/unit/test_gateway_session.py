@@ -1,48 +1,91 @@
 """What the gateway changes on a client's connection, and what it knows of it (E6, E7, N10)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mediator.nats.frames import ProtocolViolationError
+from mediator.push.gateway.identities import ClientIdentity
 from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress, new_token
+from mediator.push.gateway.pings import MAX_PINGS
+from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
 
 BOX = b"$mq9.AI.MAILBOX.MSG.orders"
-QUIET = b'CONNECT {"verbose":false}\r\n'
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+PROBE = b"$mq9.PUSH.gateway."
+ACME = ClientIdentity("acme", "ACME")
+
+
+def probe(subject: bytes) -> bytes:
+    """Return what asks nats-server for the right to subscribe."""
+    return b"SUB %b%b mq9gateway\r\nUNSUB mq9gateway\r\n" % (PROBE, subject)
+
+
+def question(number: int) -> bytes:
+    """Return what asks the service who the client is."""
+    body = b"question %d" % number
+    return b"PUB $mq9.AI.PUSH.OPEN %d\r\n%b\r\n" % (len(body), body)
+
+
+def refusal(subject: bytes) -> bytes:
+    """Return how nats-server refuses a subscription."""
+    return b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % subject
 
 
 @dataclass
-class Owner:
-    """Keeps what it is told."""
+class Gateway:
+    """Keeps what its sessions tell it."""
 
-    subscriptions: list[GatewaySubscription] = field(default_factory=list)
-    confirmations: list[tuple[bytes, int]] = field(default_factory=list)
+    door = None
+    questions: int = 0
+    made: list[GatewaySubscription] = field(default_factory=list)
+    opened: list[tuple[bytes, str]] = field(default_factory=list)
     ends: list[tuple[bytes, str]] = field(default_factory=list)
 
-    def subscribed(self, subscription: GatewaySubscription) -> None:
-        self.subscriptions.append(subscription)
+    def identify(self, _session: GatewaySession) -> tuple[str, bytes]:
+        self.questions += 1
+        return f"token{self.questions}", b"question %d" % self.questions
 
-    def confirmed(self, subscription: GatewaySubscription) -> None:
-        self.confirmations.append((subscription.sid, subscription.confirmed))
+    def added(self, subscription: GatewaySubscription) -> None:
+        self.made.append(subscription)
+
+    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
+        self.opened.append((subscription.sid, tenant))
 
     def ended(self, subscription: GatewaySubscription, how: str) -> None:
         self.ends.append((subscription.sid, how))
 
 
+@dataclass
+class Served:
+    """A subscription at its source."""
+
+    told: list[object] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.told.append("start")
+
+    def confirm(self, total: int) -> None:
+        self.told.append(total)
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+    def close(self, how: str) -> None:
+        self.told.append(how)
+
+
 class Way:
-    """A session with its owner; tokens are counted."""
+    """A session with its gateway."""
 
     def __init__(self, connect: bytes = QUIET, tls: bool = False, inboxes: InboxClaims | None = None) -> None:
-        self.owner = Owner()
-        tokens = (f"token{number}" for number in range(1000))
-        front = PublicAddress("gateway", "example.org", 4222, tls, 3)
-        self.session = GatewaySession(
-            self.owner, inboxes or InboxClaims(lambda *_: None), front, "10.0.0.1", lambda: next(tokens)
-        )
+        self.gateway = Gateway()
+        public = PublicAddress("example.org", 4222, tls, 3)
+        self.session = GatewaySession(self.gateway, inboxes or InboxClaims(lambda *_: None), public, "10.0.0.1")
         self.client(connect)
 
     def client(self, data: bytes) -> tuple[bytes, bytes]:
@@ -55,108 +98,150 @@ class Way:
         self.session.from_server(data)
         return self.session.take()[:2]
 
+    def subscribe(self, line: bytes) -> tuple[GatewaySubscription, Served]:
+        """The client subscribes, and is served; returns the subscription and what serves it."""
+        self.client(b"SUB %b\r\n" % line)
+        self.server(b"PONG\r\n")
+        self.session.identified("token1", ACME)
+        made, served = self.gateway.made[-1], Served()
+        self.session.accept(made, served)
+        assert served.told == ["start"]
+        return made, served
 
-def push(number: int, sid: bytes, msg_id: int, word: bytes = b".normal", lane: bytes = b"") -> bytes:
-    named = b"mq9-priority: %b\r\n" % lane if lane else b""
-    head = b"NATS/1.0\r\nmq9-msg-id: %d\r\n%b\r\n" % (msg_id, named)
-    return b"HMSG $mq9.PUSH.token%d.%b%b %b %d %d\r\n%bhi\r\n" % (
-        number,
-        BOX,
-        word,
-        sid,
-        len(head),
-        len(head) + 2,
-        head,
-    )
-
-
-def opens(data: bytes) -> list[dict[str, object]]:
-    """Return the bodies of the OPENs in what goes to the server."""
-    return [json.loads(part.split(b"\r\n")[1]) for part in data.split(b"PUB $mq9.AI.PUSH.OPEN ")[1:]]
+    def push(self, subscription: GatewaySubscription, *pushes: bytes) -> bytes:
+        """Push; returns what goes to the client."""
+        subscription.push(pushes)
+        return self.session.take()[1]
 
 
-def test_tokens_cannot_be_guessed() -> None:
-    made = {new_token() for _ in range(1000)}
-    assert len(made) == 1000
-    assert all(len(token) == 26 and token.islower() and token.isalnum() for token in made)
+def push(number: int, sid: bytes = b"7") -> bytes:
+    return b"MSG %b.normal %b 1\r\n%d\r\n" % (BOX, sid, number)
 
 
 @pytest.mark.rule("E6")
-def test_a_subscription_becomes_private_and_is_opened() -> None:
+def test_a_subscription_asks_for_rights_and_once_for_the_tenant() -> None:
     way = Way()
     up, down = way.client(b"SUB %b.* workers 7\r\nSUB plain 8\r\n" % BOX)
-    assert up.startswith(b"SUB $mq9.PUSH.token0.%b.* 7\r\nPUB $mq9.AI.PUSH.OPEN " % BOX)
-    assert up.endswith(b"SUB plain 8\r\n")
-    assert opens(up) == [
-        {"gateway": "gateway", "token": "token0", "subject": f"{BOX.decode()}.*", "queue": "workers", "after": {}}
-    ]
+    assert up == probe(BOX + b".*") + question(1) + b"PING\r\nSUB plain 8\r\n"
     assert down == b""
+    assert way.client(b"SUB %b 9\r\n" % BOX)[0] == probe(BOX) + b"PING\r\n"
+    assert [(each.subject, each.queue) for each in way.gateway.made] == [
+        (f"{BOX.decode()}.*", "workers"),
+        (BOX.decode(), ""),
+    ]
 
 
 @pytest.mark.rule("E9")
 def test_the_older_wildcard_becomes_that_of_nats() -> None:
     up, _ = Way().client(b"SUB $mq9.AI.BROADCAST.# 1\r\n")
-    assert up.startswith(b"SUB $mq9.PUSH.token0.$mq9.AI.BROADCAST.> 1\r\n")
+    assert up.startswith(probe(b"$mq9.AI.BROADCAST.>"))
+
+
+@pytest.mark.rule("E6", "A6")
+@pytest.mark.parametrize("early", [True, False])
+def test_it_opens_once_the_rights_and_the_tenant_are_known(early: bool) -> None:
+    way = Way()
+    way.client(b"SUB %b.* 7\r\nSUB %b 8\r\n" % (BOX, BOX))
+    if early:
+        way.session.identified("token1", ACME)
+        assert way.gateway.opened == []
+        assert way.server(b"PONG\r\n") == (b"", b"")
+    else:
+        assert way.server(b"PONG\r\n") == (b"", b"")
+        assert way.gateway.opened == []
+        way.session.identified("token1", ACME)
+    assert way.gateway.opened == [(b"7", "acme")]
+    way.server(b"PONG\r\n")
+    assert way.gateway.opened == [(b"7", "acme"), (b"8", "acme")]
+
+
+@pytest.mark.rule("A6")
+def test_a_client_stays_the_tenant_that_it_was() -> None:
+    way = Way()
+    way.client(b"SUB %b 7\r\n" % BOX)
+    with pytest.raises(ProtocolViolationError, match="Unknown Protocol Operation"):
+        way.client(b'PING\r\nCONNECT {"verbose":false,"pedantic":false,"user":"other"}\r\nSUB %b 8\r\n' % BOX)
+    assert way.session.take()[0] == b"PING\r\n", "what came before it passes"
+    assert len(way.gateway.made) == 1
+
+
+@pytest.mark.rule("A6")
+def test_a_question_without_an_answer_is_asked_again() -> None:
+    way = Way()
+    way.client(b"SUB %b 7\r\nPUB a 5\r\nab" % BOX)
+    way.session.unidentified("token1")
+    assert way.session.take()[0] == b"", "a payload is under way"
+    assert way.client(b"cde\r\nPING\r\n")[0] == b"cde\r\n" + question(2) + b"PING\r\n"
+    way.session.identified("token2", ACME)
+    way.session.unidentified("token2")
+    assert way.session.take()[0] == b""
 
 
 @pytest.mark.rule("E7")
 def test_a_push_is_counted_when_the_ping_after_it_is_answered() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\n" % BOX)
-    _, down = way.server(push(0, b"7", 1) + push(0, b"7", 2))
-    assert b"$mq9.PUSH" not in down
-    assert down.endswith(b"PING\r\n")
-    assert down.count(b"PING") == 1
-    _, down = way.server(push(0, b"7", 3) + b"PING\r\n")
-    assert down.count(b"PING") == 1, "one of ours at a time, and this is the server's"
-    up, down = way.client(b"PONG\r\n")
-    assert (up, down) == (b"", b"PING\r\n")
-    assert way.owner.confirmations == [(b"7", 2)]
-    assert way.client(b"PONG\r\n") == (b"PONG\r\n", b""), "the server's own is its second"
+    made, served = way.subscribe(BOX + b".* 7")
+    assert way.push(made, push(1), push(2)) == push(1) + push(2) + b"PING\r\n"
+    assert way.push(made, push(3)) == push(3) + b"PING\r\n"
+    assert way.server(b"PING\r\n")[1] == b"PING\r\n"
     assert way.client(b"PONG\r\n") == (b"", b"")
-    assert way.owner.confirmations == [(b"7", 2), (b"7", 3)]
+    assert way.client(b"PONG\r\n") == (b"", b"")
+    assert served.told == ["start", 2, 3]
+    assert way.client(b"PONG\r\n") == (b"PONG\r\n", b""), "this one was the server's"
     assert way.client(b"PONG\r\n") == (b"PONG\r\n", b"")
 
 
 @pytest.mark.rule("E7")
-def test_our_ping_waits_for_the_end_of_a_payload() -> None:
+def test_few_pings_are_under_way_and_the_last_confirms_all() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\n" % BOX)
-    data = push(0, b"7", 1)
-    _, first = way.server(data[:-3])
-    assert b"PING" not in first
-    _, second = way.server(data[-3:] + b"MSG a 1 1\r\nx\r\n")
-    assert second == b"i\r\nPING\r\nMSG a 1 1\r\nx\r\n"
+    made, served = way.subscribe(BOX + b".* 7")
+    pushed = b"".join(way.push(made, push(number % 10)) for number in range(MAX_PINGS + 3))
+    assert pushed.count(b"PING\r\n") == MAX_PINGS
+    assert way.client(b"PONG\r\n") == (b"", b"PING\r\n")
+    for _ in range(MAX_PINGS):
+        assert way.client(b"PONG\r\n") == (b"", b"")
+    assert served.told == ["start", *range(1, MAX_PINGS + 1), MAX_PINGS + 3]
+
+
+@pytest.mark.rule("E7")
+def test_a_push_waits_for_the_end_of_a_payload() -> None:
+    way = Way()
+    made, _ = way.subscribe(BOX + b".* 7")
+    assert way.server(b"MSG a 1 5\r\nab")[1] == b"MSG a 1 5\r\nab"
+    made.push([push(1)])
+    assert way.session.take() == (b"", b"", len(push(1)) + len(b"PING\r\n"))
+    assert way.server(b"cde\r\nMSG a 1 1\r\nx\r\n")[1] == b"cde\r\n" + push(1) + b"PING\r\nMSG a 1 1\r\nx\r\n"
+    assert way.session.take() == (b"", b"", 0)
 
 
 @pytest.mark.rule("E7")
 def test_what_was_not_confirmed_before_an_unsub_stays_so() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\n" % BOX)
-    way.server(push(0, b"7", 1))
-    up, _ = way.client(b"UNSUB 7\r\nPONG\r\n")
-    assert up == b"UNSUB 7\r\n"
-    assert way.owner.ends == [(b"7", "unsub")]
-    assert way.owner.confirmations == []
+    made, served = way.subscribe(BOX + b".* 7")
+    way.push(made, push(1))
+    assert way.client(b"UNSUB 7\r\nPONG\r\n") == (b"", b"")
+    assert way.gateway.ends == [(b"7", "unsub")]
+    assert served.told == ["start"]
+    assert way.push(made, push(2)) == b""
     way.session.close()
-    assert way.owner.ends == [(b"7", "unsub")]
+    assert way.gateway.ends == [(b"7", "unsub")]
 
 
 @pytest.mark.rule("E7")
 @pytest.mark.parametrize("early", [True, False])
 def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\n" % BOX)
+    made, served = way.subscribe(BOX + b".* 7")
     if early:
         way.client(b"UNSUB 7 2\r\n")
-        way.server(push(0, b"7", 1) + push(0, b"7", 2))
+        way.push(made, push(1), push(2))
     else:
-        way.server(push(0, b"7", 1) + push(0, b"7", 2))
+        way.push(made, push(1), push(2))
         way.client(b"UNSUB 7 2\r\n")
-    assert way.owner.ends == []
+    assert way.gateway.ends == []
     way.client(b"PONG\r\n")
-    assert way.owner.confirmations == [(b"7", 2)]
-    assert way.owner.ends == [(b"7", "unsub")]
+    assert served.told == ["start", 2]
+    assert way.gateway.ends == [(b"7", "unsub")]
     assert way.session.subscriptions == 0
 
 
@@ -164,97 +249,182 @@ def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
 @pytest.mark.parametrize("subject", [b">", b"_INBOX.>", b"plain", b"%b.low" % BOX])
 def test_a_subscription_with_a_used_sid_is_dropped(subject: bytes) -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nUNSUB 7 2\r\n" % BOX)
-    up, _ = way.client(b"SUB %b 7\r\n" % subject)
-    assert up in (b"", b"SUB $mq9.PUSH.token0.%b.* 7\r\n" % BOX), "the first stays, whatever the server has counted"
+    made, _ = way.subscribe(BOX + b".* 7")
+    way.client(b"UNSUB 7 2\r\n")
+    assert way.client(b"SUB %b 7\r\n" % subject)[0] == b""
+    assert way.gateway.made == [made]
+    assert way.push(made, push(1)).startswith(push(1)), "the first one stays"
 
 
 @pytest.mark.rule("E7")
 def test_a_maximum_ends_exactly_and_frees_the_sid() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nUNSUB 7 2\r\n" % BOX)
-    up, down = way.server(b"".join(push(0, b"7", number) for number in range(5)))
-    assert (up, down.count(b"HMSG")) == (b"UNSUB 7\r\n", 2)
-    up, _ = way.client(b"SUB %b.low 7\r\n" % BOX)
-    assert up.startswith(b"SUB $mq9.PUSH.token1.%b.low 7\r\n" % BOX)
-    _, down = way.server(push(0, b"7", 5) + push(1, b"7", 6, b".low"))
-    assert (down.count(b"HMSG"), down.count(b"mq9-msg-id: 6")) == (1, 1), "what was on its way to the first is not its"
+    made, _ = way.subscribe(BOX + b".* 7")
+    way.client(b"UNSUB 7 2\r\n")
+    assert way.push(made, *map(push, range(5))) == push(0) + push(1) + b"PING\r\n"
+    other, _ = way.subscribe(BOX + b".low 7")
+    assert other is not made
+    assert way.push(made, push(5)) == b"", "what was on its way to the first is not for the second"
+    assert way.push(other, push(6)) == push(6) + b"PING\r\n"
+
+
+@pytest.mark.rule("E7")
+def test_a_maximum_that_was_reached_before_ends_at_once() -> None:
+    way = Way()
+    made, _ = way.subscribe(BOX + b".* 7")
+    way.push(made, push(1), push(2))
+    way.client(b"PONG\r\nUNSUB 7 1\r\n")
+    assert way.gateway.ends == [(b"7", "unsub")]
+    assert way.push(made, push(3)) == b""
+
+
+@pytest.mark.rule("E7")
+def test_a_full_client_is_pushed_more_once_it_has_read() -> None:
+    way = Way()
+    (one, served), (other, idle) = way.subscribe(BOX + b".* 7"), way.subscribe(BOX + b".low 8")
+    assert not one.full
+    way.session.set_full(True)
+    assert (one.full, one.full) == (True, True)
+    way.session.set_full(False)
+    assert (served.told, idle.told) == (["start", "resume"], ["start"])
+    way.session.set_full(True)
+    assert other.full
+    way.client(b"UNSUB 8\r\n")
+    way.session.set_full(False)
+    assert (served.told, idle.told) == (["start", "resume"], ["start"])
+
+
+@pytest.mark.rule("E7")
+@pytest.mark.parametrize("last", [b"UNSUB 7\r\n", b""])
+def test_what_ended_while_it_opened_is_not_served(last: bytes) -> None:
+    way = Way()
+    way.client(b"SUB %b 7\r\n%b" % (BOX, last))
+    if not last:
+        way.session.close()
+    served = Served()
+    way.session.accept(way.gateway.made[0], served)
+    assert served.told == ["broken"]
+    assert way.gateway.ends == [(b"7", "unsub" if last else "broken")]
 
 
 @pytest.mark.rule("N10")
 def test_pongs_wait_for_the_subscriptions_before_them() -> None:
     way = Way()
+    way.client(b"PING\r\n")
     assert way.server(b"PONG\r\n") == (b"", b"PONG\r\n")
     way.client(b"SUB %b.* 1\r\nPING\r\nSUB %b.* 2\r\nPING\r\nPING\r\n" % (BOX, BOX))
-    first, second = way.owner.subscriptions
-    assert way.server(b"PONG\r\nMSG a 9 1\r\nx\r\n")[1] == b"MSG a 9 1\r\nx\r\n"
+    first, second = way.gateway.made
+    assert way.server(b"PONG\r\nPONG\r\nMSG a 9 1\r\nx\r\n")[1] == b"MSG a 9 1\r\nx\r\n"
     way.client(b"SUB %b.* 3\r\n" % BOX)
-    assert way.server(b"PONG\r\nPONG\r\n")[1] == b""
-    way.session.answered(second)
+    assert way.server(b"PONG\r\nPONG\r\nPONG\r\nPONG\r\n")[1] == b""
+    way.session.accept(second, Served())
     assert way.session.take()[1] == b""
     way.session.refuse(first, "no")
     assert way.session.take()[1] == b"-ERR 'no'\r\nPONG\r\n"
-    assert way.client(b"UNSUB 3\r\n")[1] == b"PONG\r\nPONG\r\n"
+    assert way.client(b"UNSUB 3\r\nPING\r\n")[1] == b"PONG\r\nPONG\r\n"
     assert way.server(b"PONG\r\n")[1] == b"PONG\r\n"
 
 
 @pytest.mark.rule("N10")
-def test_a_pong_waits_for_no_subscription_that_is_over() -> None:
+def test_a_pong_does_not_wait_for_ever() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nUNSUB 7 1\r\nPING\r\n" % BOX)
-    assert b"PONG" not in way.server(push(0, b"7", 1) + b"PONG\r\n")[1]
-    assert way.client(b"PONG\r\n")[1] == b"PONG\r\n", "it was served before the service's answer came"
+    way.client(b"SUB %b 7\r\nPING\r\n" % BOX)
+    way.server(b"PONG\r\nPONG\r\n")
+    way.session.answered(way.gateway.made[0])
+    assert way.session.take()[1] == b"PONG\r\n"
+    way.session.refuse(way.gateway.made[0], "late")
+    assert way.session.take()[1] == b"-ERR 'late'\r\n"
 
 
 @pytest.mark.rule("E7")
 def test_the_end_of_the_connection_ends_each_once() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\nUNSUB 8 1\r\n" % (BOX, BOX))
-    way.server(push(0, b"7", 1) + push(1, b"8", 2, b".low"))
+    (one, _), (other, _) = way.subscribe(BOX + b".* 7"), way.subscribe(BOX + b".low 8")
+    way.client(b"UNSUB 8 1\r\nSUB %b 9\r\n" % BOX)
+    way.push(one, push(1))
+    way.push(other, push(2, b"8"))
     way.session.close()
-    assert sorted(way.owner.ends) == [(b"7", "broken"), (b"8", "broken")]
-
-
-@pytest.mark.rule("E6")
-def test_a_repeated_open_names_the_last_id_of_each_lane() -> None:
-    way = Way()
-    way.client(b"SUB %b.* 7\r\nSUB %b 8\r\n" % (BOX, BOX))
-    way.server(push(0, b"7", 1) + push(0, b"7", 5, b".urgent", b"urgent") + push(0, b"7", 2))
-    # These two lanes share a subject.
-    way.server(push(1, b"8", 9, b"") + push(1, b"8", 4, b"", b"low"))
-    for subscription in way.owner.subscriptions:
-        way.session.open_again(subscription)
-    up = way.session.take()[0]
-    assert [body["after"] for body in opens(up)] == [{"normal": 2, "urgent": 5}, {"normal": 9, "low": 4}]
-    assert [body["token"] for body in opens(up)] == ["token0", "token1"]
+    assert sorted(way.gateway.ends) == [(b"7", "broken"), (b"8", "broken"), (b"9", "broken")]
 
 
 @pytest.mark.rule("N10")
 def test_a_refusal_reaches_the_client_and_ends_the_sub() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nPUB a 5\r\nab" % BOX)
-    way.session.refuse(way.owner.subscriptions[0], "mailbox orders does not exist\r\nPING")
-    up, down, _ = way.session.take()
-    assert down == b"-ERR 'mailbox orders does not exist PING'\r\n"
-    assert up == b"", "a payload is under way"
-    up, _ = way.client(b"cde\r\nPING\r\n")
-    assert up == b"cde\r\nUNSUB 7\r\nPING\r\n"
+    way.client(b"SUB %b.* 7\r\n" % BOX)
+    way.server(b"MSG a 1 5\r\nab")
+    way.session.refuse(way.gateway.made[0], "mailbox orders does not exist\r\nPING")
+    assert way.session.take()[1] == b"", "a payload is under way"
+    assert way.server(b"cde\r\n")[1] == b"cde\r\n-ERR 'mailbox orders does not exist PING'\r\n"
     assert way.session.subscriptions == 0
+    assert way.gateway.ends == [(b"7", "unsub")]
 
 
 @pytest.mark.rule("N10")
 def test_refusals_name_the_clients_own_subject() -> None:
     way = Way()
-    way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\n" % (BOX, BOX))
-    private = b"$mq9.PUSH.token0.%b.*" % BOX
-    _, down = way.server(b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % private)
-    assert down == b"-ERR 'Permissions Violation for Subscription to \"%b.*\"'\r\n" % BOX
-    up, down = way.server(b"-ERR 'Permissions Violation for Publish to \"$mq9.AI.PUSH.OPEN\"'\r\n")
-    assert down == b"-ERR 'Permissions Violation for Subscription to \"%b.low\"'\r\n" % BOX
-    assert up == b"UNSUB 8\r\n"
-    assert way.owner.ends == [(b"7", "unsub"), (b"8", "unsub")]
-    other = b"-ERR 'Authorization Violation'\r\n"
-    assert way.server(other) == (b"", other)
+    way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\nSUB %b 9\r\nPING\r\n" % (BOX, BOX, BOX))
+    up, down = way.server(refusal(PROBE + BOX + b".*") + b"PONG\r\nPONG\r\n")
+    assert (up, down) == (b"", refusal(BOX + b".*"))
+    _, down = way.server(b"-ERR 'Permissions Violation for Publish to \"$mq9.AI.PUSH.OPEN\"'\r\n")
+    assert down == refusal(BOX + b".low") + refusal(BOX)
+    assert way.server(b"PONG\r\nPONG\r\n")[1] == b"PONG\r\n"
+    assert way.gateway.ends == [(b"7", "unsub"), (b"8", "unsub"), (b"9", "unsub")]
+    assert way.gateway.opened == []
+    for other in (b"-ERR 'Authorization Violation'\r\n", refusal(b"plain")):
+        assert way.server(other) == (b"", other)
+
+
+@pytest.mark.rule("N10")
+def test_a_refusal_is_known_however_the_server_words_it() -> None:
+    way = Way()
+    odd = b'$mq9.AI.BROADCAST.a"b\\c.x'
+    way.client(b"SUB %b 7\r\nSUB %b 8\r\n" % (BOX, odd))
+    assert way.server(b"PONG\r\n" + refusal(PROBE + odd.replace(b"\\", b"\\\\").replace(b'"', b'\\"')))[1] == refusal(
+        odd
+    )
+    way.server(b"PONG\r\n")
+    way.session.identified("token1", ACME)
+    assert way.gateway.opened == [(b"7", "acme")]
+
+
+@pytest.mark.rule("N10")
+def test_a_refusal_that_comes_late_concerns_no_other() -> None:
+    way = Way()
+    way.client(b"SUB %b 7\r\nUNSUB 7\r\nSUB %b 7\r\n" % (BOX, BOX))
+    assert way.server(refusal(PROBE + BOX) + b"PONG\r\n")[1] == refusal(BOX)
+    assert way.session.subscriptions == 1
+    assert way.server(refusal(PROBE + BOX) + b"PONG\r\n")[1] == refusal(BOX)
+    assert way.session.subscriptions == 0
+
+
+@pytest.mark.rule("N10", "N7")
+def test_a_connection_has_so_many_subscriptions_to_mail() -> None:
+    way = Way()
+    for sid in range(4):
+        up, down = way.client(b"SUB %b.* %d\r\n" % (BOX, sid))
+    assert (up, down) == (b"", b"-ERR 'maximum subscriptions exceeded'\r\n")
+    way.client(b"UNSUB 0\r\n")
+    assert way.client(b"SUB %b.* 3\r\n" % BOX)[0] == probe(BOX + b".*") + b"PING\r\n"
+
+
+@pytest.mark.rule("N10")
+@pytest.mark.parametrize(
+    "publish",
+    [
+        b"PUB $mq9.AI.PUSH.OPEN 2\r\n{}\r\n",
+        b"PUB $mq9.PUSH.gateway.x 0\r\n\r\n",
+        b"PUB a $mq9.AI.PUSH.OPEN 0\r\n\r\n",
+        b"HPUB $mq9.AI.MSG.SEND.a mq9ctl.gateway.x 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+        b"PUB mq9ctl.gateway.x 0\r\n\r\n",
+        b"PUB $SYS.REQ.ACCOUNT.PING.CONNZ 0\r\n\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a _INBOX.> 0\r\n\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a own.*.x 0\r\n\r\n",
+    ],
+)
+def test_what_could_harm_others_is_not_published(publish: bytes) -> None:
+    up, down = Way().client(publish)
+    assert up == b""
+    assert down.startswith(b"-ERR 'Permissions Violation for Publish to ")
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -363,10 +533,13 @@ def test_a_pattern_that_takes_in_no_inbox_is_held_by_nobody() -> None:
 COMMANDS = st.sampled_from(
     [
         b"PUB a 1\r\nx\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a _INBOX.x 1\r\nx\r\n",
         b"SUB plain %d\r\n",
+        b"SUB _INBOX.x %d\r\n",
         b"SUB $mq9.AI.MAILBOX.MSG.m%d.* 1%d\r\n",
         b"UNSUB %d\r\n",
         b"UNSUB 1%d\r\n",
+        b"UNSUB 1%d 2\r\n",
         b"SUB > 5\r\n",
         b"PUB $mq9.PUSH.x 1\r\nx\r\n",
         b"PING\r\n",
@@ -374,38 +547,52 @@ COMMANDS = st.sampled_from(
 )
 
 
-@given(st.lists(st.tuples(COMMANDS, st.integers(0, 3)), max_size=25), st.integers(0, 3), st.booleans())
-@settings(max_examples=100)
-def test_a_verbose_client_gets_one_ok_for_each_command(
-    commands: list[tuple[bytes, int]], missing: int, said: bool
-) -> None:
-    way = Way(b'CONNECT {"verbose":true}\r\n' if said else b"CONNECT {}\r\n")
-    wanted = 1
-    to_server, seen = b"", b""
-    for command, number in commands:
-        frame = command.replace(b"%d", b"%d" % number)
-        up, down = way.client(frame)
-        to_server += up
-        seen += down
-        wanted += not frame.startswith(b"PING")
-    for subscription in way.owner.subscriptions[:missing]:
-        before = way.session.subscriptions
-        way.session.refuse(subscription, "missing")
-        wanted += before - way.session.subscriptions
-    up, down, _ = way.session.take()
-    to_server += up
-    seen += down
-    # As nats-server answers; the first CONNECT is in the stream already.
-    lines = [line for line in (b"CONNECT {}\r\n" + to_server).split(b"\r\n") if line]
-    answers = b""
-    for line in lines:
-        if line.startswith((b"CONNECT", b"PUB", b"SUB", b"UNSUB")):
-            answers += b"+OK\r\n"
+def answers(data: bytes, denied: bytes) -> bytes:
+    """Return what nats-server says to a verbose client."""
+    out = b""
+    for line in data.split(b"\r\n"):
+        if line.startswith(b"SUB ") and line.split()[1].startswith(denied):
+            out += refusal(line.split()[1])
+        elif line.startswith((b"CONNECT", b"PUB", b"SUB", b"UNSUB")):
+            out += b"+OK\r\n"
         elif line == b"PING":
-            answers += b"PONG\r\n"
-    _, down = way.server(answers)
-    seen += down
-    assert seen.count(b"+OK\r\n") + seen.count(b"-ERR") == wanted
+            out += b"PONG\r\n"
+    return out
+
+
+@given(
+    st.lists(st.tuples(COMMANDS, st.integers(0, 3)), max_size=25),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(1, 30),
+    st.sampled_from([b"(none)", PROBE, PROBE + b"$mq9.AI.MAILBOX.MSG.m1"]),
+)
+@settings(max_examples=200)
+def test_a_verbose_client_gets_one_ok_for_each_command(
+    commands: Sequence[tuple[bytes, int]], missing: int, said: bool, every: int, denied: bytes
+) -> None:
+    connect = b'CONNECT {"verbose":true}\r\n' if said else b"CONNECT {}\r\n"
+    way = Way(connect)
+    to_server, seen = connect, b""
+    for place, (command, number) in enumerate(commands):
+        up, down = way.client(command.replace(b"%d", b"%d" % number))
+        to_server, seen = to_server + up, seen + down
+        if place % every == 0:
+            seen += way.server(answers(to_server, denied))[1]
+            to_server = b""
+    seen += way.server(answers(to_server, denied))[1]
+    pings = sum(command.startswith(b"PING") for command, _ in commands)
+    assert seen.count(b"+OK\r\n") + seen.count(b"-ERR") == 1 + len(commands) - pings
+    assert PROBE not in seen
+    before = way.session.subscriptions
+    for subscription in way.gateway.made[:missing]:
+        way.session.refuse(subscription, "missing")
+    refused = before - way.session.subscriptions
+    for subscription in way.gateway.made[missing:]:
+        way.session.accept(subscription, Served())
+    more = way.session.take()[1]
+    assert more.count(b"-ERR") == refused
+    assert (seen + more).count(b"PONG\r\n") == pings
 
 
 @pytest.mark.rule("N10")

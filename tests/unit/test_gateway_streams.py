@@ -14,6 +14,10 @@ PAYLOADS = st.binary(max_size=60) | st.sampled_from([b"SUB a 1\r\n", b"PING\r\n"
 SIDS = st.integers(1, 99).map(lambda number: b"%d" % number)
 
 
+SHORT, LONG, WAITING = b"_INBOX.a.1", b"_INBOX.b.1", b"_INBOX.c.1"
+"""Replies to requests that are taken, that pass to the server, and that are taken once that is decided."""
+
+
 @dataclass
 class Client:
     """Notes what it is told, and hands on."""
@@ -21,6 +25,7 @@ class Client:
     told: list[tuple[bytes, ...]] = field(default_factory=list)
     published: int = 0
     refused: frozenset[bytes] = frozenset()
+    decided: bool = True
 
     def connect(self, frame: bytes, options: bytes) -> bytes:
         self.told.append((b"CONNECT", options))
@@ -41,6 +46,9 @@ class Client:
     def publishing(self) -> None:
         self.published += 1
 
+    def pinging(self) -> None:
+        self.told.append((b"PING",))
+
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
         if subject.startswith(b"$JS.API"):
             return None
@@ -50,6 +58,17 @@ class Client:
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
         self.told.append((b"body", subject, b"(large)" if body is None else body))
         return body is not None and b"bad" not in body
+
+    def takes(self, reply: bytes, length: int, headers: bool) -> bool | None:
+        if reply == WAITING and not self.decided:
+            return None
+        return reply in (b"", SHORT, WAITING) and length < 100
+
+    def request(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self.told.append((b"request", subject, reply, headers, payload))
+
+    def passing(self, subject: bytes) -> None:
+        self.told.append((b"passing", subject))
 
 
 @dataclass
@@ -78,10 +97,6 @@ class Server:
         self.told.append((b"PONG",))
         return frame
 
-    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
-        self.told.append((b"push", sid, msg_id or b"", lane or b""))
-        return token != GONE
-
 
 def pub(subject: bytes, payload: bytes = b"", reply: bytes = b"", head: bytes | None = None) -> bytes:
     words = [subject, *([reply] if reply else [])]
@@ -98,8 +113,17 @@ def publishes(draw: st.DrawFn) -> bytes:
     return pub(draw(SUBJECTS), draw(PAYLOADS), reply, head)
 
 
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    verb = draw(st.sampled_from([b"MSG.SEND.a", b"MAILBOX.CREATE", b"PUSH.OPEN", b"\xff*>"]))
+    head = draw(st.none() | st.binary(max_size=20).map(lambda text: b"NATS/1.0\r\n" + text + b"\r\n\r\n"))
+    reply = draw(st.sampled_from([b"", SHORT, LONG, WAITING, b"plain"]))
+    return pub(b"$mq9.AI." + verb, draw(PAYLOADS), reply, head)
+
+
 CLIENT_FRAMES = st.one_of(
     publishes(),
+    requests(),
     st.builds(lambda sid, subject: b"SUB %b %b\r\n" % (subject, sid), SIDS, SUBJECTS),
     st.builds(lambda sid, subject: b"sub\t%b  workers \t%b\n" % (subject, sid), SIDS, SUBJECTS),
     st.builds(lambda sid: b"UNSUB %b\r\n" % sid, SIDS),
@@ -117,33 +141,12 @@ def message(subject: bytes, sid: bytes, payload: bytes, reply: bytes = b"", head
     return b"HMSG %b %d %d\r\n%b%b\r\n" % (b" ".join(words), *sizes, head, payload)
 
 
-GONE = b"g0neg0neg0neg0neg0neg0nego"
-"""The token of a subscription that is over."""
-
-
 @st.composite
-def server_frames(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """A frame, and what is to come of it."""
-    kind = draw(st.sampled_from(["message", "push", "line"]))
-    if kind == "line":
-        line = draw(st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b"INFO {} \r\n"]))
-        return line, line
-    sid, payload = draw(SIDS), draw(PAYLOADS)
-    reply = draw(st.just(b"") | SUBJECTS)
-    msg_id = draw(st.none() | st.integers(0, 10**18))
-    head = None
+def server_frames(draw: st.DrawFn) -> bytes:
     if draw(st.booleans()):
-        lane = draw(st.sampled_from([b"", b"mq9-priority: critical\r\n", b"mq9-priority: low\r\n"]))
-        first = b"" if msg_id is None else b"mq9-msg-id: %d\r\n%b" % (msg_id, lane)
-        head = (
-            b"NATS/1.0\r\n" + first + draw(st.sampled_from([b"", b"a: b\r\n", b"c: " + b"d" * 90 + b"\r\n"])) + b"\r\n"
-        )
-    subject = draw(SUBJECTS)
-    clean = message(subject, sid, payload, reply, head)
-    if kind == "message":
-        return clean, clean
-    token = draw(st.sampled_from([b"k3yk3yk3yk3yk3yk3yk3yk3yk3", GONE]))
-    return message(b"$mq9.PUSH.%b.%b" % (token, subject), sid, payload, reply, head), b"" if token == GONE else clean
+        return draw(st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b"INFO {} \r\n"]))
+    head = draw(st.none() | st.binary(max_size=20).map(lambda text: b"NATS/1.0\r\n" + text + b"\r\n\r\n"))
+    return message(draw(SUBJECTS), draw(SIDS), draw(PAYLOADS), draw(st.just(b"") | SUBJECTS), head)
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -173,6 +176,10 @@ def passed(stream: ClientStream | ServerStream, chunks: list[bytes]) -> bytes:
     return out
 
 
+def is_publish(frame: bytes) -> bool:
+    return frame[:4].upper().strip() in (b"PUB", b"HPUB")
+
+
 @given(st.lists(CLIENT_FRAMES, max_size=8), PLACES)
 def test_what_a_client_says_passes_as_it_came_however_it_is_cut(frames: list[bytes], places: list[int]) -> None:
     data = b"".join(frames)
@@ -183,21 +190,44 @@ def test_what_a_client_says_passes_as_it_came_however_it_is_cut(frames: list[byt
     single = Client()
     assert fed(ClientStream(single), [data[at : at + 1] for at in range(len(data))]) == once
     assert single == whole
-    dropped = [told for told in whole.told if told[0] == b"body" and b"bad" in told[2]]
-    if not dropped:
+    # Each publish has passed, was refused, or went the short way; nothing else is missing.
+    taken = [told for told in whole.told if told[0] == b"request"]
+    refused = [told for told in whole.told if told[0] == b"body" and b"bad" in told[2]]
+    passing = [frame for frame in frames if not is_publish(frame)]
+    assert whole.published + len(taken) + len(refused) == len(frames) - len(passing)
+    if not (taken or refused):
         assert once == data
-    assert whole.published == sum(frame[:4].upper().strip() in (b"PUB", b"HPUB") for frame in frames) - len(dropped)
+    left = [pub(subject, body, reply, head or None) for _, subject, reply, head, body in taken]
+    assert sorted(left) == sorted(frame for frame in frames if frame in left), "each request is told as it came"
 
 
 @given(st.lists(server_frames(), max_size=8), PLACES)
-def test_only_secrets_and_late_pushes_are_cut_out(frames: list[tuple[bytes, bytes]], places: list[int]) -> None:
-    data, clean = (b"".join(part) for part in zip(*frames, strict=True)) if frames else (b"", b"")
+def test_what_a_server_says_passes_as_it_came(frames: list[bytes], places: list[int]) -> None:
+    data = b"".join(frames)
     whole, parts, single = Server(), Server(), Server()
-    assert fed(ServerStream(whole), [data]) == clean
-    assert fed(ServerStream(parts), cut(data, places)) == clean
-    assert fed(ServerStream(single), [data[at : at + 1] for at in range(len(data))]) == clean
+    assert fed(ServerStream(whole), [data]) == data
+    assert fed(ServerStream(parts), cut(data, places)) == data
+    assert fed(ServerStream(single), [data[at : at + 1] for at in range(len(data))]) == data
     assert parts == whole == single
-    assert sum(told[0] == b"push" for told in whole.told) == sum(frame != kept for frame, kept in frames)
+    assert len(whole.told) == sum(not frame.startswith((b"MSG", b"HMSG")) for frame in frames)
+
+
+@given(st.lists(CLIENT_FRAMES, max_size=4), st.lists(CLIENT_FRAMES, max_size=4), PLACES)
+def test_nothing_is_read_behind_what_is_not_decided(
+    before: list[bytes], behind: list[bytes], places: list[int]
+) -> None:
+    waiting = pub(b"$mq9.AI.MSG.SEND.a", b"x", WAITING)
+    data = b"".join([*before, waiting, *behind])
+    whole = Client()
+    once = fed(ClientStream(whole), [data])
+    parts = Client(decided=False)
+    stream = ClientStream(parts)
+    out = fed(stream, cut(data, places))
+    assert (b"request", b"$mq9.AI.MSG.SEND.a", WAITING, b"", b"x") not in parts.told
+    assert once.startswith(out)
+    parts.decided = True
+    assert out + fed(stream, [b""]) == once
+    assert parts == whole
 
 
 @given(st.lists(CLIENT_FRAMES, min_size=1, max_size=6), PLACES, st.integers(0, 20))
@@ -211,8 +241,9 @@ def test_a_frame_of_ours_is_put_in_between_two_frames(frames: list[bytes], place
         if number == when % len(chunks):
             out.append(stream.insert(ours))
     joined = b"".join(out)
-    edges = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}
-    assert any(joined == data[:edge] + ours + data[edge:] for edge in edges)
+    # Requests that are taken, and streams that are refused, leave nothing behind.
+    edges = [passed(ClientStream(Client()), frames[:count]) for count in range(len(frames) + 1)]
+    assert any(joined == edge + ours + edges[-1].removeprefix(edge) for edge in edges)
 
 
 def test_a_chunk_that_nobody_looks_at_is_not_copied() -> None:
@@ -234,7 +265,49 @@ def test_a_publish_that_is_refused_is_left_out_with_its_payload() -> None:
 def test_a_reply_subject_is_looked_at_as_well() -> None:
     client = Client()
     fed(ClientStream(client), [pub(b"a", b"", b"$mq9.PUSH.x.y"), pub(b"a", b"", b"mq9ctl.z", b"NATS/1.0\r\n\r\n")])
-    assert client.told == [(b"PUB", b"a", b"$mq9.PUSH.x.y"), (b"PUB", b"a", b"mq9ctl.z")]
+    told = [each for each in client.told if each[0] == b"PUB"]
+    assert told == [(b"PUB", b"a", b"$mq9.PUSH.x.y"), (b"PUB", b"a", b"mq9ctl.z")]
+
+
+@pytest.mark.parametrize("head", [None, b"NATS/1.0\r\na: SUB x 1\r\n\r\n"])
+def test_a_request_is_told_whole_and_does_not_pass(head: bytes | None) -> None:
+    body = b"SUB > 1\r\nPUB $mq9.AI.X _INBOX.a.1 0\r\n\r\n"
+    data = pub(b"a", b"1") + pub(b"$mq9.AI.MSG.SEND.b", body, SHORT, head) + pub(b"c", b"2")
+    for step in (1, 7, len(data)):
+        client = Client()
+        assert fed(ClientStream(client), cut(data, list(range(0, len(data), step)))) == pub(b"a", b"1") + pub(
+            b"c", b"2"
+        )
+        assert client.told == [(b"request", b"$mq9.AI.MSG.SEND.b", SHORT, head or b"", body)]
+        assert client.published == 2
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pub(b"$mq9.AI.PUSH.OPEN", b"{}", SHORT),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x", b"$mq9.PUSH.x"),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x", b"other"),
+        pub(b"$mq9.AIX.MSG.SEND.a", b"x", SHORT),
+        b"pub $mq9.AI.MSG.SEND.a _INBOX.a.1 1\r\nx\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a  _INBOX.a.1 1\r\nx\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a 5 1\r\nx\r\n",
+        pub(b"$mq9.AI.MSG.SEND.", b"x", SHORT),
+        pub(b"$mq9.AI.MSG..SEND", b"x", SHORT),
+        pub(b"$mq9.AI.MSG.SEND.*", b"x", SHORT),
+        pub(b"$mq9.AI.>", b"x", SHORT),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x", b"_INBOX.a."),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x", b"_INBOX..a"),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x", b"_INBOX.a.*"),
+        pub(b"$mq9.AI.MSG.SEND.a", b"x" * 100, SHORT),
+    ],
+)
+def test_only_plain_requests_to_the_service_are_taken(frame: bytes) -> None:
+    for chunks in ([frame], [frame[at : at + 1] for at in range(len(frame))]):
+        client = Client()
+        assert fed(ClientStream(client), chunks) == frame
+        assert not [each for each in client.told if each[0] == b"request"]
+        assert client.told[-1][0] == b"passing"
 
 
 def test_an_inspected_body_is_whole_and_without_headers() -> None:
@@ -269,6 +342,11 @@ def test_a_body_that_is_too_large_to_be_looked_at_is_not_kept() -> None:
         (b"PUB 1\r\n", "Unknown Protocol Operation"),
         (b"PUB a b c 1\r\n", "Unknown Protocol Operation"),
         (b"HPUB a 1\r\n", "Unknown Protocol Operation"),
+        (b"HPUB $mq9.AI.X _INBOX.a.1 2\r\n", "Unknown Protocol Operation"),
+        (b"HPUB $mq9.AI.X _INBOX.a.1 3 2\r\nab\r\n", "Unknown Protocol Operation"),
+        (b"PUB $mq9.AI.X _INBOX.a.1 2\r\nabc\r\n", "Unknown Protocol Operation"),
+        (b"PUB $mq9.AI.X _INBOX.a.1 2\r\nab\n\n", "Unknown Protocol Operation"),
+        (b"PUB $mq9.AI.X _INBOX.a.1 9999999999\r\n", "Unknown Protocol Operation"),
         (b"SUB a\r\n", "Unknown Protocol Operation"),
         (b"SUB a b c d\r\n", "Unknown Protocol Operation"),
         (b"UNSUB\r\n", "Unknown Protocol Operation"),

@@ -29,8 +29,6 @@ class Follower:
     """A subscription without a queue."""
 
     cursor: Cursor
-    earlier: set[Item] = field(default_factory=set)
-    """What it was given before it was opened again."""
     got: list[Item] = field(default_factory=list)
 
 
@@ -104,12 +102,9 @@ class Pushing(RuleBasedStateMachine):
     @precondition(lambda self: len(self.followers) < 4)
     @rule(lanes=SOME)
     def subscribe(self, lanes: list[Lane]) -> None:
-        self.followers.append(Follower(self.begin(lanes, {})))
-
-    def begin(self, lanes: Sequence[Lane], after: dict[Lane, int]) -> Cursor:
-        no, cursor = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, after, self.broker.now))
+        no, cursor = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, self.broker.now))
         assert no == self.no
-        return cursor
+        self.followers.append(Follower(cursor))
 
     @precondition(lambda self: self.followers)
     @rule(
@@ -132,28 +127,18 @@ class Pushing(RuleBasedStateMachine):
         if len(fits) == len(found.messages):
             cursor.marks = found.marks
             if found.complete:
-                given = {msg_id for _, msg_id in (*follower.got, *follower.earlier)}
+                given = {msg_id for _, msg_id in follower.got}
                 assert self.live(cursor.lanes) <= given, "nothing is skipped"
 
     def check_followed(self, follower: Follower, message: Message) -> None:
         item, until = (message.lane, message.msg_id), follower.cursor.until
         assert message.msg_id in self.live(follower.cursor.lanes), "only what is there, and is wanted"
-        assert item not in (*follower.got, *follower.earlier), "once"
+        assert item not in follower.got, "once"
         if message.msg_id < until:
             assert all(each[1] < until and each < item for each in follower.got), "first what was there, in lane order"
-        lane = [msg_id for lane, msg_id in (*follower.got, *follower.earlier) if lane is message.lane]
+        lane = [msg_id for lane, msg_id in follower.got if lane is message.lane]
         assert all(msg_id < message.msg_id for msg_id in lane), "first in, first out"
         follower.got.append(item)
-
-    @precondition(lambda self: self.followers)
-    @rule(data=st.data())
-    def open_again(self, data: st.DataObject) -> None:
-        """Another instance goes on, from what the gateway saw last."""
-        follower = data.draw(st.sampled_from(self.followers))
-        earlier = follower.earlier | set(follower.got)
-        after = dict(sorted(earlier))
-        follower.cursor = self.begin(follower.cursor.lanes, after)
-        follower.earlier, follower.got = earlier, []
 
     @precondition(lambda self: len(self.followers) > 2)
     @rule(data=st.data())

@@ -292,13 +292,12 @@ USERS = {"users": [{"name": "u", "password": "p"}]}
             "give tenants users, listen on 127.0.0.1, or set allow_anonymous",
         ),
         (
-            {"gateway": {"enabled": False, "listen": "0.0.0.0:4223"}},
-            "gateway.listen: 0.0.0.0:4223 can be reached from other machines and no tenant has users; "
-            "give tenants users, listen on 127.0.0.1, or set allow_anonymous",
+            {"gateway": {"enabled": False, "listen": "127.0.0.1:1"}},
+            "gateway.listen: expected only with nats_url; nats says where it is",
         ),
         (
             {"gateway": {"listen": "127.0.0.1:1"}},
-            "gateway.listen: expected only with nats_url, or with gateway.enabled false; nats says where it is",
+            "gateway.listen: expected only with nats_url; nats says where it is",
         ),
         (
             {"gateway": {"direct": "127.0.0.1:1", "enabled": False}},

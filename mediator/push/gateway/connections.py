@@ -17,9 +17,11 @@ from mediator.push.gateway.session import GatewaySession
 
 BUFFER_BYTES: Final = 256 * 1024
 """Bytes that may wait to be written to one side before reading from the other stops."""
-UNREAD_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of the gateway's own frames that may wait for a client that writes but does not read, or for the end of a
-payload that does not come. Reading from the server has stopped then, so nothing else is added."""
+UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""Bytes that may wait for a client that does not read, or for the end of a payload that does not come: as nats-server's
+``max_pending``. Reading from the server has stopped long before."""
+UNREAD_SECONDS: Final = 1.0
+"""For a client to read what is beyond that: many answers may come at once."""
 CONNECT_SECONDS: Final = 5.0
 """For connecting to nats-server."""
 HELLO_SECONDS: Final = 10.0
@@ -58,6 +60,9 @@ class GatewayContext(Protocol):
 
     def leave(self, client: "ClientConnection") -> None:
         """Count a client out."""
+
+    def hold(self, size: int) -> None:
+        """Count bytes of answers in, or out if negative, that wait for a client to read."""
 
 
 class _Side(asyncio.Protocol):
@@ -144,6 +149,11 @@ class ClientConnection(_Side):
         self._early = b""
         """What the client sent before its INFO."""
         self._admitted = False
+        self.unread = 0
+        """Bytes of answers that are counted at the gateway: they wait for this client to read."""
+        self._writes_soon = False
+        self._flooded: asyncio.TimerHandle | None = None
+        """Set while more waits than :data:`UNREAD_BYTES`: nothing more is read from the client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to a server; what the client sends meanwhile waits."""
@@ -180,7 +190,29 @@ class ClientConnection(_Side):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Close the server's connection, once everything is written to it."""
+        if self._session is not None:
+            self._session.hang_up()
+            self._pass_on()
         self.over()
+        # Last of all: what over() writes is counted once more.
+        self._count_unread(0)
+
+    def pause_writing(self) -> None:
+        """Stop reading from the server, and pushing."""
+        super().pause_writing()
+        if self._session is not None:
+            self._session.set_full(True)
+
+    def resume_writing(self) -> None:
+        """Continue reading from the server, and pushing."""
+        super().resume_writing()
+        self._count_unread(0)
+        if self._session is not None:
+            self._session.set_full(False)
+
+    def read(self, on: bool) -> None:
+        """Start or stop reading; it stays stopped while too much waits for the client to read."""
+        super().read(on and self._flooded is None)
 
     def from_server(self, data: bytes) -> None:
         """Pass on what the server sent."""
@@ -201,10 +233,13 @@ class ClientConnection(_Side):
 
     def over(self) -> None:
         """Close both sides, once everything is written."""
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        for timer in (self._late, self._flooded):
+            if timer is not None:
+                timer.cancel()
+        self._late = None
         if self._session is not None:
+            # Answers that came just now are still to be written.
+            self._pass_on()
             self._session.close()
             self._session = None
         if self._opening is not None and self._opening is not asyncio.current_task():
@@ -222,16 +257,53 @@ class ClientConnection(_Side):
         self.data_received(b"")
 
     def _pass_on(self) -> None:
+        if self._write_out() > UNREAD_BYTES and self._flooded is None:
+            self._flooded = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
+            self.read(False)
+
+    def _end_flood(self) -> None:
+        self._flooded = None
+        if self._write_out() <= UNREAD_BYTES:
+            self.read(True)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Abort the connection of a client that leaves too much unread."""
+        if self.transport is not None:
+            log.info("client writes but does not read, connection aborted")
+            self.transport.abort()
+        self._count_unread(0)
+
+    def _write_out(self) -> int:
+        """Write what the session has for both sides, and return the bytes that wait for the client."""
+        if self._session is None or self._server is None:
+            return 0
         session = self._session
-        if session is not None and self._server is not None:
-            to_server, to_client, unread = session.take()
-            self._server.write(to_server)
-            self.write(to_client)
-            if self._full and self.transport is not None:
-                unread += self.transport.get_write_buffer_size()
-            if unread > UNREAD_BYTES and self.transport is not None:
-                log.info("client writes but does not read, connection aborted")
-                self.transport.abort()
+        to_server, to_client, held = session.take()
+        self._server.write(to_server)
+        self.write(to_client)
+        size = 0
+        if self._full and self.transport is not None and not self.transport.is_closing():
+            size = self.transport.get_write_buffer_size()
+        # Pushes have a bound of their own: slow subscribers keep nobody from making requests.
+        session.unread_answers = min(session.unread_answers, size)
+        self._count_unread(session.unread_answers)
+        return size + held
+
+    def _count_unread(self, size: int) -> None:
+        change, self.unread = size - self.unread, size
+        self._context.hold(change)
+
+    def _changed(self) -> None:
+        """Write soon what was added: answers and pushes come many together."""
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_soon)
+
+    def _write_soon(self) -> None:
+        self._writes_soon = False
+        self._pass_on()
 
     async def _open(self) -> None:
         try:
@@ -272,7 +344,7 @@ class ClientConnection(_Side):
         assert self.transport is not None
         peer = self.transport.get_extra_info("peername")
         self._session = self._context.session(peer[0] if peer else "")
-        self._session.changed = self._pass_on
+        self._session.changed = self._changed
         self._session.resume = self._resume
         self.from_server(greeting)
         early, self._early = self._early, b""

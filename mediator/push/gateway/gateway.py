@@ -1,54 +1,75 @@
-"""The gateway itself: listens on the public port, and keeps count of its clients."""
+"""The gateway itself: listens on the public port, and joins its clients, nats-server and the service."""
 
 import asyncio
 import errno
 import ssl
-from collections.abc import Sequence
-from typing import Final
-
-import structlog
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
 
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.nats.connection import NatsConnection
+from mediator.nats.client import Request
 from mediator.push.gateway.connections import ClientConnection, Upstream
+from mediator.push.gateway.identities import ClientIdentities
 from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.instances import ServiceInstances
-from mediator.push.gateway.session import GatewaySession, PublicAddress
+from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
+from mediator.push.gateway.short_way import RequestHandler
+from mediator.push.gateway.subscriptions import Subscriptions
 
 BACKLOG: Final = 4096
 """Connections that wait to be accepted."""
+ALL_UNREAD_BYTES: Final = 128 * 1024 * 1024
+"""Bytes that may wait for all clients to read, half of what the door takes until it refuses requests as busy. Beyond,
+the client that leaves most unread is disconnected, so that it does not cost others their answers."""
+LEAST_UNREAD_BYTES: Final = 1024 * 1024
+"""Who leaves less unread stays connected."""
+WATCH_SECONDS: Final = 1.0
+"""Between two looks for questions without an answer."""
 
-log = structlog.get_logger("gateway")
+
+class RequestDoor(Protocol):
+    """The NATS door of the same process."""
+
+    def receive(self, message: Request) -> None:
+        """Take a request."""
+
+    def hold(self, size: int) -> None:
+        """Count bytes in, or out if negative, that are under way."""
 
 
 class Gateway:
     """Accepts clients on a public port and connects each to a nats-server."""
 
     def __init__(
-        self, listen: Endpoint, settings: GatewaySettings, upstreams: Sequence[Upstream], connection: NatsConnection
+        self,
+        listen: Endpoint,
+        settings: GatewaySettings,
+        upstreams: Sequence[Upstream],
+        identities: ClientIdentities,
+        subscriptions: Subscriptions,
     ) -> None:
-        """``connection`` uses the service's own login, port 0 is any free one.
-
-        Raises SetupError for TLS files that cannot be used.
-        """
+        """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
         self.tls = _context(settings)
         self._listen = listen
         self._settings = settings
         self._upstreams = list(upstreams)
         self._next = 0
-        loop = asyncio.get_running_loop()
-        self._instances = ServiceInstances(connection, loop.time)
-        self._claims = InboxClaims(loop.call_later)
+        self._identities = identities
+        self._subscriptions = subscriptions
+        self._claims = InboxClaims(asyncio.get_running_loop().call_later)
+        self._door: RequestDoor | None = None
+        self._unread = 0
+        """Bytes of answers that wait for clients to read."""
         self.clients: set[ClientConnection] = set()
         """The connections of all clients."""
         self._server: asyncio.Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._public = self._address(listen.port)
 
     def _address(self, port: int) -> PublicAddress:
-        most = self._settings.max_subscriptions
-        return PublicAddress(self._instances.name, self._listen.host, port, self.tls is not None, most)
+        return PublicAddress(self._listen.host, port, self.tls is not None, self._settings.max_subscriptions)
 
     @property
     def port(self) -> int:
@@ -66,48 +87,55 @@ class Gateway:
         """How many clients there are."""
         return len(self.clients)
 
-    @property
-    def subscriptions(self) -> int:
-        """How many subscriptions to stored mail they have."""
-        return self._instances.count
-
-    @property
-    def waiting(self) -> int:
-        """How many of these no instance of the service serves yet."""
-        return self._instances.waiting
-
     async def start(self) -> None:
         """Listen; raises SetupError when the port is taken."""
         host, port = self._listen.host, self._listen.port
-        await self._instances.open()
+        await self._identities.open()
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: ClientConnection(self), host, port, backlog=BACKLOG
             )
         except OSError as error:
-            await self._instances.close()
             what = "is taken by another program" if error.errno == errno.EADDRINUSE else "cannot be listened on"
             raise SetupError(
-                f"NATS port {port} on {host} {what}: choose another one with --nats, or with --listen "
-                f"for `mediator gateway` ({error.strerror or error})"
+                f"NATS port {port} on {host} {what}: choose another one with --nats ({error.strerror or error})"
             ) from error
         self._public = self._address(self._server.sockets[0].getsockname()[1])
+        self._watcher = asyncio.create_task(self._watch(), name="gateway-watch")
 
     async def stop(self) -> None:
         """Accept no more clients, and close the connections of all."""
         if self._server is None:
             return
         self._server.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
         for client in list(self.clients):
             client.over()
-        await self._instances.close()
         self._server = None
+
+    @contextmanager
+    def short_way_to(self, door: RequestDoor) -> Iterator[None]:
+        """Hand requests to the door in memory inside this block, where the client cannot tell."""
+        self._door = door
+        door.hold(self._unread)
+        try:
+            yield
+        finally:
+            self._door = None
+            door.hold(-self._unread)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._identities.expire()
+            self._subscriptions.watch()
 
     async def check(self) -> str | None:
         """Return what is wrong, or None."""
         if self._server is None or not self._server.is_serving():
             return "the gateway does not listen"
-        return None if self._instances.connected else "the gateway is not connected to NATS"
+        return None if self._identities.connected else "the gateway is not connected to NATS"
 
     # For the clients' connections, see GatewayContext.
 
@@ -124,13 +152,46 @@ class Gateway:
 
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
-        return GatewaySession(self._instances, self._claims, self._public, client_ip)
+        return GatewaySession(self, self._claims, self._public, client_ip)
+
+    def hold(self, size: int) -> None:
+        """Count bytes of answers in, or out if negative, that wait for a client to read."""
+        self._unread += size
+        if self._door is not None:
+            self._door.hold(size)
+        if size > 0 and self._unread > ALL_UNREAD_BYTES:
+            slowest = max(self.clients, key=lambda client: client.unread, default=None)
+            if slowest is not None and slowest.unread > LEAST_UNREAD_BYTES:
+                slowest.drop()
 
     def upstreams(self) -> list[Upstream]:
         """Return the servers, beginning with another one each time."""
         self._next += 1
         start = self._next % len(self._upstreams)
         return self._upstreams[start:] + self._upstreams[:start]
+
+    # For sessions, see SessionHost.
+
+    def identify(self, session: GatewaySession) -> tuple[str, bytes]:
+        """Return a token, and the body of the question to the service about the client."""
+        return self._identities.ask(session)
+
+    def added(self, subscription: GatewaySubscription) -> None:
+        """Take note of a new subscription."""
+        self._subscriptions.add(subscription)
+
+    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
+        """Open a subscription."""
+        self._subscriptions.open(subscription, tenant)
+
+    def ended(self, subscription: GatewaySubscription, how: str) -> None:
+        """Remove a subscription."""
+        self._subscriptions.end(subscription, how)
+
+    @property
+    def door(self) -> RequestHandler | None:
+        """What takes requests the short way; None: nothing does now."""
+        return None if self._door is None else self._door.receive
 
 
 def _context(settings: GatewaySettings) -> ssl.SSLContext | None:

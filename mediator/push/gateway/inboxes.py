@@ -40,6 +40,8 @@ class _Claim:
     queue: str
     prefixes: list[str]
     """The prefixes of the subject up to its first wildcard, of two tokens and more."""
+    lost: bool = False
+    """Whether another connection has the inbox now."""
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +100,12 @@ class InboxClaims:
         if claim is not None:
             self._drop(claim)
 
+    def holds(self, holder: InboxHolder, sid: bytes) -> bool:
+        """Return whether a subscription holds its inbox: no other connection may listen to it."""
+        held = self._claims.get(holder)
+        claim = held.get(sid) if held is not None else None
+        return claim is not None and not claim.lost
+
     def leave(self, holder: InboxHolder) -> None:
         """Release everything that a connection holds or claims."""
         self._contests.pop(holder, None)
@@ -127,6 +135,7 @@ class InboxClaims:
                 asker.resume()
 
     def _drop(self, claim: _Claim) -> None:
+        claim.lost = True
         _discard(self._at, claim.prefixes[-1], claim)
         for prefix in claim.prefixes:
             _discard(self._below, prefix, claim)

@@ -5,6 +5,7 @@ from typing import Final
 
 from mediator.nats import control_messages, subjects
 
+_API: Final = subjects.API.encode()
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
 _NOT_FOR_CLIENTS: Final = (
     b"$mq9.AI.PUSH.",
@@ -17,6 +18,14 @@ _NOT_FOR_CLIENTS: Final = (
 def is_for_clients(subject: bytes) -> bool:
     """Return whether clients may publish to a subject, or name it for the reply."""
     return not subject.startswith(_NOT_FOR_CLIENTS)
+
+
+def can_be_answered(subject: bytes, reply: bytes) -> bool:
+    """Return whether a publish to this subject may name that one for the reply.
+
+    With a wildcard in it, nats-server forgets other clients' requests to the service when the answer comes.
+    """
+    return not (subject.startswith(_API) and {b"*", b">"}.intersection(reply.split(b".")))
 
 
 def makes_stream(subject: bytes) -> bool:

@@ -1,86 +1,106 @@
 """One client's connection through the gateway: which frames are changed, and the state this needs (E6, E7, N10).
 
-A subscription to stored mail goes to nats-server under a secret subject, followed by an OPEN for the service on the
-same connection; the client sees only its own subject. A PONG of the server waits until the service has replied for all
-subscriptions before it, so a client that has flushed knows the outcome. After pushes the gateway sends the client a
-PING, whose PONG confirms that the client has read them. Pure: bytes in, bytes out, and calls to a
-:class:`SubscriptionRegistry`.
+A subscription to stored mail does not reach nats-server: it is asked once whether the client may subscribe, by a
+subscription that ends at once, and the messages come from the service straight to the client's socket. A PONG of the
+server waits until all subscriptions before it are decided, so a client that has flushed knows the outcome. After pushes
+the gateway sends the client a PING, whose PONG confirms that the client has read them. Requests to the service take the
+short way, in memory, where nobody can tell the difference (:mod:`.short_way`). Pure: bytes in, bytes out, and calls to
+a :class:`SessionHost`.
 """
 
-import base64
-import secrets
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
 
 from mediator.nats import frames, subjects
-from mediator.push import protocol
+from mediator.nats.editions import python_client
+from mediator.nats.frames import ProtocolViolationError
 from mediator.push.gateway import inboxes, publish_policy
+from mediator.push.gateway.commands import CommandCounter
+from mediator.push.gateway.identities import ClientIdentity
 from mediator.push.gateway.inboxes import InboxClaims
+from mediator.push.gateway.pings import ClientPings, ServerPings
+from mediator.push.gateway.short_way import ReplySubscription, RequestHandler, ShortWay
 from mediator.push.gateway.streams import ClientStream, ServerStream
+from mediator.push.subscriber import ServedSubscription
 
-_NORMAL: Final = b"normal"
-_OPEN_SUBJECT: Final = f"$mq9.AI.{subjects.OPEN}"
+_IDENTIFY: Final = f"{subjects.API}{subjects.OPEN}".encode()
+_PROBE: Final = f"{subjects.PUSH}gateway."
+"""What the subject begins with on which nats-server is asked for the client's rights."""
+_PROBE_SID: Final = b"mq9gateway"
+_PROBE_VIOLATION: Final = subjects.violation(_PROBE).rstrip('"')
+"""What the server's refusal of such a subscription begins with."""
 _TOO_MANY: Final = "maximum subscriptions exceeded"
-
-
-def new_token() -> str:
-    """Return a name that cannot be guessed: 130 random bits in lowercase base32."""
-    return base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
 
 
 @dataclass(slots=True, eq=False)
 class GatewaySubscription:
-    """One subscription of a client to stored mail."""
+    """One subscription of a client to stored mail, and where its pushes go (:class:`PushTarget`)."""
 
-    token: str
+    session: "GatewaySession"
     sid: bytes
     subject: str
     queue: str
-    session: "GatewaySession"
-    frame: bytes = b""
-    """The SUB that goes to nats-server in place of the client's."""
+    pattern: str
+    """Its subject, with NATS's wildcards whatever the client wrote."""
     number: int = 0
     """Its place among the subscriptions of the connection, from 1."""
-    owner: str = ""
-    """The instance that serves it; empty: none has replied yet."""
+    permitted: bool = False
+    """Whether nats-server has allowed it."""
+    refused: bool = False
+    """Whether the client was told that it may not have it."""
     since: float = 0.0
     """When it was made, by the gateway's clock."""
-    asked: float = 0.0
-    """When the last OPEN was sent."""
-    pause: float = 0.0
-    """Seconds from one OPEN to the next."""
     pushed: int = 0
     confirmed: int = 0
-    counted_from: int = 0
-    """How many messages were pushed before the present owner was asked."""
     most: int = 0
     """How many messages the client takes in all; 0: no limit."""
-    after: dict[bytes, bytes] = field(default_factory=dict)
-    """The msg_id of the last push, by lane."""
+    served: ServedSubscription | None = None
+    """What serves it, once it is open."""
+
+    @property
+    def bare(self) -> bool:
+        """Whether the client takes no headers."""
+        return not self.session.headers
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads too slowly for more pushes now; ``served`` is resumed when that ends."""
+        return self.session.is_full(self)
+
+    def push(self, pushes: Sequence[bytes]) -> None:
+        """Write frames to the client, at most as many as it takes."""
+        self.session.push(self, pushes)
 
 
-class SubscriptionRegistry(Protocol):
-    """Keeps the subscriptions of all sessions, and reports them to the service."""
+class SessionHost(Protocol):
+    """The gateway, as a session sees it."""
 
-    def subscribed(self, subscription: GatewaySubscription) -> None:
-        """Add a subscription whose OPEN is on the way; :meth:`GatewaySession.answered` is called when it is time."""
+    @property
+    def door(self) -> RequestHandler | None:
+        """What takes requests the short way; None: nothing does now."""
 
-    def confirmed(self, subscription: GatewaySubscription) -> None:
-        """Take note that ``confirmed`` has grown."""
+    def identify(self, session: "GatewaySession") -> tuple[str, bytes]:
+        """Return a token, and the body of the question to the service about the client; see :mod:`.identities`."""
+
+    def added(self, subscription: GatewaySubscription) -> None:
+        """Take note of a new subscription, to call ``answered`` of its session after a while."""
+
+    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
+        """Open a subscription that nats-server allows; ``accept`` or ``refuse`` of its session is called."""
 
     def ended(self, subscription: GatewaySubscription, how: str) -> None:
-        """Remove a subscription; ``how`` as in :class:`protocol.Heartbeat`."""
+        """Remove a subscription: ``unsub`` or ``broken``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
     """What INFO tells clients about the gateway, and how many subscriptions each connection may have."""
 
-    gateway: str
     host: str
     port: int
     tls: bool
@@ -90,38 +110,38 @@ class PublicAddress:
 class GatewaySession:
     """The state of one connection."""
 
-    def __init__(
-        self,
-        registry: SubscriptionRegistry,
-        inboxes: InboxClaims,
-        public: PublicAddress,
-        client_ip: str,
-        token: Callable[[], str] = new_token,
-    ) -> None:
-        self._registry = registry
+    def __init__(self, host: SessionHost, inboxes: InboxClaims, public: PublicAddress, client_ip: str) -> None:
+        self._host = host
         self._inboxes = inboxes
         self._public = public
         self._client_ip = client_ip
-        self._token = token
+        self._short_way = ShortWay(lambda: host.door, partial(inboxes.holds, self))
         self._up = ClientStream(self)
         self._down = ServerStream(self)
         self._to_server: list[bytes] = []
         self._to_client: list[bytes] = []
         self._by_sid: dict[bytes, GatewaySubscription] = {}
         """Subscriptions whose sids are in use: not ended by the client, nor by the maximum of messages."""
-        self._made = 0
-        self._unanswered: dict[GatewaySubscription, None] = {}
-        """Subscriptions that the service has not replied to yet, in their order."""
-        self._held_pongs: deque[list[int]] = deque()
-        """PONGs that wait: up to which number the subscriptions must have their reply, and how many PONGs."""
-        self._unconfirmed: set[GatewaySubscription] = set()
-        self._pings: deque[dict[GatewaySubscription, int] | Callable[[], None] | None] = deque()
-        """What the client's next PONGs answer: None is a PING of the server, anything else is one of the gateway's."""
-        self._pinging = False
-        self._verbose = True
-        self._commands = 0
-        self._results = 0
-        self._own_commands: deque[int] = deque()
+        self._server_pings = ServerPings()
+        self._client_pings = ClientPings()
+        self._blocked: set[GatewaySubscription] = set()
+        """Subscriptions that have more to push when the client reads again."""
+        self._commands = CommandCounter()
+        self.name = ""
+        """The client's name in its CONNECT."""
+        self.headers = False
+        """Whether the client takes headers."""
+        self.tenant: str | None = None
+        """None: the client is not identified."""
+        self._asked = False
+        """Whether the service was asked who the client is, for its subscriptions."""
+        self._asking = ""
+        """The token of the question whose answer opens the short way; nothing more is read until it comes."""
+        self._question = b""
+        self.full = False
+        """Whether the client reads more slowly than it is written to."""
+        self.unread_answers = 0
+        """Bytes of answers that may wait for the client to read."""
         self.changed: Callable[[], None] = _nothing
         """Called when there is something to write that does not follow from bytes of the client or the server."""
         self.resume: Callable[[], None] = _nothing
@@ -134,26 +154,43 @@ class GatewaySession:
         """Whether the client has sent its CONNECT."""
         self.greeted = False
         """Whether the server has sent its INFO."""
+        self.closed = False
 
     @property
     def subscriptions(self) -> int:
         """How many subscriptions to stored mail there are."""
         return len(self._by_sid)
 
+    @property
+    def python(self) -> bool:
+        """Whether the client expects the shapes of ``robustmq-mq9-python`` (E11)."""
+        return self.name.startswith(python_client.NAME)
+
     # Bytes.
 
     def from_client(self, data: bytes) -> None:
         """Take what the client wrote; raises :class:`ProtocolViolationError`."""
+        self.waiting = False
+        asking = self._asking
         self._to_server += self._up.feed(data)
+        if self._asking is not asking:
+            # Behind the frames that were read so far, so that its answer says that they have arrived.
+            self._insert_command(self._question)
         if self._up.violation is not None:
             raise self._up.violation
+
+    def hang_up(self) -> None:
+        """Send the server what the client wrote last, if that still waits; the client has gone."""
+        if self.waiting:
+            self._short_way.close()
+            with suppress(ProtocolViolationError):
+                self.from_client(b"")
 
     def from_server(self, data: bytes) -> None:
         """Take what the server wrote; raises :class:`ProtocolViolationError`."""
         self._to_client += self._down.feed(data)
         if self._down.violation is not None:
             raise self._down.violation
-        self._ask_for_confirmation()
 
     def take(self) -> tuple[bytes, bytes, int]:
         """Return what is to be written to the server and to the client, and how many bytes for the client must wait.
@@ -162,69 +199,140 @@ class GatewaySession:
         """
         return _taken(self._to_server), _taken(self._to_client), self._down.held
 
-    # Calls from the registry, and the end.
+    # Calls from the gateway, and the end.
 
-    def open_again(self, subscription: GatewaySubscription) -> None:
-        """Send the OPEN again."""
-        self._insert_command(self._open_frame(subscription))
-        self.changed()
+    def identified(self, token: str, identity: ClientIdentity) -> None:
+        """Take the service's answer, and open what waits for it."""
+        first, self.tenant = self.tenant is None, identity.tenant
+        for subscription in list(self._by_sid.values()) if first else ():
+            if subscription.permitted:
+                self._host.permitted(subscription, identity.tenant)
+        if token == self._asking:
+            self._asking = ""
+            self._short_way.open(identity.account)
+            self.resume()
 
-    def answered(self, subscription: GatewaySubscription) -> None:
-        """Release the PONGs that wait for a subscription: the service accepted it, or took too long."""
-        if subscription in self._unanswered:
-            self._write_client(self._released_by(subscription))
+    def unidentified(self, token: str) -> None:
+        """Take note that the service does not answer; ask again for subscriptions, and send requests the long way."""
+        if token == self._asking:
+            self._asking = ""
+            self._short_way.close()
+            self.resume()
+        elif self.tenant is None and not self.closed:
+            self._insert_command(self._ask()[1])
             self.changed()
 
-    def probe(self, answered: Callable[[], None]) -> None:
-        """Send the client a PING; ``answered`` is called when its PONG comes."""
-        self._pings.append(answered)
-        self._write_client(frames.PING)
+    def accept(self, subscription: GatewaySubscription, served: ServedSubscription) -> None:
+        """Take what serves a subscription; release the PONGs that wait for it."""
+        if self._by_sid.get(subscription.sid) is not subscription:
+            served.close("broken")
+            return
+        subscription.served = served
+        self.answered(subscription)
+        served.start()
+
+    def answered(self, subscription: GatewaySubscription) -> None:
+        """Release the PONGs that wait for a subscription: it is open, or takes too long."""
+        self._write_client(self._released_by(subscription))
         self.changed()
 
     def refuse(self, subscription: GatewaySubscription, text: str) -> None:
         """End a subscription that the service refused."""
         if self._by_sid.get(subscription.sid) is subscription:
             self._write_client(self._refused(subscription, text))
-            self.changed()
         else:
-            self.answered(subscription)
+            self._write_client(self._released_by(subscription))
+        self.changed()
+
+    def push(self, subscription: GatewaySubscription, pushes: Sequence[bytes]) -> None:
+        """Write pushes of a subscription and ask for their confirmation; :class:`GatewaySubscription` describes it."""
+        if not pushes or self._by_sid.get(subscription.sid) is not subscription:
+            return
+        if subscription.most:
+            pushes = pushes[: subscription.most - subscription.pushed]
+        subscription.pushed += len(pushes)
+        self._client_pings.pushed(subscription)
+        if subscription.pushed == subscription.most:
+            del self._by_sid[subscription.sid]
+        self._write_client(b"".join(pushes))
+        self._ask_for_confirmation()
+        self.changed()
+
+    def is_full(self, subscription: GatewaySubscription) -> bool:
+        """Return whether a subscription must wait until the client has read."""
+        if self.full:
+            self._blocked.add(subscription)
+        return self.full
+
+    def set_full(self, full: bool) -> None:
+        """Take note that the client reads too slowly, or has read."""
+        self.full = full
+        if not full:
+            blocked, self._blocked = self._blocked, set()
+            for subscription in blocked:
+                if subscription.served is not None:
+                    subscription.served.resume()
+
+    def probe(self, answered: Callable[[], None]) -> None:
+        """Send the client a PING; ``answered`` is called when its PONG comes."""
+        self._client_pings.probe(answered)
+        self._write_client(frames.PING)
+        self.changed()
+
+    def answer(self, to: ReplySubscription, reply: bytes, data: bytes) -> bool:
+        """Write the answer to a request; False: nobody waits for it any more."""
+        taker = None if self.closed else self._short_way.find_taker(to, reply)
+        if taker is None:
+            return False
+        frame = frames.encode_message(reply, taker.sid, data)
+        self.unread_answers += len(frame)
+        self._write_client(frame)
+        self.changed()
+        return True
 
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
+        self.closed = True
         self._inboxes.leave(self)
-        for subscription in {*self._by_sid.values(), *self._unconfirmed, *self._awaited()}:
-            self._registry.ended(subscription, "broken")
+        for subscription in self._client_pings.end().union(self._by_sid.values()):
+            self._host.ended(subscription, "broken")
         self._by_sid.clear()
-        self._unanswered.clear()
-        self._held_pongs.clear()
-        self._unconfirmed.clear()
-        self._pings.clear()
+        self._blocked.clear()
+        self._server_pings.end()
 
     # Frames from the client.
 
     def connect(self, frame: bytes, options: bytes) -> bytes:
-        """Read the client's options; the server checks them."""
+        """Read the client's options; the server checks them. Only once: a client stays who it is."""
+        if self.connected:
+            raise ProtocolViolationError("Unknown Protocol Operation")
         self.connected = True
         try:
             found = orjson.loads(options)
         except orjson.JSONDecodeError:
             return frame
-        # For nats-server, verbose is the default.
-        self._verbose = not isinstance(found, dict) or found.get("verbose", True) is not False
-        self._up.count_publishes = self._verbose
-        return self._command(frame)
+        if not isinstance(found, dict):
+            found = {}
+        # For nats-server, verbose is the default, and so is pedantic.
+        verbose = self._commands.verbose = found.get("verbose", True) is not False
+        self.headers = found.get("headers") is True
+        name = found.get("name")
+        self.name = name if isinstance(name, str) else ""
+        self._up.count_publishes = verbose
+        pedantic = found.get("pedantic", True) is not False
+        self._short_way.connected(self.name, verbose=verbose, pedantic=pedantic, headers=self.headers)
+        return self._commands.note(frame)
 
     def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
-        """Rewrite a subscription to stored mail; pass any other on."""
+        """Take a subscription to stored mail; pass any other on."""
         text = subject.decode("utf-8", "replace")
         found = subjects.classify(text)
         if isinstance(found, subjects.RefusedSubject):
             self._write_client(frames.encode_error(found.text))
             return b""
-        first = self._by_sid.get(sid)
-        if first is not None:
+        if sid in self._by_sid:
             # As with nats-server, the first one stays. The client's subject must not reach the server under this sid.
-            return self._command(first.frame)
+            return self._succeed()
         if isinstance(found, subjects.PlainSubject):
             if inboxes.may_match(text):
                 allowed = self._inboxes.claim(self, sid, text, queue.decode("utf-8", "replace"))
@@ -234,19 +342,22 @@ class GatewaySession:
                 if not allowed:
                     self._write_client(frames.encode_error(subjects.violation(text)))
                     return b""
-            return self._command(frame)
+                self._short_way.subscribed(sid, subject, queue)
+            return self._commands.note(frame)
         if len(self._by_sid) >= self._public.max_subscriptions:
             self._write_client(frames.encode_error(_TOO_MANY))
             return b""
-        self._made += 1
-        token = self._token()
         pattern = found.pattern if isinstance(found, subjects.BroadcastSubject) else text
-        secret = frames.encode_subscribe(f"{subjects.PUSH}{token}.{pattern}".encode(), sid)
-        made = GatewaySubscription(token, sid, text, queue.decode("utf-8", "replace"), self, secret, self._made)
+        made = GatewaySubscription(self, sid, text, queue.decode("utf-8", "replace"), pattern)
         self._by_sid[sid] = made
-        self._unanswered[made] = None
-        self._registry.subscribed(made)
-        return self._command(secret) + self._own_command(self._open_frame(made))
+        self._server_pings.ask(made)
+        self._host.added(made)
+        asked = self._commands.note(frames.encode_subscribe(f"{_PROBE}{pattern}".encode(), _PROBE_SID))
+        asked += self._commands.note_own(frames.encode_unsubscribe(_PROBE_SID))
+        if self.tenant is None and not self._asked:
+            self._asked = True
+            asked += self._commands.note_own(self._ask()[1])
+        return asked + frames.PING
 
     def unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
         """End a subscription, now or later."""
@@ -254,37 +365,39 @@ class GatewaySession:
         if subscription is None:
             # With a maximum it ends by itself once its replies have come, which the gateway does not count.
             self._inboxes.release(self, sid)
-            return self._command(frame)
+            by_server = self._short_way.unsubscribed(sid, most)
+            if by_server != most:
+                frame = frames.encode_unsubscribe(sid, by_server)
+            return self._commands.note(frame)
         subscription.most = most
         if not most:
             self._write_client(self._forget(subscription))
-            self._registry.ended(subscription, "unsub")
+            self._host.ended(subscription, "unsub")
         elif most <= subscription.pushed:
             del self._by_sid[sid]
             self._end_if_over(subscription)
-            # The server may have counted fewer: it does not count what comes from another account.
-            frame = frames.encode_unsubscribe(sid)
-        return self._command(frame)
+        return self._succeed()
 
     def pong(self, frame: bytes) -> bytes:
         """Take the PONG if it answers a PING of the gateway."""
-        confirms = self._pings.popleft() if self._pings else None
+        confirms = self._client_pings.pong()
         if confirms is None:
             return frame
-        if not isinstance(confirms, dict):
-            confirms()
-            return b""
-        self._pinging = False
         for subscription, count in confirms.items():
             subscription.confirmed = count
-            self._registry.confirmed(subscription)
+            if subscription.served is not None:
+                subscription.served.confirm(count)
             self._end_if_over(subscription)
         self._ask_for_confirmation()
         return b""
 
+    def pinging(self) -> None:
+        """Take note that one of the server's next PONGs is for the client."""
+        self._server_pings.by_client()
+
     def publishing(self) -> None:
         """Count a publish, which the server answers with +OK."""
-        self._commands += 1
+        self._commands.note(b"")
 
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
         """Check a publish by its subjects; see :mod:`.publish_policy`."""
@@ -292,6 +405,9 @@ class GatewaySession:
             if not publish_policy.is_for_clients(each):
                 self._refuse_publish(each)
                 return False
+        if not publish_policy.can_be_answered(subject, reply):
+            self._refuse_publish(reply)
+            return False
         return None if publish_policy.makes_stream(subject) else True
 
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
@@ -300,6 +416,22 @@ class GatewaySession:
             return True
         self._refuse_publish(subject)
         return False
+
+    def takes(self, reply: bytes, length: int, headers: bool) -> bool | None:
+        """Return whether a request takes the short way; None while it is being opened."""
+        taken = self._short_way.takes(reply, length, headers)
+        self.waiting = taken is None
+        if self.waiting and not self._asking:
+            self._asking, self._question = self._ask()
+        return taken
+
+    def request(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Hand a request to the service."""
+        self._short_way.request(self, subject, reply, headers, payload)
+
+    def passing(self, subject: bytes) -> None:
+        """Take note that a publish passes to the server: no later request may overtake it."""
+        self._short_way.passed(subject)
 
     # Frames from the server.
 
@@ -313,6 +445,7 @@ class GatewaySession:
         account = options.get("remote_account")
         if isinstance(account, str):
             self.account = account
+        self._short_way.max_payload = int(options.get("max_payload", 0))
         for name in ("connect_urls", "ws_connect_urls", "tls_available", "tls_verify", "tls_required"):
             options.pop(name, None)
         options |= {"host": self._public.host, "port": self._public.port, "client_ip": self._client_ip}
@@ -322,125 +455,84 @@ class GatewaySession:
 
     def ping(self, frame: bytes) -> bytes:
         """Take note that one of the client's next PONGs is for the server."""
-        self._pings.append(None)
+        self._client_pings.by_server()
         return frame
 
     def succeeded(self, frame: bytes) -> bytes:
         """Drop a +OK that answers a command of the gateway."""
-        return b"" if self._answers_own() else frame
+        return b"" if self._commands.answers_own() else frame
 
     def failed(self, frame: bytes) -> bytes:
         """Name the client's own subject in a refusal."""
         text = frame.strip()[4:].strip().strip(b"'").decode("utf-8", "replace")
-        if text.startswith("Permissions Violation"):
-            self._answers_own()
-        if text == f'Permissions Violation for Publish to "{_OPEN_SUBJECT}"':
-            refused = [each for each in self._by_sid.values() if not each.owner]
-            for subscription in refused:
-                self._registry.ended(subscription, "unsub")
-            return b"".join([self._refused(each, subjects.violation(each.subject)) for each in refused])
-        for subscription in self._by_sid.values() if subjects.PUSH in text else ():
-            if subscription.token in text:
-                self._registry.ended(subscription, "unsub")
-                return frames.encode_error(subjects.violation(subscription.subject)) + self._forget(subscription)
-        return frame
+        if not text.startswith("Permissions Violation"):
+            return frame
+        own = self._commands.answers_own()
+        if text == f'Permissions Violation for Publish to "{_IDENTIFY.decode()}"':
+            # Who may not ask is not served.
+            self._short_way.close()
+            return b"".join(
+                [self._refused(each, subjects.violation(each.subject)) for each in list(self._by_sid.values())]
+            )
+        if text.startswith(_PROBE_VIOLATION):
+            # The server words subjects in its own way, but answers in order: the first probe that waits is meant.
+            refused = self._server_pings.asked
+            if refused is None:
+                return b""
+            text = subjects.violation(refused.subject)
+            if self._by_sid.get(refused.sid) is refused:
+                return self._refused(refused, text)
+            return b"" if refused.refused else frames.encode_error(text)
+        return b"" if own else frame
 
     def flushed(self, frame: bytes) -> bytes:
-        """Hold a PONG until all subscriptions so far have a reply, also those that came behind its PING (N10)."""
-        if not self._unanswered:
-            return frame
-        if self._held_pongs and self._held_pongs[-1][0] == self._made:
-            self._held_pongs[-1][1] += 1
-        else:
-            self._held_pongs.append([self._made, 1])
-        return b""
-
-    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
-        """Count a push and note its msg_id; drop it if its subscription has ended."""
-        subscription = self._by_sid.get(sid)
-        if subscription is None or subscription.token != token.decode():
-            return False
-        subscription.pushed += 1
-        self._unconfirmed.add(subscription)
-        if msg_id is not None:
-            subscription.after[lane or _NORMAL] = msg_id
-        if subscription.pushed == subscription.most:
-            del self._by_sid[sid]
-            self._insert_command(frames.encode_unsubscribe(sid))
-        return True
+        """Hold a PONG until all subscriptions so far are decided, also those that came behind its PING (N10)."""
+        allowed, passes = self._server_pings.pong()
+        if allowed is not None:
+            allowed.permitted = True
+            if self.tenant is not None and self._by_sid.get(allowed.sid) is allowed:
+                self._host.permitted(allowed, self.tenant)
+        return frame if passes else b""
 
     # Inside.
 
-    def _open_frame(self, subscription: GatewaySubscription) -> bytes:
-        after = {lane.decode(): int(msg_id) for lane, msg_id in subscription.after.items()}
-        request = protocol.OpenRequest(
-            self._public.gateway, subscription.token, subscription.subject, subscription.queue, after
-        )
-        body = protocol.encode(request)
-        return frames.encode_publish(_OPEN_SUBJECT.encode(), body)
+    def _ask(self) -> tuple[str, bytes]:
+        """Return the token of a question about the client, and the frame that asks it."""
+        token, body = self._host.identify(self)
+        return token, frames.encode_publish(_IDENTIFY, body)
 
     def _ask_for_confirmation(self) -> None:
-        if self._unconfirmed and not self._pinging:
-            self._pinging = True
-            self._pings.append({each: each.pushed for each in self._unconfirmed})
-            self._unconfirmed.clear()
-            self._to_client.append(self._down.insert(frames.PING))
+        if self._client_pings.is_due():
+            self._write_client(frames.PING)
 
     def _forget(self, subscription: GatewaySubscription) -> bytes:
         """Remove a subscription, and return the PONGs that waited for it; unconfirmed pushes count as not received."""
-        del self._by_sid[subscription.sid]
-        self._unconfirmed.discard(subscription)
-        for confirms in self._pings:
-            if isinstance(confirms, dict):
-                confirms.pop(subscription, None)
+        self._by_sid.pop(subscription.sid, None)
+        self._client_pings.forget(subscription)
+        self._blocked.discard(subscription)
         return self._released_by(subscription)
 
     def _refused(self, subscription: GatewaySubscription, text: str) -> bytes:
         """Remove a subscription, and return the frames for the client."""
-        self._insert_command(frames.encode_unsubscribe(subscription.sid))
+        subscription.refused = True
+        self._host.ended(subscription, "unsub")
         return frames.encode_error(text) + self._forget(subscription)
 
     def _released_by(self, subscription: GatewaySubscription) -> bytes:
-        """Return the PONGs for which this was the last reply missing."""
-        self._unanswered.pop(subscription, None)
-        count = 0
-        while self._held_pongs and not (
-            self._unanswered and next(iter(self._unanswered)).number <= self._held_pongs[0][0]
-        ):
-            count += self._held_pongs.popleft()[1]
-        return frames.PONG * count
+        """Return the PONGs for which this was the last decision missing."""
+        return frames.PONG * self._server_pings.decide(subscription)
 
     def _end_if_over(self, subscription: GatewaySubscription) -> None:
         """End a subscription whose client has read all messages that it asked for."""
         if 0 < subscription.most <= subscription.confirmed:
-            # Pushes may come before the answer does.
-            self._write_client(self._released_by(subscription))
-            self._registry.ended(subscription, "unsub")
+            self._host.ended(subscription, "unsub")
 
-    def _awaited(self) -> set[GatewaySubscription]:
-        return {each for confirms in self._pings if isinstance(confirms, dict) for each in confirms}
-
-    def _command(self, frame: bytes) -> bytes:
-        """Count a command that the server answers with +OK if the client is verbose."""
-        self._commands += 1
-        return frame
-
-    def _own_command(self, frame: bytes) -> bytes:
-        if self._verbose:
-            self._own_commands.append(self._commands)
-        return self._command(frame)
+    def _succeed(self) -> bytes:
+        """Return a command without effect in place of one of a verbose client, so that the server answers +OK."""
+        return self._commands.note(frames.encode_unsubscribe(_PROBE_SID)) if self._commands.verbose else b""
 
     def _insert_command(self, frame: bytes) -> None:
-        self._to_server.append(self._up.insert(self._own_command(frame)))
-
-    def _answers_own(self) -> bool:
-        """Count an answer of the server; return whether it answers a command of the gateway."""
-        number = self._results
-        self._results += 1
-        if self._own_commands and self._own_commands[0] == number:
-            self._own_commands.popleft()
-            return True
-        return False
+        self._to_server.append(self._up.insert(self._commands.note_own(frame)))
 
     def _write_client(self, frames: bytes) -> None:
         """Write frames to the client; not while frames of the server are being read, whose handlers return theirs."""

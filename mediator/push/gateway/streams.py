@@ -10,21 +10,22 @@ import re
 from typing import Final, Protocol
 
 from mediator.nats import frames
-from mediator.nats.frames import MAX_CONNECT, MAX_LINE, ProtocolViolationError
+from mediator.nats.frames import CRLF, MAX_CONNECT, MAX_LINE, ProtocolViolationError
 
 MAX_SERVER_LINE: Final = 1 << 20
 MAX_INSPECTED: Final = 1 << 20
 """Bytes of a payload that the watcher is shown."""
-AHEAD: Final = 80
-"""Bytes at the beginning of a push's headers that hold its msg_id and its lane, if it has them."""
 
-# The first words of push subjects are secret tokens, see mediator.nats.subjects.PUSH.
-_PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.(?:AI\.)?PUSH\.)|mq9ctl\.")
-_MESSAGE: Final = frames.message_pattern(rb"\$mq9\.PUSH\.")
-_PUSH_WORDS: Final = rb"\$mq9\.PUSH\.([^ .\n]++)\.([^ \n]++) ([^ \n]++) (?:[^ \n]++ )??"
-_STORED_HEADERS: Final = rb"NATS/1\.0\r\nmq9-msg-id: ?(\d+)\r\n(?:mq9-priority: ?(critical|urgent|low)\r\n)?"
-_PUSH: Final = re.compile(rb"HMSG %b(\d+) (\d+)\r\n(?=(?:%b)?)" % (_PUSH_WORDS, _STORED_HEADERS))
-_BARE_PUSH: Final = re.compile(rb"MSG %b(\d+)\r\n" % _PUSH_WORDS)
+_PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.)|mq9ctl\.")
+_MESSAGE: Final = frames.message_pattern()
+_TOKENS: Final = rb"[^ \t\r\n.*>]++(?:\.[^ \t\r\n.*>]++)*+"
+_REQUEST: Final = re.compile(
+    rb"(H?)PUB (\$mq9\.AI\.(?!PUSH\.)%b) (?:(_INBOX\.%b) )?(?:(\d{1,9}) )?(\d{1,9})\r\n" % (_TOKENS, _TOKENS)
+)
+"""A request to the service as most clients write it: headers or none, verb, reply subject, sizes.
+
+nats-server has answers of its own for subjects with wildcards or empty tokens.
+"""
 
 
 class ClientWatcher(Protocol):
@@ -57,6 +58,18 @@ class ClientWatcher(Protocol):
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
         """Return whether a publish with this body passes; None: it has more than :data:`MAX_INSPECTED` bytes."""
 
+    def takes(self, reply: bytes, length: int, headers: bool) -> bool | None:
+        """Return whether the service takes a request from here; False: it passes to the server. None as above."""
+
+    def request(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Hand a request to the service; it does not pass."""
+
+    def passing(self, subject: bytes) -> None:
+        """Take note that a publish to one of the service's subjects passes."""
+
+    def pinging(self) -> None:
+        """Take note that a PING passes."""
+
 
 class ServerWatcher(Protocol):
     """Sees the frames of a server that matter; what its methods return replaces the frame."""
@@ -75,9 +88,6 @@ class ServerWatcher(Protocol):
 
     def flushed(self, frame: bytes) -> bytes:
         """Take a PONG: the server has read what came before the PING that it answers."""
-
-    def pushed(self, token: bytes, sid: bytes, msg_id: bytes | None, lane: bytes | None) -> bool:
-        """Return whether a push passes; its subject then loses the secret. No lane is the normal one."""
 
 
 class _Stream:
@@ -171,7 +181,7 @@ class ClientStream(_Stream):
         """Whether the watcher is called for each publish."""
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        quick = _PUBLISH.match
+        quick, request = _PUBLISH.match, _REQUEST.match
         size = len(data)
         self._missing = 0
         while at < size:
@@ -181,6 +191,15 @@ class ClientStream(_Stream):
                 if self.count_publishes:
                     self._watcher.publishing()
                 continue
+            self._so_far = mark, at
+            if (asked := request(data, at)) is not None:
+                after = self._request(data, at, asked)
+                if after is None:
+                    break
+                if after:
+                    out.append(data[mark:at])
+                    mark = at = after
+                    continue
             end = data.find(b"\n", at, at + MAX_CONNECT)
             line = data[at : end if end >= 0 else at + MAX_CONNECT]
             self._so_far = mark, at
@@ -191,16 +210,9 @@ class ClientStream(_Stream):
             verb, words = frames.decode_command(line)
             frame = data[at : end + 1]
             if verb in (b"PUB", b"HPUB"):
-                subject, reply, head, length = frames.decode_publish(verb, words)
-                after = end + 1 + length + 2
-                passes = self._watcher.may_publish(subject, reply)
-                if passes is None and length > MAX_INSPECTED:
-                    passes = self._watcher.may_contain(subject, None)
-                elif passes is None:
-                    if after > size:
-                        self._missing = after - size
-                        break
-                    passes = self._watcher.may_contain(subject, data[end + 1 + head : end + 1 + length])
+                after, passes = self._publish(data, end + 1, *frames.decode_publish(verb, words))
+                if passes is None:
+                    break
                 if passes:
                     at = after
                     if self.count_publishes:
@@ -217,6 +229,45 @@ class ClientStream(_Stream):
             at = end + 1
         self._end(data, at, mark, out)
 
+    def _request(self, data: bytes, at: int, asked: re.Match[bytes]) -> int | None:
+        """Hand a request to the watcher, if it takes it, and return where it ends.
+
+        0: it may pass to the server, like any publish; None: not decided yet, or not whole.
+        """
+        head, length, start = asked[4], int(asked[5]), asked.end()
+        if bool(asked[1]) is (head is None) or start - at > MAX_LINE:
+            return 0
+        reply = asked[3] or b""
+        taken = self._watcher.takes(reply, length, head is not None)
+        if not taken:
+            return None if taken is None else 0
+        after = start + length + 2
+        if after > len(data):
+            self._missing = after - len(data)
+            return None
+        middle = start + int(head or 0)
+        if middle > after - 2 or data[after - 2 : after] != CRLF:
+            raise ProtocolViolationError("Unknown Protocol Operation")
+        self._watcher.request(asked[2], reply, data[start:middle], data[middle : after - 2])
+        return after
+
+    def _publish(
+        self, data: bytes, start: int, subject: bytes, reply: bytes, head: int, length: int
+    ) -> tuple[int, bool | None]:
+        """Return where a publish ends, and whether it passes; None: its body is not there yet."""
+        end = start + length
+        passes = self._watcher.may_publish(subject, reply)
+        if passes is None and length <= MAX_INSPECTED:
+            if end + 2 > len(data):
+                self._missing = end + 2 - len(data)
+                return end + 2, None
+            passes = self._watcher.may_contain(subject, data[start + head : end])
+        elif passes is None:
+            passes = self._watcher.may_contain(subject, None)
+        if passes:
+            self._watcher.passing(subject)
+        return end + 2, passes
+
     def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
         watcher = self._watcher
         if verb == b"SUB" and len(words) in (2, 3):
@@ -228,6 +279,7 @@ class ClientStream(_Stream):
         if verb == b"PONG":
             return watcher.pong(frame)
         if verb == b"PING":
+            watcher.pinging()
             return frame
         raise ProtocolViolationError("Unknown Protocol Operation")
 
@@ -240,35 +292,12 @@ class ServerStream(_Stream):
         self._watcher = watcher
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        quick, pushed, watcher = _MESSAGE.match, _PUSH.match, self._watcher
+        quick = _MESSAGE.match
         size = len(data)
         while at < size:
             found = quick(data, at)
             if found is not None:
                 at = found.end() + int(found[1]) + 2
-                continue
-            before = at
-            # Pushes come many together.
-            while (push := pushed(data, at)) is not None:
-                token, _, sid, head, total, msg_id, lane = push.groups()
-                start = push.end()
-                if size - start < AHEAD and size - start < int(head):
-                    self._end(data, at, mark, out)
-                    return
-                after = start + int(total) + 2
-                if watcher.pushed(token, sid, msg_id, lane):
-                    out.append(data[mark : at + 5])
-                    mark, at = push.start(2), after
-                else:
-                    mark = at = self._drop(data, at, after, mark, out)
-            if (push := _BARE_PUSH.match(data, at)) is not None:
-                after = push.end() + int(push[4]) + 2
-                if watcher.pushed(push[1], push[3], None, None):
-                    out.append(data[mark : at + 4])
-                    mark, at = push.start(2), after
-                else:
-                    mark = at = self._drop(data, at, after, mark, out)
-            if at != before:
                 continue
             self._so_far = mark, at
             end = data.find(b"\r\n", at) + 2

@@ -119,7 +119,12 @@ async def test_langchain_tools_do_what_their_descriptions_say(service: Service):
     assert re.fullmatch("[a-z0-9]{26,}", box)
     for content, priority in (("later", "low"), ("soon", "normal"), ("now", "high"), ("whatever", "unheard of")):
         assert box in await use("send_message", mail_id=box, content=content, priority=priority)
-    listed = await use("list_messages", mail_id=box)
+
+    async def all_are_listed() -> str | None:
+        listed = await use("list_messages", mail_id=box)
+        return listed if listed.count("msg_id=") == 4 else None
+
+    listed = await until(all_are_listed, PATIENCE, "what was published is stored")
     assert re.findall(r"msg_id=(\d+)  priority=(\w+)", listed) == [
         ("0", "low"), ("1", "normal"), ("2", "high"), ("3", "normal")
     ]  # fmt: skip
