@@ -37,6 +37,8 @@ PADDED_GATHER_SECONDS = 0.003
 PADDED_ANSWER_SECONDS = 0.005
 """The earliest time, from its first request, at which a padded batch is answered."""
 MAX_BATCH = 1000
+LOOK_AT = 16
+"""Requests from which on the event loop receives once more before a commit, and again as often as they double."""
 MAX_JOINED = 100
 """Requests that are done together at most: the batch does not look at its time meanwhile."""
 BATCH_SECONDS = 0.010
@@ -153,6 +155,7 @@ class Writer:
         self._background: deque[_Job] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._beginning = False
+        self._look_at = LOOK_AT
         self._closing = False
         self._turn = threading.Lock()
         """Held by whoever uses the store: the thread, or the event loop."""
@@ -237,6 +240,12 @@ class Writer:
 
     def _begin(self) -> None:
         """Commit a batch here and now if that is fast and the thread is idle; leave the rest to the thread."""
+        if len(self._jobs) >= self._look_at:
+            # Where so many come at once, more may have come by now, and share the commit.
+            self._look_at = 2 * len(self._jobs)
+            self._loop.call_soon(self._begin)
+            return
+        self._look_at = LOOK_AT
         self._beginning = False
         if self._store.commits_fast and not self._closing and self._turn.acquire(blocking=False):
             try:

@@ -18,7 +18,7 @@ from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
-from mediator.store.writer import MAX_BATCH, MAX_JOINED, Committed, JointWork, Writer
+from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, Committed, JointWork, Writer
 from tests.harness.stores import ram_store
 
 PLACE = ("default", "task")
@@ -362,6 +362,25 @@ async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Wri
     assert await first == "first"
     assert await stays == "stays"
     assert noted(store) == texts("first", "gone", "stays")
+
+
+@pytest.mark.parametrize(("first", "sizes"), [(LOOK_AT - 1, [LOOK_AT - 1, 5]), (LOOK_AT, [LOOK_AT + 5])])
+async def test_many_at_once_wait_for_those_that_follow(store: Gated, first: int, sizes: list[int]) -> None:
+    commits: list[Committed] = []
+    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    store.fast = True
+    answers = Answers()
+
+    def submit(count: int) -> None:
+        for no in range(count):
+            answers.submit(writer, note(no))
+
+    submit(first)
+    # What the event loop finds when it looks once more.
+    asyncio.get_running_loop().call_soon(submit, 5)
+    await answers.until(first + 5)
+    assert [commit.size for commit in commits] == sizes
+    await writer.close()
 
 
 class Joined:
