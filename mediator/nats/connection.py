@@ -75,7 +75,7 @@ class NatsConnection:
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=1,
-                    ping_interval=10,
+                    ping_interval=5,
                     max_outstanding_pings=2,
                     pending_size=PENDING_BYTES,
                     error_cb=self._failed,

@@ -5,8 +5,11 @@ Two instances, their gateways and all clients connect to the cluster; nobody res
 
 import asyncio
 import base64
+import contextlib
 import random
+import signal
 import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from mediator.nats.server import find_binary
-from tests.harness.client import Client
+from tests.harness.client import Answer, Client
 from tests.harness.load import SENDERS, Load
 from tests.harness.postgres import Server
 from tests.harness.service import Service, Services, free_port, listening, spawn
@@ -27,6 +30,19 @@ SERVERS = 3
 ANSWERS = 200
 """SENDs that are answered, on each way in, before a server dies, and after."""
 GIVEN_UP_AFTER = 2.0
+IN_A_ROW = 50
+"""SENDs that are answered when no more requests go to a server that hangs."""
+CONFIGURATION = """
+server_name: nats-{number}
+listen: "127.0.0.1:{port}"
+ping_interval: "5s"
+ping_max: 2
+cluster {{
+  name: mail
+  listen: "{route}"
+  routes: [ {routes} ]
+}}
+"""
 
 
 class NatsCluster:
@@ -35,7 +51,7 @@ class NatsCluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ports = [free_port() for _ in range(SERVERS)]
-        self._routes = [f"nats://127.0.0.1:{free_port()}" for _ in range(SERVERS)]
+        self._routes = [f"127.0.0.1:{free_port()}" for _ in range(SERVERS)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -56,10 +72,17 @@ class NatsCluster:
 
     async def start(self, number: int) -> None:
         """Start one."""
-        options = ["-a", "127.0.0.1", "-p", str(self._ports[number]), "--cluster_name", "mail"]
-        options += ["--cluster", self._routes[number], "--routes", ",".join(self._routes)]
-        self._processes[number] = spawn([str(find_binary()), *options], self._log(number))
+        file = self._folder / f"nats-{number}.conf"
+        routes = ", ".join(f'"nats://{route}"' for route in self._routes)
+        file.write_text(
+            CONFIGURATION.format(number=number, port=self._ports[number], route=self._routes[number], routes=routes)
+        )
+        self._processes[number] = spawn([str(find_binary()), "-c", str(file)], self._log(number))
         await until(lambda: listening(self._ports[number]), what="nats-server listens")
+
+    def hang(self, number: int) -> None:
+        """Let one answer nothing any more, as a machine that lost power: its connections stay."""
+        self._processes[number].send_signal(signal.SIGSTOP)
 
     def kill(self, number: int) -> None:
         """Kill one."""
@@ -72,21 +95,37 @@ class NatsCluster:
             self.kill(number)
 
 
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[NatsCluster]:
+    cluster = NatsCluster(tmp_path)
+    with contextlib.closing(cluster):
+        await cluster.form()
+        yield cluster
+
+
+@pytest.fixture
+def database(postgres: Server) -> Iterator[str]:
+    with postgres.database(migrated=True) as url:
+        yield url
+
+
+async def running(services: Services, database: str, nats_urls: list[str], gateways: list[str]) -> list[Service]:
+    """Start an instance for each of these URLs and gateways, and wait until all are ready."""
+    key = base64.b64encode(bytes(32)).decode()
+    for number, (nats_url, gateway) in enumerate(zip(nats_urls, gateways, strict=True)):
+        service = services.new(f"instance-{number}", database_url=database, nats_url=nats_url)
+        service.environment |= {"MEDIATOR_DIDCOMM__KEY": key, "MEDIATOR_GATEWAY__LISTEN": gateway}
+        service.start()
+    await all_ready(services.all)
+    return services.all
+
+
 @pytest.mark.rule("A3", "A8", "N3", "S3", "E6", "E7", "K2", "K3")
 async def test_each_server_of_a_cluster_may_be_killed(
-    services: Services, stack: AsyncExitStack, postgres: Server, tmp_path: Path
+    database: str, nats: NatsCluster, services: Services, stack: AsyncExitStack
 ):
-    nats = NatsCluster(tmp_path)
-    stack.callback(nats.close)
-    await nats.form()
-    database = stack.enter_context(postgres.database(migrated=True))
-    instances = [services.new(name, database_url=database, nats_url=",".join(nats.urls)) for name in ("one", "two")]
-    stack.callback(services.close)
-    gateways, key = [f"127.0.0.1:{free_port()}" for _ in instances], base64.b64encode(bytes(32)).decode()
-    for each, gateway in zip(instances, gateways, strict=True):
-        each.environment |= {"MEDIATOR_DIDCOMM__KEY": key, "MEDIATOR_GATEWAY__LISTEN": gateway}
-        each.start()
-    await all_ready(instances)
+    gateways = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    instances = await running(services, database, [",".join(nats.urls)] * 2, gateways)
 
     # One load at the servers themselves, one through the gateways, and subscriptions to one of its mailboxes.
     ways = {"direct": nats.urls, "gateway": [f"nats://{gateway}" for gateway in gateways]}
@@ -122,6 +161,32 @@ async def test_each_server_of_a_cluster_may_be_killed(
         print(way, dict(load.books.counted))
     for got in (alone, crew):
         await until(lambda got=got: everything(got), what="the subscription has everything")
+
+
+@pytest.mark.rule("A3", "A8")
+async def test_a_server_that_hangs_is_left(database: str, nats: NatsCluster, services: Services, stack: AsyncExitStack):
+    # Each instance begins at a server of its own, and learns there of the others.
+    instances = await running(services, database, nats.urls[:2], [f"127.0.0.1:{free_port()}" for _ in range(2)])
+    client = await Client.connect(nats.urls[2], within=GIVEN_UP_AFTER)
+    stack.push_async_callback(client.close)
+    await client.create(name="box")
+    answered: set[int] = set()
+
+    async def are_answered() -> bool:
+        sending = (client.send("box", b"x") for _ in range(IN_A_ROW))
+        answers = await asyncio.gather(*sending, return_exceptions=True)
+        got = {answer.body["msg_id"] for answer in answers if isinstance(answer, Answer)}
+        assert not got & answered
+        answered.update(got)
+        return len(got) == IN_A_ROW
+
+    assert await are_answered()
+    nats.hang(0)
+    await until(lambda: instances[0].events("reconnected"), what="the instance leaves the server that hangs")
+    await until(are_answered, what="nothing goes there any more")
+    await all_ready(instances)
+    assert await are_answered()
+    assert answered <= {item["msg_id"] for item in await client.query_all("box")}
 
 
 async def all_ready(instances: list[Service]) -> None:
