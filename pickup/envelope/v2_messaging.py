@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from pickup.dids.document import PublicKey, Secret
 from pickup.envelope.keys import private, public
 from pickup.envelope.reading import Jwe
@@ -38,7 +36,8 @@ class DidcommMessagingLibrary:
 
     async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer."""
-        envelope = orjson.dumps(jwe.only_for(kid))
+        # The JOSE library takes it parsed too.
+        envelope: Any = jwe.only_for(kid)
         key = AuthlibSecretKey(private(recipient), kid)
         if sender is None:
             payload: bytes = await self._crypto.ecdh_es_decrypt(envelope, key)
