@@ -60,7 +60,7 @@ peers: $(VENV)-acapy/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/nod
 test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make test ARGS="-k fetch"
 	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run the tests with Spark, with models, with kill -9 in series, and with other clients
+test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spark, with models, with kill -9 in series, and with other clients
 	-@$(MAKE) --no-print-directory --keep-going peers
 	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
