@@ -31,7 +31,7 @@ def named(text: str, where: str) -> Iterator[Use]:
                 yield "nothing", place
             for argument in node.args:
                 plain = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-                yield (argument.value if plain else ast.unparse(argument)), place  # type: ignore[attr-defined]
+                yield (argument.value if plain else ast.unparse(argument)), place
 
 
 def all_named() -> list[Use]:

@@ -86,7 +86,7 @@ class Broker:
         self.due = tx.due
         if outcome.error is not None:
             raise outcome.error
-        return outcome.value  # type: ignore[no-any-return]
+        return outcome.value
 
     def create(self, name: str | None = BOX, *, tenant: str = TENANT, **options: Any) -> Created:
         request = Create(tenant=tenant, name=name, **options)

@@ -34,10 +34,10 @@ class Instance:
         return done.agent.no
 
     async def discover(self, tenant: str = "default", budget: int = BUDGET, **asked: object) -> DiscoverResult:
-        return await self.directory.discover(tenant, DiscoverRequest(**asked), budget)  # type: ignore[arg-type]
+        return await self.directory.discover(tenant, DiscoverRequest(**asked), budget)
 
     async def found(self, **asked: object) -> list[str]:
-        return [agent.name for agent in (await self.discover(**asked)).agents]  # type: ignore[arg-type]
+        return [agent.name for agent in (await self.discover(**asked)).agents]
 
 
 @asynccontextmanager

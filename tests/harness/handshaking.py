@@ -63,7 +63,7 @@ class Setup:
             caller=sender,
             sender=sender,
             connection=connection,
-            channel=None,  # type: ignore[arg-type]
+            channel=None,
             mark=b"",
         )
 
@@ -98,11 +98,11 @@ async def setup(*tenants: str) -> AsyncIterator[Setup]:
             resolver=resolver,
             envelopes=LibraryEnvelopes(resolver, identities, max_bytes=1 << 20, v2=DidcommMessagingLibrary()),
             identities=identities,
-            sessions=None,  # type: ignore[arg-type]
+            sessions=None,
             metrics=DidcommMetrics(CollectorRegistry()),
             public_url=PUBLIC_URL,
             max_envelope=1 << 20,
-            dispatcher=None,  # type: ignore[arg-type]
+            dispatcher=None,
         )
         yield Setup(context, InvitationService(mediation, vault, identities, PUBLIC_URL, "Mediator"), clock)
     finally:

@@ -73,7 +73,7 @@ class _Undone(BaseException):
 
 
 @contextmanager
-def undone(store: Store, tables: type[T] = Transaction) -> Iterator[T]:  # type: ignore[assignment]
+def undone(store: Store, tables: type[T] = Transaction) -> Iterator[T]:
     """Be in a transaction that fails at its end."""
     with suppress(_Undone), within(store.transaction(), tables) as tx:
         yield tx

@@ -20,4 +20,4 @@ async def flushed(client: Client) -> None:
 
 def transport_of(client: Client) -> asyncio.WriteTransport:
     """Return the socket below a client, to break it or to stop reading; the library shows it nowhere."""
-    return client._transport._io_writer.transport  # type: ignore[union-attr, no-any-return]
+    return client._transport._io_writer.transport

@@ -106,7 +106,7 @@ class Open:
     async def client(self, url: str | None = None) -> Client:
         problems: asyncio.Queue[Exception] = asyncio.Queue()
         client = await nats.connect(url or self.service.nats_url, error_cb=problems.put, allow_reconnect=False)
-        client.problems = problems  # type: ignore[attr-defined]
+        client.problems = problems
         self.stack.push_async_callback(client.close)
         return client
 
@@ -138,7 +138,7 @@ async def external(tmp_path: Path) -> AsyncIterator[Open]:
             didcomm={"enabled": False},
         )
         service = await stack.enter_async_context(open_service(settings))
-        made = Open(service, None, [], stack)  # type: ignore[arg-type]
+        made = Open(service, None, [], stack)
         made.spy = await made.client(f"nats://127.0.0.1:{port}")
 
         async def hear(message: Msg) -> None:
@@ -175,7 +175,7 @@ async def test_forged_and_replayed_control_messages_are_dropped(external: Open) 
 @pytest.mark.parametrize("subject", ["live", "wake", "found", "gateway.x", "cast.default.a.b"])
 async def test_gateway_lets_no_client_act_as_the_service(external: Open, subject: str) -> None:
     client = await external.client()
-    problems: asyncio.Queue[Exception] = client.problems  # type: ignore[attr-defined]
+    problems: asyncio.Queue[Exception] = client.problems
     await client.publish(f"mq9ctl.{subject}", b"forged")
     assert "permissions violation for publish" in str(await asyncio.wait_for(problems.get(), PATIENCE))
     await client.publish("a", b"", reply=f"mq9ctl.{subject}")

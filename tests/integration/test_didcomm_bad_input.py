@@ -261,7 +261,7 @@ async def test_a_socket_that_floods_and_never_reads(door: Mediator) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     peer = Raw(reader, writer)
     await peer.begin()
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.transport.pause_reading()
     question = await sealed(
         holder, "discover-features/2.0/queries", {"queries": [{"feature-type": "protocol", "match": "*"}]}
     )

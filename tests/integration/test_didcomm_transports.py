@@ -432,7 +432,7 @@ async def test_a_peer_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatc
         )
         await reader.readuntil(b"\r\n\r\n")
         # Nobody reads from here on; the frame is an empty text, masked.
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.transport.pause_reading()
         writer.write(b"\x81\x80\x00\x00\x00\x00")
         await door.receiver.until(lambda: len(door.receiver.gone) == 1)
         # What the system's buffers take, not more.

@@ -342,7 +342,7 @@ def test_openapi_describes_every_route_and_no_other() -> None:
     described = document()
     validate(described)
     app = web.Application()
-    RegistryApi(None, HttpTenants({}, anonymous=True), Guard()).add_routes(app)  # type: ignore[arg-type]
+    RegistryApi(None, HttpTenants({}, anonymous=True), Guard()).add_routes(app)
     routes = {(route.resource.canonical, route.method) for route in app.router.routes() if route.resource is not None}
     own = {route for route in routes if route[1] not in ("HEAD", "OPTIONS")}
     methods = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}

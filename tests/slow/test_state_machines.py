@@ -11,17 +11,17 @@ MANY = settings(max_examples=500, stateful_step_count=50, deadline=None, suppres
 
 
 @pytest.mark.rule("A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4")
-class TestMailboxes(test_model.machine(ram_store).TestCase):  # type: ignore[misc]
+class TestMailboxes(test_model.machine(ram_store).TestCase):
     settings = MANY
 
 
 @pytest.mark.rule("G1", "G2", "G3")
-class TestAgents(test_agents_model.machine(ram_store).TestCase):  # type: ignore[misc]
+class TestAgents(test_agents_model.machine(ram_store).TestCase):
     settings = MANY
 
 
 @pytest.mark.rule("D1", "D2", "D3", "D4", "D6", "D7", "D8", "D9")
-class TestMediation(test_mediation_model.machine(ram_store).TestCase):  # type: ignore[misc]
+class TestMediation(test_mediation_model.machine(ram_store).TestCase):
     settings = MANY
 
 

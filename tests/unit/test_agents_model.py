@@ -379,5 +379,5 @@ def place(change: AgentChange) -> ChangeCursor:
 
 
 @pytest.mark.rule("G1", "G2", "G3")
-class TestSqlite(machine(ram_store).TestCase):  # type: ignore[misc]
+class TestSqlite(machine(ram_store).TestCase):
     """The machine over a store on a RAM disk."""

@@ -355,7 +355,7 @@ async def test_replayed_acks_and_mediate_requests_do_no_harm(door: Door) -> None
 async def test_what_failed_may_be_sent_again_as_it_is(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
-    mediation, door.context.mediation = door.context.mediation, None  # type: ignore[assignment]
+    mediation, door.context.mediation = door.context.mediation, None
     with pytest.raises(AttributeError):
         await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
     door.context.mediation = mediation
@@ -367,7 +367,7 @@ async def test_what_failed_may_be_sent_again_as_it_is(door: Door) -> None:
 async def test_a_failure_after_the_commit_keeps_the_mail(door: Door) -> None:
     peer = await door.holder(1, key(500))
     await door.forward(key(500), envelope("a"))
-    metrics, door.context.metrics = door.context.metrics, None  # type: ignore[assignment]
+    metrics, door.context.metrics = door.context.metrics, None
     with pytest.raises(AttributeError):
         await peer.tell("messagepickup/1.0/batch-pickup", {"batch_size": 2})
     door.context.metrics = metrics

@@ -594,7 +594,7 @@ async def test_where_no_key_fits_it_is_said_whose_fault_it_is(library):
 
 async def test_a_document_with_a_key_off_its_curve_is_not_sealed_for(library):
     them = Person.make("them", "P-256")
-    them.agreement[0].jwk["y"] = b64(bytes(32))  # type: ignore[index]
+    them.agreement[0].jwk["y"] = b64(bytes(32))
     envelopes = LibraryEnvelopes(MemoryResolver([them]), MemorySecrets(), max_bytes=1 << 20, v2=library)
     with pytest.raises(EnvelopeError):
         await envelopes.seal_v2(PING, them.did, None)

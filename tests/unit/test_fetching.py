@@ -155,7 +155,7 @@ def test_a_mailbox_has_at_most_10_000_groups(broker: Broker) -> None:
     broker.send()
     broker.create("other")
 
-    def fill(tx) -> None:  # type: ignore[no-untyped-def]
+    def fill(tx) -> None:
         mailbox = tx.mailboxes.find(TENANT, BOX)
         for number in range(9_999):
             tx.groups.add(mailbox, f"g{number}")

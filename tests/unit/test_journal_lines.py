@@ -60,7 +60,7 @@ def test_one_tenant_is_one_line() -> None:
 def test_a_line_has_a_bounded_length() -> None:
     events = [Event(EventType.STORED, 1, "default", 3, Lane.LOW, number, 10, 1) for number in range(2500)]
     lines = _lines(events)
-    assert [len(line["what"]) for line in lines] == [1000, 1000, 500]  # type: ignore[arg-type]
+    assert [len(line["what"]) for line in lines] == [1000, 1000, 500]
 
 
 def test_a_commit_without_events_still_makes_its_mark() -> None:

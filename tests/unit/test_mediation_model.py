@@ -379,5 +379,5 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.rule("D1", "D2", "D3", "D4", "D6", "D7", "D8", "D9")
-class TestSqlite(machine(ram_store).TestCase):  # type: ignore[misc]
+class TestSqlite(machine(ram_store).TestCase):
     """The machine over a store on a RAM disk."""

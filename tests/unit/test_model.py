@@ -675,5 +675,5 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.rule("A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4")
-class TestSqlite(machine(ram_store).TestCase):  # type: ignore[misc]
+class TestSqlite(machine(ram_store).TestCase):
     """The machine over a store on a RAM disk."""

@@ -44,5 +44,5 @@ def test_nats_py_still_has_the_attribute(name: str) -> None:
 def test_nats_py_still_has_its_parser_and_stream() -> None:
     assert isinstance(Client()._ps, Parser)
     assert callable(Parser.parse)
-    assert "_io_writer" in vars(TcpTransport())  # type: ignore[no-untyped-call]
-    assert "_id" in vars(Subscription(Client(), id=1))  # type: ignore[no-untyped-call]
+    assert "_io_writer" in vars(TcpTransport())
+    assert "_id" in vars(Subscription(Client(), id=1))

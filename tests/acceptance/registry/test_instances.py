@@ -58,7 +58,7 @@ async def test_agents_and_pages_are_shared_by_both_instances(pair: Pair):
             page = await found(first, text="paint", limit=8)
             at = [second, first]
             while True:
-                names += [agent["name"] for agent in page["agents"]]  # type: ignore[attr-defined]
+                names += [agent["name"] for agent in page["agents"]]
                 if "next" not in page:
                     break
                 at.reverse()

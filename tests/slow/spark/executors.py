@@ -45,7 +45,7 @@ def killing(spark: SparkSession, sign: str | list[str]) -> Iterator[None]:
 
     Fails if there was none to kill.
     """
-    status = spark.sparkContext._jsc.sc().statusStore()  # type: ignore[union-attr]
+    status = spark.sparkContext._jsc.sc().statusStore()
     over, killed = threading.Event(), threading.Event()
 
     def at_work() -> str | None:

@@ -260,7 +260,7 @@ def test_spark_filters_leave_out_what_no_row_of_the_answer_has(kept: Kept, now: 
     filters = [EqualTo(("mailbox",), "big"), GreaterThanOrEqual(("msg_id",), 10), LessThan(("created_at",), at)]
     assert list(reader.pushFilters(filters)) == filters  # Spark compares once more
     (share,) = reader.partitions()
-    (read,) = share.slices  # type: ignore[attr-defined]
+    (read,) = share.slices
     assert (read.address, read.first, read.last) == ("big", 10, 5000)
 
 
