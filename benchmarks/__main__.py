@@ -28,7 +28,8 @@ QUICK = (
 )  # fmt: skip
 """Measured through the ports of a whole service; README's table comes from these."""
 REST = (
-    "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake", "pipeline_mail",
+    "postgres", "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake",
+    "pipeline_mail",
 )  # fmt: skip
 """One part each, or minutes for a round; not with --quick unless named."""
 

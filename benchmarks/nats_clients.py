@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,7 +61,7 @@ async def ask(client: Client, verb: str, body: Any = b"") -> Any:
     return answer
 
 
-async def closed(once: Once, in_flight: int, seconds: float, pid: int) -> Result:
+async def closed(once: Once, in_flight: int, seconds: float, pid: int | Sequence[int]) -> Result:
     """Keep ``in_flight`` requests in flight (closed loop), first to warm up, then for ``seconds``."""
     await _keep(once, in_flight, WARM_SECONDS, 0, [])
     spent: list[float] = []
@@ -157,6 +157,18 @@ async def fetch(client: Client, spec: Result) -> Result:
         messages = (await ask(client, f"MSG.FETCH.{spec['address']}", body))["messages"]
         seen += len([b64decode(message["payload"]) for message in messages])
         await asyncio.gather(*(ack(message["msg_id"]) for message in (messages if spec["each"] else messages[-1:])))
+    seconds = time.perf_counter() - started
+    return {"rate": seen / seconds, "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6}
+
+
+async def fetch_all(client: Client, spec: Result) -> Result:
+    """Read several mailboxes at the same time; see :func:`fetch`."""
+    return await _together(spec, (fetch(client, spec | {"address": address}) for address in spec["addresses"]))
+
+
+async def _together(spec: Result, readers: Iterable[Awaitable[Result]]) -> Result:
+    cpu, started = cpu_seconds(spec["pid"]), time.perf_counter()
+    seen = spec["count"] * len(await asyncio.gather(*readers))
     seconds = time.perf_counter() - started
     return {"rate": seen / seconds, "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6}
 
@@ -324,6 +336,11 @@ async def pull(client: Client, spec: Result) -> Result:
     return {"rate": seen / seconds, "cpu_us": (cpu_seconds(spec["pid"]) - cpu) / seen * 1e6}
 
 
+async def pull_all(client: Client, spec: Result) -> Result:
+    """Read several streams at the same time; see :func:`pull`."""
+    return await _together(spec, (pull(client, spec | {"stream": stream}) for stream in spec["streams"]))
+
+
 async def add_streams(client: Client, spec: Result) -> Result:
     """Create ``count`` streams with file storage and one subject each."""
     stream = client.jetstream(timeout=READ_TIMEOUT)
@@ -341,6 +358,7 @@ LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
         make,
         touch,
         fetch,
+        fetch_all,
         steady,
         until_killed,
         read_all,
@@ -349,6 +367,7 @@ LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
         idle,
         publish,
         pull,
+        pull_all,
         counted,
         add_streams,
     )

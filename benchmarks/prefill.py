@@ -12,6 +12,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
 from mediator.mailboxes.ports import Transaction
+from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 
@@ -24,18 +25,25 @@ def addresses(count: int) -> list[str]:
     return [f"bench.{i}" for i in range(count)]
 
 
+def open_postgres(url: str) -> Store:
+    from mediator.store.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
 @contextmanager
-def store(data_dir: Path) -> Iterator[SqliteStore]:
-    opened = SqliteStore(database_path(data_dir))
+def store(place: Path | str) -> Iterator[Store]:
+    """Open the store of a data directory, or of PostgreSQL at a URL."""
+    opened: Store = SqliteStore(database_path(place)) if isinstance(place, Path) else open_postgres(place)
     try:
         yield opened
     finally:
         opened.close()
 
 
-def add_mailboxes(data_dir: Path, names: Sequence[str]) -> None:
+def add_mailboxes(place: Path | str, names: Sequence[str]) -> None:
     now = _now()
-    with store(data_dir) as kept:
+    with store(place) as kept:
         for start in range(0, len(names), CHUNK):
             with kept.transaction() as tx:
                 for name in names[start : start + CHUNK]:
@@ -43,10 +51,10 @@ def add_mailboxes(data_dir: Path, names: Sequence[str]) -> None:
             kept.upkeep(busy=False)
 
 
-def add_messages(data_dir: Path, names: Sequence[str], count: int, expire_at: int | None = None) -> None:
+def add_messages(place: Path | str, names: Sequence[str], count: int, expire_at: int | None = None) -> None:
     """Add ``count`` messages of 256 bytes, spread over the mailboxes."""
     now = _now()
-    with store(data_dir) as kept:
+    with store(place) as kept:
         for start in range(0, count, CHUNK):
             with kept.transaction() as tx:
                 boxes = _boxes(tx, names)

@@ -85,9 +85,9 @@ class PrivateServer(Server):
     It lies on a RAM disk with room: a database for each test is made there in a third of the time.
     """
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, *, in_memory: bool = True) -> None:
         self._owner = _owner()
-        self._home = Path(tempfile.mkdtemp(prefix="mediator-pg-", dir=_ram_disk()))
+        self._home = Path(tempfile.mkdtemp(prefix="mediator-pg-", dir=_ram_disk() if in_memory else None))
         self._as_owner: dict[str, Any] = {}
         if self._owner is not None:
             os.chown(self._home, self._owner.pw_uid, self._owner.pw_gid)
@@ -100,6 +100,12 @@ class PrivateServer(Server):
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The server's first process."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """Stop at once and forget the data."""
