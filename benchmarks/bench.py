@@ -95,7 +95,9 @@ def _versus(
 def beside(claim: str, unit: str, ours: Sequence[float], peer: Sequence[float]) -> ResultRow:
     """Compare medians without a limit."""
     ratio = f"{median(ours) / median(peer):.2f}×"
-    paired = [one / other for one, other in zip(ours, peer, strict=True)] if len(ours) == len(peer) else ours
+    paired = ours
+    if len(ours) == len(peer) and all(peer):
+        paired = [one / other for one, other in zip(ours, peer, strict=True)]
     return ResultRow(claim, number(median(ours), unit), number(median(peer), unit), ratio, spread=spread(paired))
 
 

@@ -15,6 +15,8 @@ STORED = 100_000
 REPLAY_FACTOR = 0.5
 LIVE_FACTORS = {1: 0.15, 10: 0.3, 1000: 0.6}
 """Subscribers, and the part of core NATS's rate that is aimed at."""
+LIVE_MESSAGES = {1: 50_000, 10: 20_000, 1000: 200}
+"""To so many subscribers, with --quick; else four times as many."""
 UNDER_WAY = 100_000
 """At most this many messages in flight to all subscribers together, and a hundredth of it to each."""
 MAIL = "$mq9.AI.MAILBOX.MSG"
@@ -41,7 +43,7 @@ def _replay(bench: Bench, service: ServerProcess, peer: ServerProcess) -> Iterat
 
 
 def _live(bench: Bench, service: ServerProcess, peer: ServerProcess, each: int, factor: float) -> Iterator[ResultRow]:
-    count = (50_000 if bench.quick else 200_000) // max(each, 5)
+    count = LIVE_MESSAGES[each] * (1 if bench.quick else 4)
     what = f"live push to {spaced(each)} subscriber{'s'[: each > 1]}"
     seen = bench.in_turn(
         what,

@@ -158,21 +158,30 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def children(pid: int) -> list[int]:
+    """Return the child processes of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def descendants(pid: int) -> list[int]:
     """Return the children of a process, their children, and so on."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return children + [below for child in children for below in descendants(child)]
+    return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def cpu_seconds(pid: int | Sequence[int], *, alone: bool = False) -> float:
     """Return the CPU seconds of processes, and, except ``alone``, of all their descendants, ended ones included."""
     pids = [pid] if isinstance(pid, int) else pid
-    ticks = 0
-    for each in pids if alone else [found for one in pids for found in (one, *descendants(one))]:
-        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11 : 13 if alone else 15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(_cpu_seconds(one, alone) for one in pids)
+
+
+def _cpu_seconds(pid: int, alone: bool) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own, ended = (sum(map(int, fields[at : at + 2])) / os.sysconf("SC_CLK_TCK") for at in (11, 13))
+    # In nanoseconds instead of hundredths of a second, but without threads that have ended.
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    own = max(own, sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9)
+    return own if alone else own + ended + sum(_cpu_seconds(child, False) for child in children(pid))
 
 
 def _command(pid: int) -> bytes:
