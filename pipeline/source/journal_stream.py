@@ -1,6 +1,5 @@
 """Streams the journal: each event once, in the order of writing, also across restarts of the query."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from mediator.errors import BadRequestError, LostDataError
+from mediator.errors import BadRequestError
 from pipeline.source.journal_files import (
     JournalFile,
     LineRange,
@@ -29,8 +28,6 @@ from pipeline.source.tracebacks import hide_tracebacks
 
 PARTITION_BYTES = 8 << 20
 """Bytes of the journal that one task reads, about 170 000 events."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +126,16 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for place in (first, last):
             known = not place.segment or place.segment in there or last.holes > first.holes
             if not known and not self._was_empty(found, place):
-                self._lose(f"{place.segment} is gone, and what it and files behind it had to read")
+                self._following.report_lost(f"{place.segment} is gone, and what it and files behind it had to read")
         ranges = []
         for file in found:
             if first.segment <= file.segment <= last.segment:
                 begin = first.byte if file.segment == first.segment else 0
                 stop = last.byte if file.segment == last.segment else file.size
                 if stop > file.size:
-                    self._lose(f"{file.segment} ends at byte {file.size}, before the {stop} that it had")
+                    self._following.report_lost(
+                        f"{file.segment} ends at byte {file.size}, before the {stop} that it had"
+                    )
                 ranges.append((file.segment, begin, min(stop, file.size)))
         return [JournalPartition(tuple(group)) for group in split_lines(ranges, PARTITION_BYTES)]
 
@@ -150,7 +149,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 yield from read_lines(self._folder, piece)
             except FileNotFoundError:
-                self._lose(f"{piece.segment} went while it was read")
+                self._following.report_lost(f"{piece.segment} went while it was read")
 
     def _resume(self, found: list[JournalFile], place: JournalOffset) -> JournalOffset:
         """Return where to continue: at the same position, or after missing files."""
@@ -160,7 +159,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return place
         following = next((file.segment for file in found if file.segment > place.segment), None)
         events = events_dropped(self._folder, place.segment, following)
-        self._lose(
+        self._following.report_lost(
             f"{place.segment} is gone, which was read up to byte {place.byte}; it and files behind it that are gone"
             f" had {events} events, as far as gaps.jsonl tells"
         )
@@ -209,9 +208,3 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         if not good:
             raise BadRequestError("startingOffsets", f"no line of {place.segment} begins at byte {place.byte}")
-
-    def _lose(self, what: str) -> None:
-        """Say that rows are gone: by an error, or in the log where the options allow it."""
-        if self._following.strict:
-            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
-        log.warning("rows are gone that a stream was to read: %s", what)

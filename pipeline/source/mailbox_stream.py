@@ -1,6 +1,5 @@
 """Streams mailboxes by msg_id: each message once, also across restarts of the query (A3, N5)."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from mediator.errors import BadRequestError, LostDataError
+from mediator.errors import BadRequestError
 from pipeline.source.mailbox_batch import MailboxPartition, open_database, read_ranges, wall_clock
 from pipeline.source.mailboxes import MailboxDatabase, MessageRange, first_since, mailbox_condition, split_ranges
 from pipeline.source.options import MAILBOX_STREAM, ReadOptions, normalize_names, parse
@@ -21,8 +20,6 @@ from pipeline.source.tracebacks import hide_tracebacks
 
 MAX_MAILBOXES = 1000
 """Mailboxes of one stream; each is in its offsets."""
-
-log = logging.getLogger(__name__)
 
 Ids = dict[int, int]
 """The next msg_id to read, by number of the mailbox."""
@@ -117,7 +114,9 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if no in found:
                 slices.append(MessageRange(no, found[no], first, after - 1, after - first))
             else:
-                self._lose(f"mailbox {no} was deleted or expired before its msg_ids {first} to {after - 1} were read")
+                self._following.report_lost(
+                    f"mailbox {no} was deleted or expired before its msg_ids {first} to {after - 1} were read"
+                )
         return [MailboxPartition(part) for part in split_ranges(slices, self._options)] if slices else []
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -129,18 +128,14 @@ class MailboxStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = {each.no: each for each in found}
         for no, next_id in before.items():
             if no not in there:
-                self._lose(f"mailbox {no} was deleted or expired, what it had from msg_id {next_id} on was not read")
+                self._following.report_lost(
+                    f"mailbox {no} was deleted or expired, what it had from msg_id {next_id} on was not read"
+                )
             elif there[no].next_id < next_id:
-                self._lose(
+                self._following.report_lost(
                     f'mailbox {no}, "{there[no].address}", will give msg_id {there[no].next_id} again, and was read up'
                     f" to {next_id}: its database is an older one"
                 )
-
-    def _lose(self, what: str) -> None:
-        """Say that rows are gone: by an error, or in the log where the options allow it."""
-        if self._following.strict:
-            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
-        log.warning("rows are gone that a stream was to read: %s", what)
 
 
 def _first_since(database: MailboxDatabase, mailbox: FollowedMailbox, at: int) -> int:

@@ -1,5 +1,6 @@
 """Options that streams of mailboxes and of the journal share: start, rows at once, whether lost data is an error."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -7,7 +8,7 @@ from typing import Any, Self, TypeAlias
 import orjson
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, LostDataError
 from pipeline.source.options import read_integer
 
 Offset: TypeAlias = dict[str, Any]
@@ -16,6 +17,8 @@ Offset: TypeAlias = dict[str, Any]
 EARLIEST = "earliest"
 LATEST = "latest"
 MAX_ROWS = 2**53
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class StreamOptions:
     def limit(self) -> ReadLimit:
         """What Spark hands back with each question for the next batch."""
         return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
+
+    def report_lost(self, what: str) -> None:
+        """Report that rows are gone: raise :class:`LostDataError`, or log it if the options allow that."""
+        if self.strict:
+            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
+        log.warning("rows are gone that a stream was to read: %s", what)
 
 
 def max_rows(limit: ReadLimit) -> int | None:
