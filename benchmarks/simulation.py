@@ -105,8 +105,8 @@ def run(bench: Bench) -> Iterator[ResultRow]:
             spread(points[in_flight].rates),
         )
     for disk in SLOWER_DISK_US:
-        rates = [number(throughput(replace(constants, disk=disk), count), "/s") for count in (100, 1000)]
-        yield ResultRow(f"predicted with {disk / 1000:g} ms for the disk, 100 / 1 000 in flight", " / ".join(rates))
+        rate = throughput(replace(constants, disk=disk), max(FITTED))
+        yield ResultRow(f"predicted with {disk / 1000:g} ms for the disk, {max(FITTED)} in flight", number(rate, "/s"))
 
 
 def _measure(bench: Bench, service: ServiceProcess, in_flight: int, _turn: int) -> Point:
