@@ -1,10 +1,9 @@
 """Reads the recipients of a DIDComm envelope without decrypting it (D11)."""
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 MAX_RECIPIENTS = 50
 _MARKS = (b",", b"{", b"[")
@@ -54,7 +53,7 @@ def _object(data: bytes) -> dict[str, Any] | None:
     if sum(map(data.count, _MARKS)) > _MAX_MARKS:
         return None
     try:
-        parsed = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        parsed = json.loads(data.decode())
+    except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
