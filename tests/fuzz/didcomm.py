@@ -37,7 +37,8 @@ def envelope(data: bytes) -> None:
         return
     assert reading.mark_of(made) == reading.mark_of(reading.read(data, len(data)))
     if isinstance(made, reading.V1Envelope):
-        assert 1 <= len(made.kids) <= reading.MAX_V1_RECIPIENTS
+        assert 1 <= len(made.recipients) <= reading.MAX_V1_RECIPIENTS
+        assert all(recipient["header"]["kid"] for recipient in made.recipients)
         return
     assert 1 <= len(made.recipients) <= reading.MAX_V2_RECIPIENTS
     for kid in (*made.recipients, made.sender_kid):
