@@ -27,6 +27,8 @@ WAYS = {
 }
 """How to send into each lane in the older editions."""
 CATCH_UP = 30.0
+HELD = 20
+"""Looks in a row at which a socket was not read, until it counts as stopped."""
 
 
 @dataclass(eq=False)
@@ -53,10 +55,21 @@ class Member:
         """What it got, in the order of arrival."""
         return [number for number, _ in self.got]
 
-    def read(self, *, slowly: bool) -> None:
-        """Stop to read, or go on."""
-        transport = transport_of(self.client.client)
-        transport.pause_reading() if slowly else transport.resume_reading()
+    async def stop_reading(self) -> None:
+        """Read no more. A stream that was full resumes its socket once it is emptied, so hold on until it does not."""
+        transport, held = transport_of(self.client.client), 0
+
+        def holds() -> bool:
+            nonlocal held
+            held = 0 if transport.is_reading() else held + 1
+            transport.pause_reading()
+            return held == HELD
+
+        await until(holds)
+
+    def read_again(self) -> None:
+        """Read as before."""
+        transport_of(self.client.client).resume_reading()
 
 
 class Crowd:

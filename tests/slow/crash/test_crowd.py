@@ -30,7 +30,7 @@ async def lively(urls: Sequence[str], stack: AsyncExitStack, each: int) -> Crowd
         await crowd.come(queue)
     slow = [crowd.members[1], crowd.members[3], await crowd.come()]
     for member in slow:
-        member.read(slowly=True)
+        await member.stop_reading()
     clients = [await crowd.connect() for _ in range(SENDERS)]
     senders = [asyncio.create_task(crowd.send(client, each)) for client in clients]
     step = 0
@@ -61,7 +61,7 @@ async def lively(urls: Sequence[str], stack: AsyncExitStack, each: int) -> Crowd
     await until(lambda: crowd.owed <= set(crowd.members[0].ids), PATIENCE, "the first subscriber has everything")
     assert all(len(member.got) < crowd.sent - SLOW_AFTER for member in slow)
     for member in slow:
-        member.read(slowly=False)
+        member.read_again()
     return crowd
 
 
