@@ -123,15 +123,21 @@ class Subscriptions:
             served = await self._sources[type(subject)].open(request)
         except UnavailableError as error:
             log.warning("subscription not opened", error=str(error))
-            if subscription in self._tenants:
-                self._forget(subscription)
-                self._failed.add(subscription)
+            self._try_again(subscription)
             return
         except MediatorError as error:
             session.refuse(subscription, str(error))
             return
+        except Exception:
+            self._try_again(subscription)
+            raise
         self._unanswered.pop(subscription, None)
         session.accept(subscription, served)
+
+    def _try_again(self, subscription: GatewaySubscription) -> None:
+        if subscription in self._tenants:
+            self._forget(subscription)
+            self._failed.add(subscription)
 
     def _excess(self, tenant: str) -> MediatorError | None:
         """Return why one more subscription is too many, or None."""
