@@ -360,6 +360,10 @@ class Broker:
             for woken in self._waiters.get(key, ()):
                 woken.set()
 
+    def wake_all(self) -> None:
+        """Let all who wait read again: wake-ups may have been lost."""
+        self.wake(list(self._waiters))
+
     @contextmanager
     def watching(self, place: Place) -> Iterator[asyncio.Event]:
         """Yield an event that is set whenever a message may have become visible in a mailbox, on any instance."""
@@ -376,7 +380,7 @@ class Broker:
     def stop_waiting(self) -> None:
         """Answer every waiting FETCH, and let none wait from now on."""
         self._stopping = True
-        self.wake(list(self._waiters))
+        self.wake_all()
 
     async def close(self) -> None:
         """Commit and answer what was accepted."""

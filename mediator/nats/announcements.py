@@ -49,11 +49,15 @@ class Announcements:
 
         await self._connection.subscribe_control(self._subject, "", received)
 
+    def on_reconnect(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever announcements may have been lost."""
+        self._connection.on_reconnect(handler)
+
 
 class WakeAnnouncer:
     """Wakes the long polls of other instances that share a database: announces a hash of each mailbox that got mail.
 
-    A wake-up that is lost costs a FETCH its wait, nothing more.
+    Wake-ups may be lost while the connection is rebuilt; after that everybody who waits reads again, at all instances.
     """
 
     def __init__(self, announcements: Announcements, broker: Broker, instance: str) -> None:
@@ -61,12 +65,15 @@ class WakeAnnouncer:
         self._broker = broker
         self._own = hashlib.blake2b(instance.encode(), digest_size=WAKE_KEY_BYTES).digest()
         self._waiting: set[bytes] = set()
+        self._all = False
+        """Whether an announcement that names no mailbox, and so all of them, has to go out."""
         self._something = asyncio.Event()
         self._announcer: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Start announcing and listening."""
         await self._announcements.listen(self._heard)
+        self._announcements.on_reconnect(self._reconnected)
         self._broker.listen(self._committed)
         self._announcer = asyncio.create_task(self._announce(), name="nats-wakes")
 
@@ -81,10 +88,18 @@ class WakeAnnouncer:
             self._waiting.update(self._broker.wake_key(place) for place in committed.woken)
             self._something.set()
 
+    def _reconnected(self) -> None:
+        self._broker.wake_all()
+        self._all = True
+        self._something.set()
+
     async def _announce(self) -> None:
         while True:
             await self._something.wait()
             self._something.clear()
+            if self._all:
+                self._all = False
+                await self._announcements.publish(self._own)
             keys = list(self._waiting)
             self._waiting.clear()
             for start in range(0, len(keys), MAX_KEYS):
@@ -92,5 +107,9 @@ class WakeAnnouncer:
 
     def _heard(self, data: bytes) -> None:
         size = WAKE_KEY_BYTES
-        if data[:size] != self._own:
+        if data[:size] == self._own:
+            return
+        if len(data) == size:
+            self._broker.wake_all()
+        else:
             self._broker.wake(data[at : at + size] for at in range(size, len(data) - size + 1, size))

@@ -19,19 +19,24 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from mediator.app import RunningService, open_service
+from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.http.app import build_app, lift_time_limit
 from mediator.http.connections import RESERVE
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
+from mediator.mailboxes.bounds import Bounds
+from mediator.nats import control_messages
+from mediator.nats.announcements import Announcements, WakeAnnouncer
 from mediator.nats.client import Request
 from mediator.nats.connection import Upstreams, connect
 from mediator.ops.metrics import Metrics
 from tests.harness.door import PATIENCE, Service, serving, serving_two
 from tests.harness.service import free_port, spawn
+from tests.harness.stores import ram_store
 from tests.harness.waiting import until
-from tests.harness.wire import flushed
+from tests.harness.wire import CONTROL_KEY, flushed, transport_of
 from tests.integration.test_gateway_stock import nats_server
 from tests.integration.test_nats_drain import Gated
 
@@ -58,6 +63,31 @@ async def test_late_pong_does_not_end_the_reading(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGCONT)
         assert await service.ask("MSG.SEND.task", b"x", seconds=PATIENCE) == {"error": "", "msg_id": 0}
         assert service.lost == 0, "the same connection goes on"
+
+
+@pytest.mark.rule("E6", "F5")
+async def test_a_lost_connection_wakes_all_instances(tmp_path: Path) -> None:
+    """What was announced meanwhile may be lost, and pushes would wait for the next message."""
+    place = "default", "task"
+    async with serving(tmp_path) as service:
+        connection = await connect(service.server.upstreams(CONTROL_KEY), "other")
+        store = ram_store()
+        other = Broker(store, Bounds(), max_pending=10, max_waiting=10)
+        announcers = [
+            WakeAnnouncer(Announcements(each, control_messages.WAKE), broker, name)
+            for each, broker, name in ((service.connection, service.broker, "one"), (connection, other, "two"))
+        ]
+        for announcer in announcers:
+            await announcer.open()
+        await connection.settle(PATIENCE)
+        with service.broker.watching(place) as here, other.watching(place) as there:
+            transport_of(service.connection.client).abort()
+            await until(lambda: here.is_set() and there.is_set(), PATIENCE)
+        for announcer in announcers:
+            await announcer.close()
+        await connection.close()
+        await other.close()
+        store.close()
 
 
 async def test_connection_is_remade_when_its_reading_ends() -> None:
