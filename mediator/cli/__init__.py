@@ -2,6 +2,7 @@
 
 import sys
 from functools import cache
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
 from mediator.parts import find_parts
+from mediator.system.extras import install_command
 
 NOT_SET_UP = 2
 """Exit code when nothing was started: wrong usage or configuration, or another process owns the data."""
@@ -59,6 +61,11 @@ def main() -> None:
             more = {"error_code": error.code} if isinstance(error, MediatorError) else error.fields
             output.print_json({"error": str(error), **more})
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
+    except ModuleNotFoundError as error:
+        if find_spec("peewee") is not None:
+            raise
+        typer.echo(f"mediator: this command needs the server: {install_command('server')}", err=True)
+        sys.exit(NOT_SET_UP)
     except OSError as error:
         if error.filename is None:
             raise

@@ -2,6 +2,7 @@
 
 import base64
 import codecs
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,9 +65,7 @@ def print_hint(text: str) -> None:
 
 def print_json(fields: Mapping[str, Any]) -> None:
     """Print one JSON object with an empty ``error``, like the replies of the service."""
-    import orjson
-
-    typer.echo(orjson.dumps({"error": "", **fields}).decode())
+    typer.echo(json.dumps({"error": "", **fields}, ensure_ascii=False, separators=(",", ":")))
 
 
 def print_messages(messages: Iterable[Mapping[str, Any]], *, headers_only: bool = False) -> None:

@@ -33,11 +33,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts folder of an environment that has the wheel and what the wheel asks for."""
+    """The scripts folder of an environment that has the wheel and what its server asks for."""
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, with_pip=True)
     wheel = next(built.glob("*.whl"))
-    subprocess.run([environment / "bin" / "pip", "install", "--quiet", wheel], check=True)
+    subprocess.run([environment / "bin" / "pip", "install", "--quiet", f"{wheel}[server]"], check=True)
     return environment / "bin"
 
 
