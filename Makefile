@@ -84,4 +84,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf $(VENV) $(VENV)-acapy tests/slow/peers/node/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-acapy tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,19 +90,22 @@ def _secrets(person: Person | None) -> list[dict[str, Any]]:
     ]
 
 
-def install() -> None:
-    """Install what the lock file names unless it is there, one process at a time; without npm the test is skipped."""
+def install(folder: Path = FOLDER) -> None:
+    """Install what the folder's lock file names unless it is there, one process at a time.
+
+    Without npm the test is skipped.
+    """
     if shutil.which("npm") is None:
         reason = "needs node and npm"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    done = FOLDER / "node_modules" / ".installed"
-    lock = FOLDER / LOCK
+    done = folder / "node_modules" / ".installed"
+    lock = folder / LOCK
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         wanted = file.read()
         if done.exists() and done.read_text() == wanted:
             return
-        ran = subprocess.run(["npm", "ci"], cwd=FOLDER, check=False, capture_output=True, text=True, timeout=110)
+        ran = subprocess.run(["npm", "ci"], cwd=folder, check=False, capture_output=True, text=True, timeout=110)
         if ran.returncode != 0:
             raise RuntimeError(f"npm ci failed: {ran.stderr[-2000:]}")
         done.write_text(wanted)
