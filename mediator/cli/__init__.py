@@ -61,7 +61,7 @@ def main() -> None:
             more = {"error_code": error.code} if isinstance(error, MediatorError) else error.fields
             output.print_json({"error": str(error), **more})
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         if find_spec("peewee") is not None:
             raise
         typer.echo(f"mediator: this command needs the server: {install_command('server')}", err=True)

@@ -116,7 +116,7 @@ def parent(pid: int) -> int | None:
 
 
 def waiting() -> list[int]:
-    """The children that run :data:`FOREVER`; those that are about to do not count: exec shows no command for a moment."""
+    """The children that run :data:`FOREVER`, but those that are about to: exec shows no command for a moment."""
     return [pid for pid in children() if command_line(pid)[1:] == ["-c", FOREVER]]
 
 
