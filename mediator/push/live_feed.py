@@ -21,8 +21,10 @@ from mediator.push.subscriber import WINDOW, WINDOW_BYTES, Subscriber, log_failu
 
 FAN_OUT_BYTES = 8 * 1024 * 1024
 """Bytes of pushes that one read leads to, if it finds more than one message."""
-FAN_OUT = 5000
-"""Pushes that one read leads to."""
+FAN_OUT = 50_000
+"""Pushes that one read leads to: many messages to a client share a write and a confirmation."""
+TURN = 5000
+"""Pushes after which the event loop does what else there is."""
 READ: Final = WINDOW // 4
 """Messages of one read for a subscription that catches up: it reads the next while the client has these."""
 RETRY_SECONDS = 1.0
@@ -208,12 +210,18 @@ class LiveFeed:
                 # All of them ended meanwhile, and a new one is live at another position.
                 return True
             self._marks = found.marks
-            self._fan_out(found)
+            await self._fan_out(found)
         return not found.complete
 
-    def _fan_out(self, found: Found) -> None:
+    async def _fan_out(self, found: Found) -> None:
         made = [(message, self._encode(message)) for message in found.messages]
+        pushed = 0
         for subscription in tuple(self._live):
+            if pushed >= TURN:
+                pushed = 0
+                await asyncio.sleep(0)
+            if subscription not in self._live:
+                continue
             subscriber, cursor = subscription.subscriber, subscription.cursor
             room = subscriber.room
             frames: list[bytes] = []
@@ -230,6 +238,7 @@ class LiveFeed:
                     del self._live[subscription]
                     break
             subscriber.send(frames)
+            pushed += len(made)
 
     async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
         """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""

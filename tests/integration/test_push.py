@@ -109,6 +109,24 @@ async def test_mail_during_many_subscribes_comes_exactly_once(service: Service, 
         assert sorted(subscriber.ids) == list(range(60))
 
 
+@pytest.mark.rule("E6")
+async def test_who_leaves_while_others_are_served_gets_nothing(
+    service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mediator.push.live_feed.TURN", 1)
+    await service.create()
+    first, *others, last = [await pushes.subscribe("MAILBOX.MSG.task.*") for _ in range(5)]
+    # Between the pushes to it and to the others, its confirmation has a turn.
+    monkeypatch.setattr(first, "confirm", lambda: last.end("unsub"))
+    await fill(service, "normal")
+    late = await pushes.subscribe("MAILBOX.MSG.task.*")
+    await fill(service, "normal")
+    for each in (first, *others, late):
+        await each.got(2)
+        assert each.ids == [0, 1]
+    assert last.ids == []
+
+
 @pytest.mark.rule("N10", "A7")
 async def test_a_mailbox_that_does_not_exist_is_named(service: Service, pushes: Pushes) -> None:
     del service
