@@ -13,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
+from docs.generators import asyncapi, didcomm, http, metrics
 from mediator.cli import build_app
 from mediator.config.settings import all_settings
 from mediator.config.sources import CONFIG_VARIABLE, options, variable_name
@@ -176,7 +177,14 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration, "commands.md": commands}
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "metrics.md": metrics.write,
+    "http.md": http.write,
+    "didcomm-protocols.md": didcomm.write,
+    "asyncapi.json": asyncapi.write,
+}
 
 
 def _option(path: tuple[str, ...], field: FieldInfo) -> str:
