@@ -3,21 +3,23 @@
 import tomllib
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+
 project = "mediator"
-author = copyright = "the authors of agent-mediator, Apache-2.0"
-release = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["version"]
+copyright = "the authors of agent-mediator, Apache-2.0"
+release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 extensions = ["myst_parser"]
 # The source folder is the root of the repository, so links such as ../SECURITY.md mean the same on the site.
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 exclude_patterns = [".venv*", "**/node_modules", "build", "dist", "tests", "benchmarks", "mediator-data"]
-# Anchors are those of GitHub, for headings of every depth that pages link to.
+# Anchors of headings are those of GitHub, down to the depth that pages link to.
 myst_heading_anchors = 4
 nitpicky = True
 
 html_theme = "furo"
 html_title = f"mediator {release}"
-html_baseurl = ""
+html_extra_path = ["site"]
 html_copy_source = False
 html_show_sphinx = False
