@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -12,7 +13,8 @@ from mediator.cli import output
 from mediator.cli.client import Client, ClientOptions, RefusedError
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
-from mediator.errors import MediatorError
+from mediator.endpoint import Endpoint
+from mediator.errors import AddressRefusedError, MediatorError
 from mediator.ops.units import format_count
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ def import_(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A card or an array of cards (.json), one card per line (.jsonl), a folder of both, a URL, or one "
-            "URL per line (.txt).",
+            help="A card or an array of cards (.json), one card per line (.jsonl), a folder of both, an https "
+            "URL, or one URL per line (.txt).",
         ),
     ],
     mailbox_prefix: Annotated[
@@ -161,17 +163,35 @@ async def _register(
 
 @asynccontextmanager
 async def fetching() -> AsyncIterator[Callable[[str], Awaitable[bytes]]]:
-    """Fetch cards by URL; the user of this machine chose the URLs, so private networks are allowed."""
+    """Fetch cards by URL; the user of this machine chose the URLs, so private networks are allowed.
+
+    On the way from another machine anybody could replace the card, and with it the mailbox that gets the agent's mail,
+    so plain HTTP is for this machine alone; other URLs raise :class:`AddressRefusedError`.
+    """
     from ipaddress import ip_network
 
     from mediator.http.guard import Guard
     from registry.cards.fetching import fetch_card
 
     guard = Guard([ip_network("0.0.0.0/0"), ip_network("::/0")])
+
+    async def fetch(url: str) -> bytes:
+        if not _encrypted_or_local(url):
+            raise AddressRefusedError("url: expected https; http is only for this machine")
+        return await fetch_card(guard, url, FETCH_SECONDS)
+
     try:
-        yield lambda url: fetch_card(guard, url, FETCH_SECONDS)
+        yield fetch
     finally:
         await guard.close()
+
+
+def _encrypted_or_local(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme.lower() != "http" or Endpoint(parts.hostname or "", 0).loopback
+    except ValueError:
+        return True  # the guard says what is wrong with it
 
 
 def _summary(result: _ImportResult, *, prefixed: bool) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import nats
 import pytest
+from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 
 from registry.cards.card import MAX_CARD
 from tests.harness.service import Service
@@ -152,6 +154,33 @@ def test_a_card_from_its_well_known_path_gets_a_mailbox(mediator):
         result = mediator("agent", "register", "--url", f"{url}/absent.json")
         assert (result.code, result.out) == (1, "")
         assert "404" in result.err
+
+
+def test_the_card_of_an_a2a_agent_is_imported(mediator):
+    card = AgentCard(
+        name="Recipe Finder", description="Finds recipes.", version="1.0.0", capabilities=AgentCapabilities(),
+        default_input_modes=["text"], default_output_modes=["text"],
+        skills=[AgentSkill(id="find", name="Find", description="Finds a recipe.", tags=["food"])],
+        supported_interfaces=[
+            AgentInterface(url="https://recipes.example/", protocol_binding="JSONRPC", protocol_version="1.0")
+        ],
+    )  # fmt: skip
+    published = json.dumps(agent_card_to_dict(card)).encode()
+    with website({"/.well-known/agent-card.json": published}) as url:
+        result = mediator("agent", "import", f"{url}/.well-known/agent-card.json", "--mailbox-prefix", "a2a")
+        assert (result.code, result.out) == (0, "registered 1 card\n")
+        [agent] = listed(mediator)
+        assert agent == {"mailbox": "a2a.recipe.finder", **json.loads(published)}
+        result = mediator("agent", "import", f"{url}/.well-known/agent.json", "--mailbox-prefix", "a2a")
+        assert (result.code, result.out) == (1, "registered 0 cards\nrefused 1\n")
+        assert "expected status 200, got 404" in result.err
+
+
+@pytest.mark.parametrize("url", ["http://agent.example/card.json", "http://10.0.0.1/", "HTTP://[2001:db8::1]/a.json"])
+def test_a_card_comes_over_tls_from_other_machines(mediator, url):
+    result = mediator("agent", "import", url, "--mailbox-prefix", "a2a")
+    assert (result.code, result.out) == (1, "registered 0 cards\nrefused 1\n")
+    assert f"{url}: url: expected https; http is only for this machine" in result.err
 
 
 # Finding.
