@@ -15,6 +15,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generators import asyncapi, didcomm, http, metrics
 from mediator.cli import build_app
+from mediator.cli.client import NatsOptions
 from mediator.config.settings import all_settings
 from mediator.config.sources import CONFIG_VARIABLE, options, variable_name
 from mediator.config.tenants import TenantSettings, UserSettings
@@ -77,9 +78,9 @@ _COMMANDS = """\
 There is one program, `mediator`. `mediator COMMAND --help` shows the same as this page.
 
 - `send`, `fetch`, `ack`, `nack`, `extend`, `query`, `delete`, `mailbox create`, `agent` and `bench` are NATS clients.
-  They find the service through its data directory (`--data-dir`, `--config`), or use the NATS server of `--server`,
-  from any machine. If no service runs on the data directory they report that; they use another server only if the
-  settings have a `nats_url`. `agent eval` needs no service.
+  They find the service through its data directory (`--data-dir`, `--config`), or use the NATS server of `--server` or
+  of a [context](#connection-options), from any machine. If no service runs on the data directory they report that; they
+  use another server only if the settings have a `nats_url`. `agent eval` needs no service.
 - `mailbox list`, `show`, `set` and `delete`, `dead`, `doctor` and `status`, and for DIDComm `invite`, `invitations`,
   `connections`, `keys` and `identity`, are for operators: they reach the service on this machine through `control.sock`
   in its data directory, which only the user that runs the service may open. `mailbox list` and `status` show all
@@ -98,12 +99,44 @@ commands and options.
 
 Exit codes: 0, success; 1, failure, with the error on standard error; 2, wrong usage or configuration, or another
 process owns the data.
+
+## Connection options
+
+Commands that are NATS clients share the options below. A *context* remembers them under a name, in a file below
+`$XDG_CONFIG_HOME/mediator/contexts` (or `~/.config/mediator/contexts`) that only its owner may read:
+
+    mediator context add production --server tls://mail.example.com --creds ann.creds
+    mediator context select production
+    mediator send agent.inbox hello
+
+`--context` names one; its login goes to its own server only, so it excludes `--server`. Other options win over what the
+context remembers; an option of a login (`--user`, `--password`, `--token`, `--nkey`, `--creds`) replaces its whole
+login, and one of TLS all its files. What the command line says wins over the environment. A context that was selected,
+or that `MEDIATOR_CONTEXT` names, is used where neither `--server` nor `--data-dir` nor `--config` (nor their variables)
+says what to use. `--nkey` takes a file with the seed of a user's nkey (`nk -gen user`), `--creds` one with JWT and seed
+(`nsc generate creds`).
+
 """
 
 
 def commands() -> str:
     """Return docs/commands.md: each command with its help, arguments, options and example."""
-    return "\n".join([_COMMANDS, *_commands(build_app(), "mediator")])
+    hints = get_type_hints(NatsOptions, include_extras=True)
+    head = _COMMANDS + _table([_row(name, hints[name], None) for name in NATS_OPTIONS]) + "\n"
+    return "\n".join([head, *_commands(build_app(), "mediator")])
+
+
+NATS_OPTIONS = tuple(inspect.signature(NatsOptions).parameters)
+"""The options that all commands have that connect over NATS; one table lists them."""
+
+
+def _table(rows: list[str]) -> str:
+    return "\n".join(["| Argument or option | Meaning |", "|---|---|", *rows])
+
+
+def _row(name: str, hint: Any, default: Any) -> str:
+    kind, info = get_args(hint)[:2]
+    return f"| `{_cell(_written(name, kind, info))}` | {_cell(_meaning(info, kind, default))} |"
 
 
 def _commands(group: typer.Typer, path: str) -> Iterator[str]:
@@ -119,17 +152,21 @@ def _commands(group: typer.Typer, path: str) -> Iterator[str]:
 
 def _command(path: str, callback: Callable[..., Any], example: str) -> str:
     hints = get_type_hints(callback, include_extras=True)
-    parameters = inspect.signature(callback).parameters.values()
+    parameters = inspect.signature(callback).parameters
     usage, rows = [path], []
-    for parameter in parameters:
-        kind, info = get_args(hints[parameter.name])[:2]
+    connects = parameters.keys() >= set(NATS_OPTIONS)
+    for name, parameter in parameters.items():
+        if connects and name in NATS_OPTIONS:
+            continue
+        kind, info = get_args(hints[name])[:2]
         required = parameter.default is inspect.Parameter.empty
-        written = _written(parameter.name, kind, info)
+        written = _written(name, kind, info)
         if isinstance(info, ArgumentInfo) or required:
             usage.append(written if required else f"[{written}]")
-        rows.append(f"| `{_cell(written)}` | {_cell(_meaning(info, kind, parameter.default))} |")
-    lines = [f"## {path}", inspect.getdoc(callback) or "", f"`{' '.join(usage)}`"]
-    lines.append("\n".join(["| Argument or option | Meaning |", "|---|---|", *rows]))
+        rows.append(_row(name, hints[name], parameter.default))
+    if connects:
+        rows.append("| [connection options](#connection-options) | Where to connect, and as whom. |")
+    lines = [f"## {path}", inspect.getdoc(callback) or "", f"`{' '.join(usage)}`", _table(rows)]
     lines.append(f"{example.replace('Example: ', 'Example: `', 1)}`")
     return "\n\n".join(lines) + "\n"
 

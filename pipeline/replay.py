@@ -115,7 +115,8 @@ def replay(
     """
     check_lake(lake)
     register(spark)
-    replays = ReplayCheckpoint(lake, [wanted, target.address, target.ttl, dict(target.options).get("nats.user")])
+    who = next((value for name, value in target.options if name in {"nats.user", "nats.nkey", "nats.creds"}), None)
+    replays = ReplayCheckpoint(lake, [wanted, target.address, target.ttl, who])
     with translate_errors(lake), lock_folder(replays.folder, f"the replay in {replays.folder}"):
         progress = replays.progress()
         if progress is None:

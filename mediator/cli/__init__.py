@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mediator import __version__
-from mediator.cli import bench, dead, doctor, mailboxes, messages, output, service
+from mediator.cli import bench, contexts, dead, doctor, mailboxes, messages, output, service
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
@@ -32,6 +32,7 @@ def build_app() -> CommandGroup:
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")
+    app.add_typer(contexts.app, name="context")
     for part in find_parts():
         part.add_commands(app)
     return app

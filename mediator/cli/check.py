@@ -2,15 +2,22 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mediator.cli.errors import CommandError
 from mediator.config.settings import Settings
+from mediator.errors import SetupError
+from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats import accounts
 from mediator.ops.units import format_bytes, format_duration
 from mediator.store.opening import database_path
+
+if TYPE_CHECKING:
+    from mediator.nats.tls import TlsClient
 
 ARRIVE_SECONDS = 3.0
 ANSWER_SECONDS = 1.0
@@ -98,16 +105,18 @@ def _tenants(settings: Settings) -> str:
     return ", ".join(parts)
 
 
-async def verify(settings: Settings, user: str | None, password: str | None) -> list[Line]:
+async def verify(settings: Settings, login: Login) -> list[Line]:
     """Send a request through the external server and wait for it; :class:`CommandError` when it does not arrive.
 
-    Raises :class:`SetupError` when the server refuses the service's login.
+    ``login`` is that of a client, or none; its server is not used. Raises :class:`SetupError` when the server refuses
+    the service's login or the client's.
     """
     from mediator.nats.client import Request
     from mediator.nats.connection import Upstreams, connect
 
     assert settings.nats_url is not None
     urls = settings.nats_url.get_secret_value().split(",")
+    user = _who(login)
     subject = f"mq9.*.{SELF_TEST}" if settings.nats_accounts else SELF_TEST
     nonce = secrets.token_hex(16).encode()
     arrived: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -125,7 +134,7 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
         if settings.nats_accounts and user is None:
             await ours.publish([(f"mq9._.{SELF_TEST}".encode(), nonce)])
         elif settings.nats_accounts:
-            await _publish_as(urls, user, password, nonce)
+            await _publish_as(urls, login, nonce)
         else:
             await ours.publish([(SELF_TEST.encode(), nonce)])
         try:
@@ -134,15 +143,24 @@ async def verify(settings: Settings, user: str | None, password: str | None) -> 
             raise CommandError(_lost(settings, user)) from None
     finally:
         await ours.close()
-    return [*lines, _found(settings, came, user), await _privacy(settings, urls, user, password)]
+    return [*lines, _found(settings, came, user), await _privacy(settings, urls, login)]
 
 
-async def _privacy(settings: Settings, urls: list[str], user: str | None, password: str | None) -> Line:
+def _who(login: Login) -> str | None:
+    """Name a login; None where there is none."""
+    return login.user or (login.kind and f"this {login.kind}")
+
+
+async def _privacy(settings: Settings, urls: list[str], login: Login) -> Line:
     """Check whether clients can list each other's subscriptions; :class:`CommandError` if accounts let them."""
+    user = _who(login)
     if user is None and (settings.nats_accounts or any("@" in url for url in urls)):
-        return "not proved", "clients cannot list what others subscribe to: give --user and --password of one"
+        return (
+            "not proved",
+            "clients cannot list what others subscribe to: give the login of one, as --user and --password",
+        )
     who = user or "anybody"
-    if not await _lists_connections(urls, user, password):
+    if not await _lists_connections(urls, login):
         return "verified", f"{who} cannot list what others subscribe to"
     if settings.nats_accounts:
         raise CommandError(
@@ -156,7 +174,24 @@ async def _privacy(settings: Settings, urls: list[str], user: str | None, passwo
     )
 
 
-async def _lists_connections(urls: list[str], user: str | None, password: str | None) -> bool:
+async def _lists_connections(urls: list[str], login: Login) -> bool:
+    from nats.errors import Error as NatsError
+
+    async with _client(urls, login) as client:
+
+        async def answers(subject: str) -> bool:
+            try:
+                await client.request(subject, b"", timeout=ANSWER_SECONDS)
+            except (NatsError, TimeoutError):
+                return False
+            return True
+
+        return any(await asyncio.gather(*map(answers, CONNECTIONS)))
+
+
+@asynccontextmanager
+async def _client(urls: list[str], login: Login) -> AsyncIterator["TlsClient"]:
+    """Connect as a client does; raises :class:`SetupError`."""
     from nats.errors import Error as NatsError
 
     from mediator.nats.tls import TlsClient
@@ -165,19 +200,13 @@ async def _lists_connections(urls: list[str], user: str | None, password: str | 
         """Ignore the refusal that is expected; the request then gets no answer."""
 
     client = TlsClient()
-
-    async def answers(subject: str) -> bool:
-        try:
-            await client.request(subject, b"", timeout=ANSWER_SECONDS)
-        except (NatsError, TimeoutError):
-            return False
-        return True
-
+    options = login.nats_options
     try:
-        await client.connect(_without_login(urls), user=user, password=password, error_cb=ignore, allow_reconnect=False)
-        return any(await asyncio.gather(*map(answers, CONNECTIONS)))
-    except (NatsError, OSError, TimeoutError) as error:
-        raise CommandError(f"cannot connect to NATS: {str(error) or type(error).__name__}") from None
+        try:
+            await client.connect(_without_login(urls), **options, error_cb=ignore, allow_reconnect=False)
+        except (NatsError, OSError, TimeoutError) as error:
+            raise SetupError(f"cannot connect to NATS: {str(error) or type(error).__name__}") from None
+        yield client
     finally:
         await client.close()
 
@@ -187,15 +216,10 @@ def _without_login(urls: list[str]) -> list[str]:
     return [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in bare]
 
 
-async def _publish_as(urls: list[str], user: str | None, password: str | None, nonce: bytes) -> None:
-    from mediator.nats.connection import Upstreams, connect
-
-    theirs = await connect(Upstreams(_without_login(urls), user, password), "mediator check")
-    try:
-        await theirs.publish([(SELF_TEST.encode(), nonce)])
-        await theirs.settle(ARRIVE_SECONDS)
-    finally:
-        await theirs.close()
+async def _publish_as(urls: list[str], login: Login, nonce: bytes) -> None:
+    async with _client(urls, login) as theirs:
+        await theirs.publish(SELF_TEST, nonce)
+        await theirs.flush(timeout=int(ARRIVE_SECONDS))
 
 
 def _lost(settings: Settings, user: str | None) -> str:
@@ -220,7 +244,7 @@ def _found(settings: Settings, came: str, user: str | None) -> Line:
         # Any account could see the same: only a request from another account proves the export.
         return (
             "not proved",
-            "this login may listen on mq9.*.$mq9.AI.>; give --user and --password of a tenant's user to see its "
+            "this login may listen on mq9.*.$mq9.AI.>; give the login of a tenant's user to see its "
             "requests arrive there",
         )
     from mediator.errors import TenantRefusedError

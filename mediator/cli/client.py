@@ -1,36 +1,74 @@
 """How commands reach the service: over NATS as any client, or through its control socket; failures become one line."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import typer
 
+from mediator.cli.context_files import (
+    FIELDS,
+    LOGIN_FIELDS,
+    TLS_FIELDS,
+    Context,
+    context_names,
+    find_context,
+    selected_context,
+)
 from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandOptions
-from mediator.endpoint import without_login
+from mediator.cli.options import CommandOptions, SettingsOptions
+from mediator.login import Login
 from mediator.ops.units import format_count
-
-if TYPE_CHECKING:
-    import ssl
 
 PREFIX = "$mq9.AI."
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
+
+VARIABLE = "MEDIATOR_NATS_"
+"""How the variables of these options begin; the option's name in capitals follows."""
+CONTEXT_VARIABLE = "MEDIATOR_CONTEXT"
+PANEL = "Connection"
+"""The heading of these options in a command's help."""
+
+
+def _file(name: str, text: str) -> Any:
+    return typer.Option(metavar="FILE", help=text, envvar=VARIABLE + name, rich_help_panel=PANEL)
+
 
 Server = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
         help="NATS server to connect to.",
-        envvar="MEDIATOR_NATS_SERVER",
+        envvar=VARIABLE + "SERVER",
         show_default="the service on the data directory",
+        rich_help_panel=PANEL,
     ),
 ]
-User = Annotated[str | None, typer.Option(help="NATS user.", envvar="MEDIATOR_NATS_USER")]
-Password = Annotated[str | None, typer.Option(help="Its password.", envvar="MEDIATOR_NATS_PASSWORD")]
+ContextName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Server and login of this context, or of a file whose path has a slash.",
+        envvar=CONTEXT_VARIABLE,
+        show_default="the selected one",
+        autocompletion=context_names,
+        rich_help_panel=PANEL,
+    ),
+]
+User = Annotated[str | None, typer.Option(help="NATS user.", envvar=VARIABLE + "USER", rich_help_panel=PANEL)]
+Password = Annotated[
+    str | None, typer.Option(help="Its password.", envvar=VARIABLE + "PASSWORD", rich_help_panel=PANEL)
+]
+Token = Annotated[str | None, typer.Option(help="NATS token.", envvar=VARIABLE + "TOKEN", rich_help_panel=PANEL)]
+Nkey = Annotated[str | None, _file("NKEY", "Log in with the nkey whose seed is in this file.")]
+Creds = Annotated[str | None, _file("CREDS", "Log in with this credentials file (JWT and seed).")]
+TlsCa = Annotated[str | None, _file("TLS_CA", "Trust servers whose certificate these authorities sign.")]
+TlsCert = Annotated[str | None, _file("TLS_CERT", "Show the server this certificate.")]
+TlsKey = Annotated[str | None, _file("TLS_KEY", "Its private key.")]
 
 
 class RefusedError(CommandError):
@@ -49,52 +87,69 @@ class ReplyFields(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class NatsOptions:
-    """Where a client connects, and as whom."""
+class ServerOptions:
+    """Where a client connects."""
 
     server: Server = None
+    context: ContextName = None
+
+
+@dataclass(frozen=True)
+class CredentialOptions:
+    """As whom a client connects."""
+
     user: User = None
     password: Password = None
+    token: Token = None
+    nkey: Nkey = None
+    creds: Creds = None
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Where to connect, and as whom."""
+@dataclass(frozen=True)
+class TlsOptions:
+    """The files by which a client and its server know each other."""
 
-    server: str
-    user: str | None = None
-    password: str | None = None
-    certificate: str | None = None
-    """The server's certificate in PEM; None: it must be one that this machine trusts."""
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
 
-    @classmethod
-    def of(cls, nats: NatsOptions, service: CommandOptions) -> Self:
-        """Use the server that is named, else that of the service on the data directory.
 
-        Raises :class:`UnansweredError` when none is named and no service runs there.
+@dataclass(frozen=True)
+class NatsOptions(TlsOptions, CredentialOptions, ServerOptions):
+    """Where a client connects, and as whom."""
+
+    def login(self, service: SettingsOptions) -> Login:
+        """Return these options, completed by a context, else by the service on the data directory.
+
+        Raises :class:`UnansweredError` when no server is named and no service runs there, :class:`CommandError` for
+        options that contradict each other or a context that cannot be used.
         """
-        url, certificate = (nats.server, None) if nats.server is not None else _find_server(service)
-        return cls(url, nats.user, nats.password, certificate)
-
-    @property
-    def shown(self) -> str:
-        """The servers without user names and passwords."""
-        return without_login(self.server)
-
-    @property
-    def tls(self) -> "ssl.SSLContext":
-        """The settings by which the client verifies the server."""
-        import ssl
-
-        context = ssl.create_default_context(cadata=self.certificate)
-        if self.certificate is not None:
-            # Exactly this certificate is trusted, whoever signed it and whatever name it bears.
-            context.check_hostname = False
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        return context
+        given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        if self.context is not None and self.context != os.environ.get(CONTEXT_VARIABLE):
+            # The command line wins over the environment, and no login that is meant for one server goes to another.
+            given = {name: value for name, value in given.items() if value != os.environ.get(VARIABLE + name.upper())}
+            if "server" in given:
+                raise CommandError("context: it has a server of its own; give either --context or --server")
+            given = _complete(given, find_context(self.context))
+        elif "server" not in given and not service.names_service:
+            context = selected_context() if self.context is None else find_context(self.context)
+            given = given if context is None else _complete(given, context)
+        certificate = None
+        if "server" not in given:
+            given["server"], certificate = _find_server(service)
+        return Login(**given, certificate=certificate)
 
 
-def _find_server(options: CommandOptions) -> tuple[str, str | None]:
+def _complete(given: Mapping[str, str], context: Context) -> dict[str, str]:
+    """Add what the context remembers; a part of one login with a part of another would be neither."""
+    fields = dict(context.fields)
+    for group in (LOGIN_FIELDS, TLS_FIELDS):
+        if group & given.keys():
+            fields = {name: value for name, value in fields.items() if name not in group}
+    return {**fields, **given}
+
+
+def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
     """Ask the service on the data directory where its clients connect, and with which certificate.
 
     Where none runs, only a ``nats_url`` in the settings is used: another service may listen on the default port.
@@ -130,20 +185,19 @@ class Client:
         self._errors: list[Exception] = []
 
     async def __aenter__(self) -> Self:
-        """Connect."""
+        """Connect; raises :class:`SetupError` for a login that cannot be used."""
         from nats.errors import Error as NatsError
 
         from mediator.nats.tls import TlsClient
 
+        options = self._login.nats_options
         self._nats = TlsClient()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._nats.connect(
                     self._login.server.split(","),
                     name="mediator command line",
-                    user=self._login.user,
-                    password=self._login.password,
-                    tls=self._login.tls,
+                    **options,
                     connect_timeout=3,
                     allow_reconnect=self._lasting,
                     max_reconnect_attempts=-1 if self._lasting else 1,
@@ -211,6 +265,16 @@ class Client:
         return fields
 
 
+_REFUSED = {
+    None: "it asks for a login; give --user and --password, --token, --nkey or --creds",
+    "user": "user or password is wrong; give --user and --password",
+    "token": "the token is wrong; give --token",
+    "nkey": "it does not know this nkey; give --nkey",
+    "creds": "it does not accept these credentials; give --creds",
+}
+"""What to say when a server refuses a login, by its kind."""
+
+
 def _why(error: Exception, login: Login) -> str:
     """Explain why there is no connection, and what to do."""
     import socket
@@ -218,12 +282,11 @@ def _why(error: Exception, login: Login) -> str:
 
     text = str(error)
     if "authorization violation" in text.lower() or "authentication" in text.lower():
-        wrong = "user or password is wrong" if login.user or "@" in login.server else "it asks for a login"
-        return f"{wrong}; give --user and --password"
+        return _REFUSED[login.kind or ("user" if "@" in login.server else None)]
     match error:
         case ssl.SSLCertVerificationError():
             reason = error.verify_message.rstrip(".")
-            return f"its certificate is not trusted ({reason}); SSL_CERT_FILE names a file with its authority"
+            return f"its certificate is not trusted ({reason}); --tls-ca names a file with its authority"
         case ssl.SSLError():
             return f"TLS failed ({error.reason or text})"
         case ConnectionRefusedError():
@@ -248,7 +311,7 @@ class ClientOptions(CommandOptions, NatsOptions):
             async with Client(login, lasting=lasting) as client:
                 await work(client)
 
-        login = Login.of(self, self)
+        login = self.login(self)
         try:
             asyncio.run(connected())
         except KeyboardInterrupt:
@@ -264,5 +327,5 @@ class ClientOptions(CommandOptions, NatsOptions):
             async with Client(login) as client:
                 return await client.request(verb, body, headers=headers)
 
-        login = Login.of(self, self)
+        login = self.login(self)
         return asyncio.run(requested())

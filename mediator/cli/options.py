@@ -9,6 +9,7 @@ options, so :class:`CommandGroup` shows it the fields::
 
 import asyncio
 import inspect
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,6 +146,11 @@ class SettingsOptions:
         return Settings.load(self.config, data_dir=self.data_dir, **overrides)
 
     @property
+    def names_service(self) -> bool:
+        """Whether the options or the environment say which service of this machine is meant."""
+        return self.config is not None or self.data_dir is not None or "MEDIATOR_DATA_DIR" in os.environ
+
+    @property
     def serve_command(self) -> str:
         """The command that starts the service of these options."""
         given = {"--config": self.config, "--data-dir": self.data_dir}
@@ -154,10 +160,28 @@ class SettingsOptions:
 
 
 @dataclass(frozen=True)
-class CommandOptions(SettingsOptions):
-    """Options of a command that asks the running service, or prints what it did."""
+class OutputOptions:
+    """How a command prints its result."""
 
     as_json: AsJson = False
+
+    def print(self, fields: Mapping[str, Any], text: str) -> None:
+        """Print a result as one JSON object, or as a line of text."""
+        print_json(fields) if self.as_json else print_line(text)
+
+    def print_rows(
+        self, fields: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]], nothing: str
+    ) -> None:
+        """Print a result as one JSON object, or its rows as a table; ``nothing`` is the line for no rows."""
+        if self.as_json or not rows:
+            self.print(fields, nothing)
+        else:
+            print_table(columns, rows)
+
+
+@dataclass(frozen=True)
+class CommandOptions(OutputOptions, SettingsOptions):
+    """Options of a command that asks the running service, or prints what it did."""
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send a command to the control socket; :class:`CommandError` if the service refuses it or does not run."""
@@ -173,19 +197,6 @@ class CommandOptions(SettingsOptions):
         if answer["error"]:
             raise CommandError(str(answer["error"]))
         return answer
-
-    def print(self, fields: Mapping[str, Any], text: str) -> None:
-        """Print a result as one JSON object, or as a line of text."""
-        print_json(fields) if self.as_json else print_line(text)
-
-    def print_rows(
-        self, fields: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]], nothing: str
-    ) -> None:
-        """Print a result as one JSON object, or its rows as a table; ``nothing`` is the line for no rows."""
-        if self.as_json or not rows:
-            self.print(fields, nothing)
-        else:
-            print_table(columns, rows)
 
 
 @dataclass(frozen=True)

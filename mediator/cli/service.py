@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import Password, User
+from mediator.cli.client import CredentialOptions
 from mediator.cli.errors import CommandError
 from mediator.cli.options import AsJson, CommandGroup, CommandOptions, Config, SettingsOptions
+from mediator.login import Login
 from mediator.system.private_files import open_file
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def check(
     snippet: Annotated[
         bool, typer.Option("--snippet", help="Print the accounts to paste into your own NATS server, nothing else.")
     ] = False,
-    user: User = None,
-    password: Password = None,
+    *,
+    credentials: CredentialOptions,
     as_json: AsJson = False,
 ) -> None:
     """Explain the settings; with a NATS server of your own, verify that requests arrive there.
@@ -130,7 +131,7 @@ def check(
     explained = [*explain(settings)]
     if not as_json:
         _print_facts(explained)
-    found = [] if settings.nats_url is None else asyncio.run(verify(settings, user, password))
+    found = [] if settings.nats_url is None else asyncio.run(verify(settings, Login("", **vars(credentials))))
     if as_json:
         server = [{"result": result, "text": text} for result, text in found]
         output.print_json({"settings": dict(explained), "server": server})

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mediator.cli.client import Login, NatsOptions
+from mediator.cli.client import NatsOptions
 from mediator.cli.options import MOMENT, SPAN, CommandGroup, earlier, seconds
 from mediator.mailboxes.address import parse_address
 from pipeline.cli.archive import KeyFile, keys_of
@@ -72,9 +72,10 @@ def replay(
             planned = again.preview(work.spark, work.lake, wanted)
             lines, numbers = planned.lines(), {**planned.lanes, "replaced": planned.replaced}
         else:
-            login = Login.of(nats, options)
-            spark_options = {"nats.url": login.server, "nats.user": login.user, "nats.password": login.password}
-            given = tuple((name, value) for name, value in spark_options.items() if value)
+            from pipeline.source.options import LOGIN
+
+            login = nats.login(options)
+            given = tuple((name, value) for name, field in LOGIN.items() if (value := getattr(login, field)))
             target = again.ReplayTarget(into, given, ttl)
             done = again.replay(work.spark, work.lake, wanted, target, keys, work.on_progress)
             lines, numbers = done.lines(), done.numbers

@@ -98,7 +98,7 @@ class SinkOptions(ServiceOptions):
         """Read the options of the sink; :class:`BadRequestError` names a wrong one."""
         server = ServiceOptions.of(options)
         in_flight = read_integer(options, "maxInFlight", 1, MAX_IN_FLIGHT) or DEFAULT_IN_FLIGHT
-        return cls(server.servers, server.user, server.password, server.patience, in_flight)
+        return cls(server.login, server.patience, in_flight)
 
 
 class BatchSender:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import nats
@@ -14,7 +14,8 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError, UnreachableError
-from pipeline.source.options import read_integer
+from mediator.login import Login
+from pipeline.source.options import LOGIN, read_integer
 
 SUBJECT = "$mq9.AI.MSG."
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
@@ -35,9 +36,7 @@ STRANGE = "unavailable: an answer that is none of the service"
 class ServiceOptions:
     """Servers, login, and how long to retry."""
 
-    servers: tuple[str, ...]
-    user: str | None
-    password: str | None = field(repr=False)
+    login: Login
     patience: float
     """Seconds without success after which to give up."""
 
@@ -45,9 +44,9 @@ class ServiceOptions:
     def of(cls, options: Mapping[str, str]) -> Self:
         """Read the options ``nats.…`` and ``timeoutSeconds``; :class:`BadRequestError` names a wrong one."""
         return cls(
-            servers=tuple((options.get("nats.url") or DEFAULT_SERVER).split(",")),
-            user=options.get("nats.user"),
-            password=options.get("nats.password"),
+            login=Login(
+                **{"server": DEFAULT_SERVER} | {LOGIN[name]: options[name] for name in LOGIN if options.get(name)}
+            ),
             patience=read_integer(options, "timeoutSeconds", 1, MAX_SECONDS) or DEFAULT_SECONDS,
         )
 
@@ -55,9 +54,11 @@ class ServiceOptions:
 async def connect(server: ServiceOptions, closed: Callable[[], Awaitable[None]] | None = None) -> Client:
     """Connect once, without reconnecting; ``closed`` is called when the connection breaks.
 
-    Raises :class:`SetupError` when the login is refused, :class:`UnreachableError` when no server answers.
+    Raises :class:`SetupError` when the login is refused or cannot be used, and :class:`UnreachableError` when no
+    server answers.
     """
     errors: list[Exception] = []
+    login = server.login.nats_options
 
     async def failed(error: Exception) -> None:
         errors[:] = [error]
@@ -65,10 +66,9 @@ async def connect(server: ServiceOptions, closed: Callable[[], Awaitable[None]] 
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             return await nats.connect(
-                list(server.servers),
+                server.login.server.split(","),
                 name="mediator pipeline",
-                user=server.user,
-                password=server.password,
+                **login,
                 connect_timeout=3,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
@@ -79,7 +79,7 @@ async def connect(server: ServiceOptions, closed: Callable[[], Awaitable[None]] 
     except (NatsError, OSError, TimeoutError, ValueError) as error:
         why = error_text(errors[-1] if errors else error)
         if "authorization violation" in why.lower():
-            raise SetupError(f"nats.user: the server refuses the login, {why}") from None
+            raise SetupError(f"nats.{server.login.kind or 'url'}: the server refuses the login, {why}") from None
         raise UnreachableError(f"cannot connect: {why}") from None
 
 

@@ -31,7 +31,19 @@ MAILBOX_STREAM = (*(name for name in BATCH if name != "endingTimestamp"), *STREA
 """Options of a stream of mailboxes; see :mod:`pipeline.source.mailbox_stream`."""
 JOURNAL_STREAM = ("journal", "badLines", *STREAM)
 """Options of a stream of the journal; see :mod:`pipeline.source.journal_stream`."""
-SERVER = ("nats.url", "nats.user", "nats.password", "timeoutSeconds")
+LOGIN = {
+    "nats.url": "server",
+    "nats.user": "user",
+    "nats.password": "password",
+    "nats.token": "token",
+    "nats.nkey": "nkey",
+    "nats.creds": "creds",
+    "nats.tlsCa": "tls_ca",
+    "nats.tlsCert": "tls_cert",
+    "nats.tlsKey": "tls_key",
+}
+"""Options of a login, and their fields in :class:`mediator.login.Login`."""
+SERVER = (*LOGIN, "timeoutSeconds")
 """Options of the NATS connection to the service."""
 SINK = ("address", "topic", "maxInFlight", "dedup.prefix", *SERVER)
 """Options of a write; see :mod:`pipeline.source.sink`."""

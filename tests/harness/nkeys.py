@@ -9,6 +9,7 @@ from typing import Any
 from nacl.signing import SigningKey
 
 PREFIXES = {"operator": 14 << 3, "account": 0, "user": 20 << 3}
+SEED = 18 << 3
 
 
 def _crc(data: bytes) -> int:
@@ -34,6 +35,13 @@ class Key:
     @property
     def public(self) -> str:
         raw = bytes([PREFIXES[self.kind]]) + bytes(self.key.verify_key)
+        return base64.b32encode(raw + _crc(raw).to_bytes(2, "little")).rstrip(b"=").decode()
+
+    @property
+    def seed(self) -> str:
+        """The private key as files of nkeys hold it."""
+        prefix = PREFIXES[self.kind]
+        raw = bytes([SEED | prefix >> 5, (prefix & 31) << 3]) + bytes(self.key)
         return base64.b32encode(raw + _crc(raw).to_bytes(2, "little")).rstrip(b"=").decode()
 
     def sign(self, nonce: str) -> str:

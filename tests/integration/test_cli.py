@@ -80,6 +80,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         if name.startswith("MEDIATOR_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "400")
 
     def run(*arguments: object, stdin: bytes = b"") -> Result:

@@ -82,15 +82,15 @@ def test_commands_trust_the_certificate_of_their_service(guarded):
 @pytest.mark.parametrize(
     ("login", "said"),
     [
-        (("--user", "ann", "--password", "wrong"), "user or password is wrong"),
-        (("--user", "nobody", "--password", "right"), "user or password is wrong"),
-        ((), "it asks for a login"),
+        (("--user", "ann", "--password", "wrong"), "user or password is wrong; give --user and --password"),
+        (("--user", "nobody", "--password", "right"), "user or password is wrong; give --user and --password"),
+        ((), "it asks for a login; give --user and --password, --token, --nkey or --creds"),
     ],
 )
 def test_a_refused_login_is_called_so(alone, guarded, login, said):
     result = alone("send", "a", "x", "--data-dir", guarded.data_dir, *login)
     assert result.code == 1
-    assert result.err == f"mediator: cannot connect to {guarded.nats_url}: {said}; give --user and --password\n"
+    assert result.err == f"mediator: cannot connect to {guarded.nats_url}: {said}\n"
 
 
 def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monk
         for server, said in (
             (
                 guarded.nats_url,
-                "its certificate is not trusted (unable to get local issuer certificate); SSL",
+                "its certificate is not trusted (unable to get local issuer certificate); --tls-ca",
             ),
             (f"nats://127.0.0.1:{service.http_port}", "no NATS server answers there within "),
             (f"nats://127.0.0.1:{silent.getsockname()[1]}", "no NATS server answers there within "),

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from mediator import __version__
 from mediator.cli import build_app, output
-from mediator.cli.client import Login
 from mediator.cli.messages import own_headers
 from mediator.cli.template import template
 from mediator.config.settings import Settings
+from mediator.login import Login
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
