@@ -125,7 +125,7 @@ async def verify(settings: Settings, login: Login) -> list[Line]:
         if message.data == nonce and not arrived.done():
             arrived.set_result(message.subject)
 
-    ours = await connect(Upstreams(urls), "mediator check")
+    ours = await connect(Upstreams(urls, creds=settings.nats_creds), "mediator check")
     try:
         # A queue group of its own: in the service's, each would take requests from the other.
         await ours.subscribe(subject, "mediator-check", received)
@@ -154,7 +154,8 @@ def _who(login: Login) -> str | None:
 async def _privacy(settings: Settings, urls: list[str], login: Login) -> Line:
     """Check whether clients can list each other's subscriptions; :class:`CommandError` if accounts let them."""
     user = _who(login)
-    if user is None and (settings.nats_accounts or any("@" in url for url in urls)):
+    guarded = settings.nats_creds is not None or any("@" in url for url in urls)
+    if user is None and (settings.nats_accounts or guarded):
         return (
             "not proved",
             "clients cannot list what others subscribe to: give the login of one, as --user and --password",

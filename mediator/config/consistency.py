@@ -18,6 +18,8 @@ def contradictions(settings: "Settings") -> Iterator[str]:
 def _managed(settings: "Settings") -> Iterator[str]:
     if settings.nats_accounts:
         yield "nats_accounts: expected only with nats_url; the managed server always keeps tenants in accounts"
+    if settings.nats_creds is not None:
+        yield "nats_creds: expected only with nats_url; the managed server knows the service"
     if settings.allow_anonymous and settings.has_several_tenants:
         yield f"allow_anonymous: expected only while {DEFAULT_TENANT} is the only tenant"
     elif not settings.anonymous and not settings.has_users:
@@ -37,6 +39,8 @@ def _managed(settings: "Settings") -> Iterator[str]:
 
 def _external(settings: "Settings") -> Iterator[str]:
     urls = settings.nats_url.get_secret_value() if settings.nats_url else ""
+    if settings.nats_creds is not None and "@" in urls:
+        yield "nats_creds: nats_url has another login; give one of them"
     if settings.gateway.listen is not None and "ws" in {url.strip()[:2] for url in urls.split(",")}:
         yield "gateway.listen: expected only with nats:// or tls:// in nats_url"
     if settings.gateway.direct is not None:

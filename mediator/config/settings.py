@@ -129,6 +129,13 @@ class Settings(BaseSettings):
         "instead of starting one. Set it when you run NATS already, or when several services share the mail.",
         examples=["nats://nats.example.com:4222"],
     )
+    nats_creds: Path | None = Field(
+        default=None,
+        description="With nats_url: a file with the credentials (JWT and seed) of the service's own login there, as "
+        "`nsc generate creds` writes it. Set it for servers whose users are JWTs; a user and a password stand in "
+        "nats_url.",
+        examples=["/etc/mediator/service.creds"],
+    )
     nats_accounts: bool = Field(
         default=False,
         description="With nats_url: whether the server's accounts are the tenants, with requests on "

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -13,6 +14,7 @@ from nats.errors import BadSubscriptionError
 from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
+from mediator.login import Login
 from mediator.nats.client import MessageHandler, NatsClient, Request
 from mediator.nats.control_messages import KEY_BYTES, ControlOpener, ControlRefusedError, ControlSealer
 
@@ -37,6 +39,8 @@ class Upstreams:
     urls: Sequence[str]
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    creds: Path | None = None
+    """A file with JWT and seed, instead of user and password."""
     control_key: bytes | None = field(default=None, repr=False)
     """The key that authenticates control messages; without one, a connection accepts only its own."""
 
@@ -64,6 +68,8 @@ class NatsConnection:
 
     async def open(self, upstreams: Upstreams, name: str) -> None:
         """Connect for the first time; raises :class:`SetupError`."""
+        creds = None if upstreams.creds is None else str(upstreams.creds)
+        Login("", creds=creds).check()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.client.connect(
@@ -71,6 +77,7 @@ class NatsConnection:
                     name=name,
                     user=upstreams.user,
                     password=upstreams.password,
+                    user_credentials=creds,
                     connect_timeout=3,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,

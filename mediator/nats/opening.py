@@ -45,7 +45,8 @@ async def open_nats(
     """Start the managed NATS server, or find the external one, and connect; raises :class:`SetupError`."""
     server = None
     if settings.nats_url is not None:
-        upstreams = Upstreams(settings.nats_url.get_secret_value().split(","), control_key=control_key)
+        urls = settings.nats_url.get_secret_value().split(",")
+        upstreams = Upstreams(urls, creds=settings.nats_creds, control_key=control_key)
     else:
         server = _managed_server(settings)
         await server.start()

@@ -119,7 +119,7 @@ class NatsServer:
 
     def upstreams(self, control_key: bytes | None = None) -> Upstreams:
         """Return where the service itself connects; its login, the same across restarts, sees all tenants' requests."""
-        return Upstreams([self.url], SERVICE_USER, self._passwords.service, control_key)
+        return Upstreams([self.url], SERVICE_USER, self._passwords.service, control_key=control_key)
 
     @property
     def running(self) -> bool:

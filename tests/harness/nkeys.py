@@ -60,3 +60,11 @@ class Key:
         head = _unpadded(json.dumps({"typ": "JWT", "alg": "ed25519-nkey"}).encode())
         signed = f"{head}.{_unpadded(json.dumps(body).encode())}"
         return f"{signed}.{_unpadded(self.key.sign(signed.encode()).signature)}"
+
+
+def credentials(token: str, user: Key) -> str:
+    """Return the text of a credentials file for a user and its JWT."""
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
+    )

@@ -178,6 +178,7 @@ WRONG = [
     ("push.max_subscriptions", "0", "expected at least 1, got '0'"),
     ("push.tenant_subscriptions", "0", "expected at least 1, got '0'"),
     ("gateway.tls_cert", "1", "expected"),
+    ("nats_creds", "1", "expected"),
     ("gateway.tls_key", "1", "expected"),
     ("gateway.max_connections", "0", "expected at least 1, got '0'"),
     ("gateway.max_subscriptions", "0", "expected at least 1, got '0'"),
