@@ -210,11 +210,15 @@ class Broker:
 
     async def query(self, request: querying.Query) -> list[Message]:
         """Return messages without moving any group (Q1)."""
+        return (await self.query_and_name(request))[0]
+
+    async def query_and_name(self, request: querying.Query) -> tuple[list[Message], str]:
+        """Do as :meth:`query`, and return the mailbox's send-only address too (A10)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
         await self._reads_allowed.wait()
         async with self._read_slots:
-            return await self.read(lambda tx, now: querying.query(tx, request, now))
+            return await self.read(lambda tx, now: querying.query_and_name(tx, request, now))
 
     async def unread(self, request: querying.Unread) -> querying.Waiting:
         """Return what was not pushed yet (E4)."""

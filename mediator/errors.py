@@ -64,6 +64,16 @@ class NoSuchMailboxError(MediatorError):
         super().__init__(f"mailbox {address} does not exist")
 
 
+class SendOnlyError(MediatorError):
+    """The address takes SEND and nothing else (A10)."""
+
+    code = "send_only"
+    status = 403
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"mailbox {address} is send-only: this address takes SEND and nothing else")
+
+
 class MailboxExistsError(MediatorError):
     """CREATE of an address that is taken (M2)."""
 

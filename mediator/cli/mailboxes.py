@@ -57,7 +57,7 @@ def create(
     *,
     options: ClientOptions,
 ) -> None:
-    """Create a mailbox; prints its address and its token, which is shown only once."""
+    """Create a mailbox; prints its address, its send-only address, and its token, which is shown only once."""
     fields = {
         "name": name,
         "ttl": ttl,
@@ -74,6 +74,7 @@ def create(
         output.print_json(answer)
     elif answer["created"]:
         output.print_line(f"created {answer['mail_address']}")
+        output.print_line(f"send    {answer['send_address']}  (for senders: this address takes SEND only)")
         output.print_line(f"token   {answer['token']}  (shown once; it is needed to change the description)")
     else:
         output.print_line(f"{answer['mail_address']} was there already")
@@ -152,6 +153,8 @@ def show_(address: Address, options: TenantOptions) -> None:
 
 def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "address", view["mail_address"]
+    if view["send_address"]:
+        yield "for senders", f"{view['send_address']}, which takes SEND only"
     yield "number", f"{view['number']}, by which journal and reports name it"
     yield "tenant", view["tenant"]
     yield "created", output.moment(view["created_at"])

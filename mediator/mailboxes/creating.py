@@ -6,13 +6,14 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
-from mediator.errors import MailboxExistsError, NoSuchMailboxError, WrongTokenError
+from mediator.errors import BadRequestError, MailboxExistsError, NoSuchMailboxError, SendOnlyError, WrongTokenError
 from mediator.mailboxes import board
 from mediator.mailboxes.address import new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.send_only import PREFIX, is_send_only
 
 TOKEN_BYTES = 24
 
@@ -39,15 +40,17 @@ class Created:
     """A copy of the mailbox, and the token if this call made it (M3)."""
 
     mailbox: Mailbox
+    send_only: str
+    """Its send-only address (A10)."""
     token: str | None
 
 
 def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], request: Create, now: int) -> Created:
     """Make a mailbox; :class:`MailboxExistsError` when the address is taken (M1, M2)."""
-    address = new_address(random) if request.name is None else writable_address(request.name, "name")
+    address = new_address(random) if request.name is None else _name(request.name)
     holder = tx.mailboxes.find(request.tenant, address)
     if holder is not None and holder.lives(now):
-        return _taken(holder, request)
+        return _taken(tx, holder, request)
     tx.require_room()
     if holder is not None:
         expire(tx, holder, now)
@@ -74,16 +77,22 @@ def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], requ
         first = tx.mailboxes.find(request.tenant, address)
         if first is None:
             raise MailboxExistsError(address)
-        return _taken(first, request)
+        return _taken(tx, first, request)
     tx.events.append(Event(EventType.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
     board.post(tx, mailbox, now)
-    return Created(copy(mailbox), token)
+    return Created(copy(mailbox), tx.mailboxes.send_only(mailbox), token)
 
 
-def _taken(holder: Mailbox, request: Create) -> Created:
+def _name(name: str) -> str:
+    if is_send_only(name):
+        raise BadRequestError("name", f"expected no send-only address, {PREFIX}…")
+    return writable_address(name, "name")
+
+
+def _taken(tx: Transaction, holder: Mailbox, request: Create) -> Created:
     if request.public is None:
         raise MailboxExistsError(holder.address)
-    return Created(copy(holder), None)
+    return Created(copy(holder), tx.mailboxes.send_only(holder), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,23 @@ def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
 
 
 def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
-    """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`."""
+    """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`.
+
+    Of a living mailbox's send-only address, raise :class:`SendOnlyError` (A10).
+    """
     mailbox = tx.mailboxes.find(tenant, address)
     if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
+        if is_send_only(address):
+            get_sendable_mailbox(tx, tenant, address, now)
+            raise SendOnlyError(address)
+        raise NoSuchMailboxError(address)
+    return mailbox
+
+
+def get_sendable_mailbox(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
+    """Return the mailbox of an address or of a send-only address, or raise :class:`NoSuchMailboxError` (A10)."""
+    mailbox = tx.mailboxes.find_to_send(tenant, address)
+    if mailbox is None or not mailbox.lives(now):
         raise NoSuchMailboxError(address)
     return mailbox
 

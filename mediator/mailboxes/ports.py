@@ -73,6 +73,15 @@ class Mailboxes(Protocol):
     def find(self, tenant: str, address: str) -> Mailbox | None:
         """Return the mailbox that holds the address, expired or not, locked until the transaction ends."""
 
+    def find_to_send(self, tenant: str, address: str) -> Mailbox | None:
+        """Do as :meth:`find`; the address may be a mailbox's send-only address too (A10)."""
+
+    def send_only(self, mailbox: Mailbox) -> str:
+        """Return the send-only address of a mailbox that is not retired (A10)."""
+
+    def send_only_of(self, tenant: str, addresses: Sequence[str], now: int) -> dict[str, str]:
+        """Return by their addresses the send-only addresses of those of these mailboxes that live, locking none."""
+
     def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
         """Return the mailboxes that are there, retired ones too, locked in order of their numbers."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import NoSuchMessageError
+from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import MAX_FETCH
 from mediator.mailboxes.creating import get_live_mailbox, owned
 from mediator.mailboxes.events import Event, EventType
@@ -61,6 +62,14 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
         found.append(message)
         budget -= message.shown_size
     return _fit(found[::-1], request)
+
+
+def query_and_name(tx: Transaction, request: Query, now: int) -> tuple[list[Message], str]:
+    """Do as :func:`query`, and return the mailbox's send-only address too, empty for one that takes no SEND (A10)."""
+    found = query(tx, request, now)
+    if request.address in RESERVED:
+        return found, ""
+    return found, tx.mailboxes.send_only(get_live_mailbox(tx, request.tenant, request.address, now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
 from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
-from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.creating import get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
@@ -55,7 +55,7 @@ def send(
     draft = request.draft
     size = draft.size
     due_at, expire_at = check(draft, size, bounds, now)
-    mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
+    mailbox = get_sendable_mailbox(tx, request.tenant, request.address, now)
     if mailbox.kind in hooks:
         draft = hooks[mailbox.kind].check_send(tx, mailbox, draft)
     if draft.dedup_id is not None:

@@ -11,7 +11,14 @@ from mediator.mailboxes.creating import Created
 from mediator.mailboxes.lanes import SHOWN
 from mediator.mailboxes.message import HIDDEN_ID, Message
 
-NOT_CREATED: Mapping[str, Any] = {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""}
+NOT_CREATED: Mapping[str, Any] = {
+    "mail_address": "",
+    "mail_id": "",
+    "send_address": "",
+    "inbox": "",
+    "created": False,
+    "token": "",
+}
 """The fields of CREATE's reply when it failed."""
 REPLY_TO = "mq9-reply-to"
 """The header in which the sender gave an address for the reply."""
@@ -45,6 +52,7 @@ def created(result: Created) -> bytes:
     return success(
         mail_address=address,
         mail_id=address,
+        send_address=result.send_only,
         inbox=f"$mq9.AI.INBOX.{address}",
         created=result.token is not None,
         token=result.token or "",
@@ -60,9 +68,9 @@ def batch(outcomes: Sequence[int | MediatorError]) -> bytes:
     )
 
 
-def messages(found: Sequence[Message], *, text: bool = False, headers_only: bool = False) -> bytes:
-    """Write the reply to FETCH and QUERY; ``text``: payloads as they are where that fits (N6)."""
-    return success(messages=[item(message, text=text, headers_only=headers_only) for message in found])
+def messages(found: Sequence[Message], *, text: bool = False, headers_only: bool = False, **more: str) -> bytes:
+    """Write the reply to FETCH and QUERY, with ``more`` fields; ``text``: payloads as they are where that fits (N6)."""
+    return success(messages=[item(message, text=text, headers_only=headers_only) for message in found], **more)
 
 
 def item(

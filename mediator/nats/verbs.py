@@ -74,7 +74,7 @@ class MailboxVerbs:
             "MSG.ACK.": Verb("ACK", self._ack, {"acknowledged": 0}),
             "MSG.NACK.": Verb("NACK", self._nack, {"returned": 0}),
             "MSG.EXTEND.": Verb("EXTEND", self._extend, {"extended": 0}),
-            "MSG.QUERY.": Verb("QUERY", self._query, {"messages": []}),
+            "MSG.QUERY.": Verb("QUERY", self._query, {"messages": [], "send_address": ""}),
             "MSG.DELETE.": Verb("DELETE", self._delete, {"deleted": False}),
         }
         """By the subject behind the prefix, up to the address where it has one."""
@@ -96,7 +96,8 @@ class MailboxVerbs:
         fields = call.fields
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
         request = requests.query(call.tenant, call.address, fields, call.replies.budget)
-        return replies.messages(await self._broker.query(request), text=text, headers_only=request.headers_only)
+        found, send_address = await self._broker.query_and_name(request)
+        return replies.messages(found, text=text, headers_only=request.headers_only, send_address=send_address)
 
     async def _ack(self, call: VerbCall) -> bytes:
         acknowledged = await self._broker.ack(requests.ack(call.tenant, call.address, call.fields))

@@ -277,6 +277,7 @@ def _shown(view: MailboxView, default_ack_wait: int) -> Answer:
     oldest = view.oldest
     return {
         **_listed(mailbox),
+        "send_address": view.send_address,
         "created_at": _seconds(mailbox.created_at),
         "desc": mailbox.desc,
         "tags": list(mailbox.tags),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.fetching import spent
@@ -65,6 +66,8 @@ class MailboxView:
     """One mailbox. Times are milliseconds since the epoch."""
 
     mailbox: Mailbox
+    send_address: str
+    """Its send-only address (A10), empty for one that takes no SEND."""
     oldest: Handle | None
     counted: int
     """How many of the oldest messages ``lanes`` counts."""
@@ -110,6 +113,7 @@ def inspect_mailbox(
     groups = tx.groups.of(mailbox, GROUPS)
     return MailboxView(
         mailbox=mailbox,
+        send_address="" if mailbox.address in RESERVED else tx.mailboxes.send_only(mailbox),
         oldest=oldest[0] if oldest else None,
         counted=len(first),
         lanes=tuple(_lane(lane, oldest) for lane in LANES),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store.rows import KeptMailbox, Row
 
 MESSAGE_COLUMNS = (
@@ -22,6 +23,8 @@ class Dialect(Protocol):
     absences: str
     """Columns behind those of a group, empty where asking again costs nothing: whether it has no lease, and for each of
     the lanes of ``EMPTY_LANES`` whether its mailbox has no message there."""
+    send_only: SendOnlyAddresses | None
+    """Those of the database, once the table of mailboxes has read their key."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with ``?`` places and return its rows."""

@@ -1,7 +1,7 @@
 """The PostgreSQL store: several instances share the mail, and lock rows of mailboxes against each other."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
@@ -72,6 +73,14 @@ _PREFETCH = (
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
 _PREFETCH_ONE = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? FOR UPDATE"
+# By address or by number; numbers are those of send-only addresses.
+_PREFETCH_MIXED = (
+    f"SELECT {rows.MAILBOX} FROM mailbox WHERE address IS NOT NULL AND no IN (SELECT held.no"
+    " FROM unnest(?, ?) AS place (tenant, address)"
+    " JOIN mailbox AS held ON held.tenant = place.tenant AND held.address = place.address"
+    " WHERE held.address IS NOT NULL"
+    " UNION ALL SELECT unnest(?)) ORDER BY no FOR UPDATE OF mailbox"
+)
 _INSERT = f"INSERT INTO message ({MESSAGE_COLUMNS}) SELECT * FROM unnest({', '.join(['?'] * 13)})"
 _INSERT_ONE = f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES ({', '.join(['?'] * 13)})"
 _ARRAYS = (BigInts,) * 6 + (Texts,) * 3 + (Blobs,) * 2 + (BigInts, Texts)
@@ -229,6 +238,7 @@ class PostgresDialect:
         self.wire = wire
         self._lock = lock
         self._tell = wire.tell
+        self.send_only: SendOnlyAddresses | None = None
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; a change without any waits for the next question or the commit."""
@@ -252,12 +262,23 @@ class PostgresDialect:
         wanted = set(places)
         if not wanted:
             return []
-        if len(wanted) == 1:
+        numbers = self._numbers(wanted)
+        if numbers:
+            tenants, addresses = zip(*wanted, strict=True)
+            found = self.wire.ask(_PREFETCH_MIXED, (Texts(tenants), Texts(addresses), BigInts(numbers)))
+        elif len(wanted) == 1:
             found = self.wire.ask(_PREFETCH_ONE, wanted.pop())
         else:
             tenants, addresses = zip(*wanted, strict=True)
             found = self.wire.ask(_PREFETCH, (Texts(tenants), Texts(addresses)))
         return [rows.mailbox(row) for row in found]
+
+    def _numbers(self, places: Collection[Place]) -> list[int]:
+        """Return which mailboxes the send-only addresses among these places may be of."""
+        read = self.send_only
+        if read is None:
+            return []
+        return [no for _, address in places if (no := read.number(address)) is not None]
 
     def commit(self) -> None:
         """Raise :class:`UnavailableError` if the server answers ROLLBACK, as it does when the transaction failed.

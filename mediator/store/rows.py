@@ -36,6 +36,8 @@ class KeptMailbox(Mailbox):
     """``next_id`` as it stands in the row; counters there are of that moment."""
     dirty: bool = False
     """Whether the row must be written at the commit, whatever it costs."""
+    send_only: str = ""
+    """Its send-only address, once that was asked for."""
 
 
 def mailbox(row: Row) -> KeptMailbox:

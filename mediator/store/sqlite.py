@@ -18,6 +18,7 @@ from peewee import SqliteDatabase
 
 from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import MESSAGE_COLUMNS
@@ -289,6 +290,7 @@ class SqliteDialect:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.send_only: SendOnlyAddresses | None = None
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""

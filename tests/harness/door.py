@@ -53,7 +53,14 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 EMPTY: dict[str, dict[str, Any]] = {
-    "MAILBOX.CREATE": {"mail_address": "", "mail_id": "", "inbox": "", "created": False, "token": ""},
+    "MAILBOX.CREATE": {
+        "mail_address": "",
+        "mail_id": "",
+        "send_address": "",
+        "inbox": "",
+        "created": False,
+        "token": "",
+    },
     "MAILBOX.UPDATE": {"mail_address": ""},
     "MSG.SEND": {"msg_id": -1},
     "MSG.BATCH": {"msg_ids": [], "errors": {}},
@@ -61,7 +68,7 @@ EMPTY: dict[str, dict[str, Any]] = {
     "MSG.ACK": {"acknowledged": 0},
     "MSG.NACK": {"returned": 0},
     "MSG.EXTEND": {"extended": 0},
-    "MSG.QUERY": {"messages": []},
+    "MSG.QUERY": {"messages": [], "send_address": ""},
     "MSG.DELETE": {"deleted": False},
 }
 """What each verb's reply holds besides ``error`` when it failed (N1), written down apart from the service."""

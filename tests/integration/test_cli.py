@@ -127,8 +127,9 @@ def test_create_prints_address_and_token(mediator):
         *("--public", "--retention", "until_ack", "--archive", "--ack-wait", "90s"),
     )
     assert result.code == 0
-    assert result.out.startswith("created cli.created\ntoken   ")
     view = mediator("mailbox", "show", "cli.created", "--json").json
+    assert result.out.startswith(f"created cli.created\nsend    {view['send_address']}  (")
+    assert "\ntoken   " in result.out
     assert (view["desc"], view["tags"], view["public"], view["archive"]) == ("words", ["a", "b"], True, True)
     assert (view["retention"], view["ack_wait_ms"]) == ("until_ack", 90_000)
     assert view["expire_at"] - view["created_at"] == 7200

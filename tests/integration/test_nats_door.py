@@ -144,7 +144,7 @@ async def test_a_failure_has_the_code_of_the_errors_table(service: Service) -> N
             assert (reply["error_code"], reply["error"] != "") == (code, True), subject
     # On success it is absent, so a client that looks for it alone may trust it.
     done = json.loads((await client.request(PREFIX + "MSG.QUERY.task", b"", timeout=10)).data)
-    assert done == {"error": "", "messages": []}
+    assert done == {"error": "", "messages": [], "send_address": done["send_address"]}
 
 
 @pytest.mark.rule("N2")
@@ -457,6 +457,7 @@ async def test_create_without_a_name_makes_an_address(service: Service) -> None:
             "error": "",
             "mail_address": address,
             "mail_id": address,
+            "send_address": reply["send_address"],
             "inbox": f"$mq9.AI.INBOX.{address}",
             "created": True,
             "token": reply["token"],

@@ -1,9 +1,11 @@
 """The mailboxes in SQL."""
 
 from collections.abc import Iterable, Sequence
+from hmac import compare_digest
 
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.ports import MAX_EXPIRED, Usage
+from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.store import rows
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.session import Table
@@ -20,6 +22,45 @@ class Mailboxes(Table):
         sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? {self._dialect.lock()}"
         row = self._session.first(sql, (tenant, address))
         return None if row is None else self._take(row)
+
+    def find_to_send(self, tenant: str, address: str) -> Mailbox | None:
+        known = self._session.mailboxes.at(tenant, address)
+        if known is not None:
+            return known
+        if not is_send_only(address):
+            return self.find(tenant, address)
+        no = self._send_only.number(address)
+        mailbox = None if no is None else self.by_no([no]).get(no)
+        if mailbox is None or not mailbox.address or mailbox.tenant != tenant:
+            return None
+        if not compare_digest(self.send_only(mailbox), address):
+            return None
+        # It was used, though by another name.
+        return self._session.mailboxes.at(*mailbox.place)
+
+    def send_only(self, mailbox: Mailbox) -> str:
+        assert isinstance(mailbox, KeptMailbox)
+        if not mailbox.send_only:
+            mailbox.send_only = self._send_only.of(mailbox)
+        return mailbox.send_only
+
+    def send_only_of(self, tenant: str, addresses: Sequence[str], now: int) -> dict[str, str]:
+        if not addresses:
+            return {}
+        found = self._execute(
+            f"SELECT no, address, created_at FROM mailbox WHERE tenant = ? AND address IN ({_places(addresses)})"
+            " AND (expire_at IS NULL OR expire_at > ?)",
+            (tenant, *addresses, now),
+        )
+        return {address: self._send_only.make(no, tenant, address, at) for no, address, at in found}
+
+    @property
+    def _send_only(self) -> SendOnlyAddresses:
+        made = self._dialect.send_only
+        if made is None:
+            key = self._session.one("SELECT key FROM send_only_key WHERE no = 1")[0]
+            made = self._dialect.send_only = SendOnlyAddresses(bytes(key))
+        return made
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
         found: dict[int, Mailbox] = {}
@@ -145,3 +186,7 @@ class Mailboxes(Table):
             (now, MAX_EXPIRED, tenant, now),
         )
         return Usage(int(messages + delayed[0] - expired[0]), int(size + delayed[1] - expired[1]))
+
+
+def _places(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
