@@ -1,38 +1,86 @@
-"""Shows an invitation in a browser: two QR codes, the links, and how long it is open."""
+"""Answers the links of an invitation: a page with QR codes to browsers, the invitation itself to wallets."""
 
 import asyncio
 import base64
 import hashlib
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from html import escape
 
-from aiohttp import web
+import orjson
+from aiohttp import hdrs, web
 
 from mediator.errors import NoSuchInvitationError
 from pickup import qr
 from pickup.broker import MediationBroker
-from pickup.invitations import PARAMETERS, InvitationService, id_inside
+from pickup.invitations import (
+    PARAMETERS,
+    SHORT_ID,
+    SHORT_V2,
+    InvitationForms,
+    InvitationService,
+    id_inside,
+    id_of_short,
+)
 from pickup.mediation.records import Invitation
+from pickup.message import PLAIN
 
 _STYLE = """
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #111;
-  background: #fff; }
-.codes { display: flex; flex-wrap: wrap; gap: 2rem; }
-figure { flex: 1 1 20rem; margin: 0; min-width: 0; }
-img { width: 100%; max-width: 26rem; height: auto; image-rendering: pixelated; }
-figcaption { font-weight: bold; }
-a { color: #0645ad; overflow-wrap: anywhere; }
+:root { color-scheme: light dark; --text: #111; --ground: #fff; --link: #0645ad; --line: #bbb; }
+@media (prefers-color-scheme: dark) { :root { --text: #eee; --ground: #16181c; --link: #8ab4f8; --line: #555; } }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: var(--text);
+  background: var(--ground); }
+.codes { display: flex; flex-wrap: wrap; gap: 2rem; margin: 2rem 0; }
+section { flex: 1 1 20rem; min-width: 0; }
+h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
+/* Dark on light in either mode: the white margin is part of the image. */
+img { display: block; height: auto; max-width: 100%; }
+.short { width: 14rem; }
+.long { width: 28rem; }
+a, code { overflow-wrap: anywhere; }
+a { color: var(--link); }
+button { font: inherit; padding: .1rem .6rem; border: 1px solid var(--line); border-radius: .3rem; cursor: pointer;
+  color: inherit; background: transparent; }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
+@media print { button, details { display: none; } .short { width: 4cm; } }
 """
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; img-src data:; style-src 'sha256-{_STYLE_HASH}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    # An invitation may be used up or removed at any moment.
-    "Cache-Control": "no-store",
+# Without a secure context (https or this machine) browsers have no navigator.clipboard.
+_SCRIPT = """
+const status = document.querySelector("[role=status]");
+for (const button of document.querySelectorAll("button")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const source = document.getElementById(button.dataset.copies);
+    getSelection().selectAllChildren(source);
+    let copied = true;
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+    } catch {
+      copied = document.execCommand("copy");
+    }
+    status.textContent = copied ? button.dataset.done : "Press Ctrl+C to copy the selected text.";
+    button.textContent = copied ? "Copied" : "Copy";
+  });
 }
+"""
+
+
+def _allowed(text: str) -> str:
+    """Return the source expression that lets exactly this text through a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# An invitation may be used up or removed at any moment.
+_FRESH = {"Cache-Control": "no-store", "Vary": "Accept", "X-Content-Type-Options": "nosniff"}
+_TO_BROWSERS = {
+    **_FRESH,
+    "Content-Security-Policy": f"default-src 'none'; img-src data:; style-src {_allowed(_STYLE)}; "
+    f"script-src {_allowed(_SCRIPT)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+# Wallets may be web pages of any origin; whoever has the link may read the invitation.
+_TO_WALLETS = {**_FRESH, "Access-Control-Allow-Origin": "*"}
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -53,7 +101,7 @@ _GONE = "<p>There is no invitation here, or it is no longer open. Ask whoever ga
 
 
 class InvitationPages:
-    """Answers browsers. A QR code takes tens of milliseconds: one is drawn at a time, and the last ones are cached."""
+    """Answers GET of every link. A QR code takes milliseconds: one is drawn at a time, and the last ones are cached."""
 
     def __init__(self, mediation: MediationBroker, invitations: InvitationService) -> None:
         self._mediation = mediation
@@ -61,21 +109,42 @@ class InvitationPages:
         self._drawing = asyncio.Semaphore(1)
 
     def add_routes(self, app: web.Application) -> None:
-        """Serve ``/invite/{id}`` and ``/invite/{id}.png``."""
+        """Serve ``/i/{id}`` and ``/i/?_oobid={id}``, the short links, ``/invite/{id}`` and ``/invite/{id}.png``."""
+        app.router.add_get(rf"/i/{{id:{SHORT_ID}}}", self._short)
+        app.router.add_get("/i/", self._short)
         app.router.add_get(r"/invite/{id:[A-Za-z0-9-]{1,64}}.png", self._image)
         app.router.add_get(r"/invite/{id:[A-Za-z0-9-]{1,64}}", self._page)
 
     async def door(self, request: web.Request) -> web.Response:
-        """Answer a browser that opened the URL of an invitation; 404 unless it is one of ours that is open."""
-        encoded = next((request.query[name] for name in PARAMETERS if name in request.query), "")
+        """Answer the long link: the page to a browser, the invitation to others; 404 unless it is one that is open."""
+        parameter = next((name for name in PARAMETERS if name in request.query), "oob")
         try:
-            return await self._shown(id_inside(encoded))
+            invitation = await self._mediation.open_invitation(id_inside(request.query.get(parameter, "")))
         except NoSuchInvitationError:
-            return _gone()
+            return _missing(request)
+        if _is_browser(request):
+            return await self._shown(invitation)
+        return _message(request, self._invitations.written(invitation), parameter)
+
+    async def _short(self, request: web.Request) -> web.Response:
+        """Answer a short link: as the long one, but an agent that does not ask for JSON is led to the long one."""
+        short = request.match_info.get("id")
+        parameter = "_oob" if short is None else "oob"
+        try:
+            id = id_of_short(request.query.get(SHORT_V2, "") if short is None else short)
+            invitation = await self._mediation.open_invitation(id)
+        except NoSuchInvitationError:
+            return _missing(request)
+        if _is_browser(request):
+            return await self._shown(invitation)
+        forms = self._invitations.written(invitation)
+        if _wants_json(request):
+            return _message(request, forms, parameter)
+        return web.Response(status=302, headers={**_TO_WALLETS, "Location": forms.url(parameter)})
 
     async def _page(self, request: web.Request) -> web.Response:
         try:
-            return await self._shown(request.match_info["id"])
+            return await self._shown(await self._mediation.open_invitation(request.match_info["id"]))
         except NoSuchInvitationError:
             return _gone()
 
@@ -84,24 +153,26 @@ class InvitationPages:
             invitation = await self._mediation.open_invitation(request.match_info["id"])
         except NoSuchInvitationError:
             return _gone()
-        image = await self._drawn(self._invitations.written(invitation).v1_url)
-        return _gone() if image is None else web.Response(body=image, content_type="image/png", headers=_HEADERS)
+        image = await self._drawn(self._invitations.written(invitation).v1_short_url)
+        return _gone() if image is None else web.Response(body=image, content_type="image/png", headers=_TO_BROWSERS)
 
-    async def _shown(self, id: str) -> web.Response:
-        invitation = await self._mediation.open_invitation(id)
-        written = self._invitations.written(invitation)
-        figures = [
-            _figure(caption, url, await self._drawn(url))
-            for caption, url in (
-                ("Wallets and agents with DIDComm v1 (Aries)", written.v1_url),
-                ("Wallets and agents with DIDComm v2", written.v2_url),
+    async def _shown(self, invitation: Invitation) -> web.Response:
+        forms = self._invitations.written(invitation)
+        sections = [
+            _section(number, name, short, await self._drawn(short), long, await self._drawn(long))
+            for number, name, short, long in (
+                (1, "DIDComm v1 (Aries)", forms.v1_short_url, forms.v1_url),
+                (2, "DIDComm v2", forms.v2_short_url, forms.v2_url),
             )
         ]
         content = (
             "<p>Scan the code that your wallet understands, or open its link in the wallet. "
             "Your wallet will then receive its messages through this service.</p>\n"
             f"<p>{_until(invitation)}</p>\n"
-            f'<div class="codes">\n{"".join(figures)}</div>'
+            f'<div class="codes">\n{"".join(sections)}</div>\n'
+            f'<p>The mediator\'s DID: <code id="did">{escape(forms.v2["from"])}</code>\n'
+            f"{_copy_button('did', 'the DID of the mediator')}</p>\n"
+            f'<p role="status"></p>\n<script>{_SCRIPT}</script>'
         )
         return _html(f"Invitation: {invitation.label}", content)
 
@@ -119,15 +190,62 @@ def _image(url: str) -> bytes | None:
         return None
 
 
-def _figure(caption: str, url: str, image: bytes | None) -> str:
-    shown = (
-        "<p>This link is too long for a QR code.</p>"
-        if image is None
-        else f'<img src="data:image/png;base64,{base64.b64encode(image).decode()}" alt="QR code of the link below">'
+# Reading requests.
+
+
+def _is_browser(request: web.Request) -> bool:
+    accepted = request.headers.get(hdrs.ACCEPT, "")
+    return "text/html" in accepted and not _wants_json(request)
+
+
+def _wants_json(request: web.Request) -> bool:
+    """Whether an agent asks for the invitation itself; old ones say so in the Content-Type of their GET."""
+    asked = request.headers.get(hdrs.ACCEPT, "") + request.headers.get(hdrs.CONTENT_TYPE, "")
+    return re.search("json|didcomm", asked) is not None
+
+
+# Writing answers.
+
+
+def _message(request: web.Request, forms: InvitationForms, parameter: str) -> web.Response:
+    """Write the invitation; an agent that accepts plaintexts of DIDComm v2 gets that form from any link."""
+    plain = PLAIN in request.headers.get(hdrs.ACCEPT, "")
+    message = forms.message("_oob" if plain else parameter)
+    content_type = PLAIN if plain else "application/json"
+    return web.Response(
+        text=orjson.dumps(message).decode(), content_type=content_type, charset="utf-8", headers=_TO_WALLETS
     )
+
+
+def _section(number: int, name: str, short: str, code: bytes | None, long: str, long_code: bytes | None) -> str:
+    """Write one form of the invitation: its short link in front, the long one folded away."""
     return (
-        f"<figure>\n<figcaption>{escape(caption)}</figcaption>\n{shown}\n"
-        f'<p><a href="{escape(url)}">{escape(url)}</a></p>\n</figure>\n'
+        f"<section>\n<h2>{name}</h2>\n"
+        f"{_figure('short', code)}\n{_link(f'short{number}', short, f'the short link for {name}')}\n"
+        "<details>\n<summary>My wallet does not open short links</summary>\n"
+        f"<p>This is the whole invitation.</p>\n"
+        f"{_figure('long', long_code)}\n{_link(f'long{number}', long, f'the whole invitation for {name}')}\n"
+        "</details>\n</section>\n"
+    )
+
+
+def _figure(size: str, image: bytes | None) -> str:
+    if image is None:
+        return "<p>This link is too long for a QR code.</p>"
+    source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    return f'<img class="{size}" src="{source}" alt="QR code of the link below">'
+
+
+def _link(id: str, url: str, name: str) -> str:
+    return f'<p><a id="{id}" href="{escape(url)}">{escape(url)}</a>\n{_copy_button(id, name)}</p>'
+
+
+def _copy_button(id: str, name: str) -> str:
+    """Write a button that the script shows; ``name`` is what it copies, for screen readers."""
+    name = escape(name)
+    return (
+        f'<button type="button" data-copies="{id}" data-done="Copied {name}." aria-label="Copy {name}" hidden>'
+        "Copy</button>"
     )
 
 
@@ -144,10 +262,17 @@ def _until(invitation: Invitation) -> str:
     return ". ".join(parts or ["It does not expire"]) + "."
 
 
+def _missing(request: web.Request) -> web.Response:
+    """Answer a link that leads nowhere: a page to a browser, the error as JSON to others."""
+    if _is_browser(request):
+        return _gone()
+    raise NoSuchInvitationError
+
+
 def _gone() -> web.Response:
     return _html("No such invitation", _GONE, status=404)
 
 
 def _html(title: str, content: str, status: int = 200) -> web.Response:
     text = _PAGE.format(title=escape(title), style=_STYLE, content=content)
-    return web.Response(text=text, content_type="text/html", status=status, headers=_HEADERS)
+    return web.Response(text=text, content_type="text/html", status=status, headers=_TO_BROWSERS)

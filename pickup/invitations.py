@@ -1,6 +1,7 @@
 """Makes out-of-band invitations (RFC 0434), each with a key of its own, and writes them in every form wallets read."""
 
 import os
+import re
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ MAX_QUERY = 8192
 """Characters of an invitation inside a URL."""
 PARAMETERS = ("oob", "_oob", "c_i")
 """URL parameters of an invitation: out-of-band 1.x and 2.0, connections 1.0."""
+SHORT_V2 = "_oobid"
+"""URL parameter by which agents with DIDComm v2 recognise a short link."""
+SHORT_ID = r"[A-Za-z0-9_-]{22}"
 GOAL_CODE = "request-mediate"
 GOAL = "Use this service as your mediator"
 _HANDSHAKES = ("didexchange/1.1", "didexchange/1.0", "connections/1.0")
@@ -36,13 +40,25 @@ class InvitationForms:
 
     v1: Json
     v1_url: str
+    v1_short_url: str
+    """Leads to :attr:`v1` (RFC 0434 §URL Shortening), and in a browser to the page."""
     v2: Json
     v2_url: str
+    v2_short_url: str
+    """Leads to :attr:`v2` (DIDComm v2 §Short URL Message Retrieval)."""
     old: Json
     """connections/1.0, for agents without out-of-band."""
     old_url: str
     page_url: str
     """The page that shows it in a browser."""
+
+    def message(self, parameter: str) -> Json:
+        """Return the message that is in the URL with one of :data:`PARAMETERS`."""
+        return {"oob": self.v1, "_oob": self.v2, "c_i": self.old}[parameter]
+
+    def url(self, parameter: str) -> str:
+        """Return the URL with one of :data:`PARAMETERS`."""
+        return {"oob": self.v1_url, "_oob": self.v2_url, "c_i": self.old_url}[parameter]
 
 
 class InvitationService:
@@ -92,11 +108,14 @@ class InvitationService:
     def written(self, invitation: Invitation) -> InvitationForms:
         """Return an invitation in all its forms."""
         v1, v2, old = self._v1(invitation), self._v2(invitation), self._old(invitation)
+        short = short_id(invitation.id)
         return InvitationForms(
             v1=v1,
             v1_url=self._url("oob", v1),
+            v1_short_url=urljoin(self._public_url, f"i/{short}"),
             v2=v2,
             v2_url=self._url("_oob", v2),
+            v2_short_url=urljoin(self._public_url, f"i/?{SHORT_V2}={short}"),
             old=old,
             old_url=self._url("c_i", old),
             page_url=urljoin(self._public_url, f"invite/{invitation.id}"),
@@ -150,6 +169,18 @@ class InvitationService:
 
     def _url(self, parameter: str, invitation: Json) -> str:
         return f"{self._public_url}?{parameter}={base64url.encode(orjson.dumps(invitation))}"
+
+
+def short_id(id: str) -> str:
+    """Return an invitation's id as it is in short links: the 16 bytes of the UUID in base64url, 22 characters."""
+    return base64url.encode(uuid.UUID(id).bytes)
+
+
+def id_of_short(short: str) -> str:
+    """Return the id that :func:`short_id` wrote; :class:`NoSuchInvitationError` when it is not of that form."""
+    if re.fullmatch(SHORT_ID, short) is None:
+        raise NoSuchInvitationError
+    return str(uuid.UUID(bytes=base64url.decode(short)))
 
 
 def id_inside(encoded: str) -> str:

@@ -6,7 +6,10 @@ import segno
 
 _BORDER = 4
 """Modules of white around the code; scanners need them."""
-_SCALE = 5
+_SCALE = 8
+"""Pixels of an image for each module."""
+_COLUMNS = 80
+"""Characters across a terminal, each a module wide."""
 
 
 def png(text: str) -> bytes:
@@ -17,12 +20,14 @@ def png(text: str) -> bytes:
 
 
 def terminal(text: str) -> str:
-    """Return lines of block characters, two modules each; ValueError as for :func:`png`."""
-    lines = io.StringIO()
-    _made(text).terminal(lines, border=_BORDER, compact=True)
+    """Return lines of at most 80 block characters, two modules each; ValueError for a text too long for that."""
+    code, lines = _made(text), io.StringIO()
+    if code.symbol_size(border=_BORDER)[0] > _COLUMNS:
+        raise ValueError(f"does not fit into {_COLUMNS} columns")
+    code.terminal(lines, border=_BORDER, compact=True)
     return lines.getvalue()
 
 
 def _made(text: str) -> segno.QRCode:
-    # The lowest correction keeps the modules large: invitations are long, and screens are clean.
-    return segno.make_qr(text, error="l", boost_error=False)
+    # The fewest modules, so that each is large; then as much correction as fits among them.
+    return segno.make_qr(text, error="l", boost_error=True)

@@ -40,16 +40,20 @@ def invite(
     *,
     options: TenantOptions,
 ) -> None:
-    """Make an invitation by which wallets connect; prints its link, a page that shows it, and a QR code."""
+    """Make an invitation by which wallets connect; prints its links and a QR code.
+
+    In a browser the short link is a page. The long one holds the whole invitation, for wallets that open no short ones.
+    """
     answer = options.ask("invite", label=label or "", ttl_ms=ttl, uses=uses)
-    url = answer["v2_url" if v2 else "v1_url"]
+    version = "v2" if v2 else "v1"
+    url = answer[f"{version}_short_url"]
     if png is not None:
         _write_image(png, url)
     if options.as_json:
         output.print_json(answer)
         return
     output.print_line(f"link     {url}")
-    output.print_line(f"page     {answer['page_url']}")
+    output.print_line(f"long     {answer[f'{version}_url']}")
     output.print_line(f"expires  {output.moment(answer['expire_at'], 'never')}")
     if png is None:
         _print_code(url)
@@ -63,7 +67,7 @@ def _print_code(url: str) -> None:
     try:
         typer.echo(qr.terminal(url))
     except ValueError:
-        output.print_hint("The link is too long for a QR code.")
+        output.print_hint("The link is too long for a QR code in a terminal; --png FILE writes an image.")
 
 
 def _write_image(path: Path, url: str) -> None:

@@ -26,8 +26,8 @@ def attempt(
         str | None,
         typer.Argument(
             metavar="INVITATION",
-            help="Link of an invitation, v1 or v2, or a mediator's DID. Without it, the service of this machine is "
-            "asked for one.",
+            help="Link of an invitation, v1 or v2, long or short, or a mediator's DID. Without it, the service of this "
+            "machine is asked for one.",
         ),
     ] = None,
     v2: Annotated[bool, typer.Option("--v2/--v1", help="Use an invitation for DIDComm v2, or for v1 (Aries).")] = False,

@@ -68,16 +68,16 @@ class Holder:
         mediation: str | None = None,
         seconds: float = 10.0,
     ) -> Self:
-        """Connect to a mediator by its invitation's URL (v1 or v2), or by its DID (v2).
+        """Connect to a mediator by its invitation's URL (v1 or v2, long or short), or by its DID (v2).
 
         ``handshake`` (v1) is one of ``didexchange/1.1``, ``didexchange/1.0``, ``connections/1.0``. ``endpoint`` is
         this holder's own URL, if it has one. ``pickup`` and ``mediation`` are versions of the two
         protocols: v1 2.0, 1.0 or 4.0 and 1.0, v2 3.0 or 4.0 and 3.0 or 2.0. ``seconds`` is the
         timeout of an answer. ``name`` is the mediator's name in the wallet.
         """
-        parsed = MediatorInvitation.parse(invitation)
         resources = ClientResources(wallet or Wallet())
         try:
+            parsed = await MediatorInvitation.load(invitation, resources.session, seconds)
             if parsed.generation is V1:
                 introduction = ClientHandshake(parsed, resources, label=label, endpoint=endpoint, seconds=seconds)
                 link = await introduction.make(handshake)

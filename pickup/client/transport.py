@@ -1,9 +1,11 @@
-"""Sends envelopes by HTTP POST, which may return one, and by WebSocket frames."""
+"""Sends envelopes by HTTP POST, which may return one, and by WebSocket frames; gets invitations."""
 
 import asyncio
 import io
+from typing import Any
 
 import aiohttp
+import orjson
 
 from pickup.client.errors import ClientError, HttpStatusError, NoAnswerError
 from pickup.mediation.records import Generation
@@ -29,16 +31,45 @@ async def post(
             timeout=aiohttp.ClientTimeout(seconds),
             allow_redirects=False,
         ) as answer:
-            body = bytearray()
-            async for piece in answer.content.iter_any():
-                body += piece
-                if len(body) > MAX_BYTES:
-                    raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
+            body = await _read(answer, url)
             if not 200 <= answer.status < 300:
                 raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
             return bytes(body) or None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+
+async def get_json(session: aiohttp.ClientSession, url: str, seconds: float) -> Any:
+    """Get a JSON value; for a redirect, the URL where it leads, as text.
+
+    Raises as :func:`post`, and :class:`ClientError` for a body that is not JSON.
+    """
+    try:
+        async with session.get(
+            url,
+            headers={"Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(seconds),
+            allow_redirects=False,
+        ) as answer:
+            if 300 <= answer.status < 400 and "Location" in answer.headers:
+                return answer.headers["Location"]
+            body = await _read(answer, url)
+            if answer.status != 200:
+                raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
+            return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ClientError(f"{url}: expected JSON: {error}") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+
+async def _read(answer: aiohttp.ClientResponse, url: str) -> bytearray:
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
+    return body
 
 
 class ClientSocket:

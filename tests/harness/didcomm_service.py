@@ -21,6 +21,8 @@ class Invites:
 
     v1: str
     v2: str
+    v1_short: str
+    v2_short: str
 
 
 def missing(what: str) -> None:
@@ -80,7 +82,7 @@ class Door:
         """Make an invitation."""
         said = await self.command("invite", "--json", "--data-dir", str(self.service.data_dir), *options)
         made = json.loads(said)
-        return Invites(made["v1_url"], made["v2_url"])
+        return Invites(made["v1_url"], made["v2_url"], made["v1_short_url"], made["v2_short_url"])
 
     async def holder(self, invitation: str, **options: Any) -> Holder:
         """Connect a holder, closed with the test."""

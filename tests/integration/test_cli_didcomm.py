@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from pickup.client import Holder, Wallet
+from pickup.client import ClientError, Holder, Wallet
 from pickup.invitations import id_inside
 from pickup.mediation.names import base58, canonical, from_verkey
 from tests.integration.test_cli import Mediator, alone, mediator, service
 
 __all__ = ["alone", "mediator", "service"]
-
-LINK = re.compile(r"^link     (\S+)$", re.MULTILINE)
 
 
 def connect(url: str, *, label: str = "wallet", mediate: bool = True) -> None:
@@ -35,8 +33,8 @@ def listed(mediator: Mediator) -> list[dict[str, Any]]:
     return found
 
 
-def link_of(text: str) -> str:
-    match = LINK.search(text)
+def link_of(text: str, name: str = "link") -> str:
+    match = re.search(rf"^{name} +(\S+)$", text, re.MULTILINE)
     assert match is not None, text
     return match[1]
 
@@ -44,20 +42,25 @@ def link_of(text: str) -> str:
 # Invitations.
 
 
-def test_invite_prints_link_page_and_qr_code(mediator, service):
-    for version, parameter in (("--v1", "oob"), ("--v2", "_oob")):
+def test_invite_prints_links_and_a_qr_code_of_80_columns(mediator, service):
+    own = f"http://127.0.0.1:{service.http_port}"
+    for version, start, parameter in (("--v1", "/i/", "oob"), ("--v2", "/i/?_oobid=", "_oob")):
         shown = mediator("invite", "--label", "Ours", "--ttl", "7d", version)
         assert shown.code == 0
-        url = link_of(shown.out)
-        assert url.startswith(f"http://127.0.0.1:{service.http_port}/didcomm?{parameter}=")
-        assert f"page     http://127.0.0.1:{service.http_port}/invite/" in shown.out
+        short, long = link_of(shown.out), link_of(shown.out, "long")
+        assert short.startswith(f"{own}{start}")
+        assert long.startswith(f"{own}/didcomm?{parameter}=")
         assert re.search(r"^expires  \d{4}-", shown.out, re.MULTILINE)
-        assert shown.out.count("█") > 500
-        connect(url, mediate=False)
-        page = id_inside(url.partition("=")[2])
-        assert service.get_blocking(f"/invite/{page}")[0] == 200
-        assert service.get_blocking(url.removeprefix(f"http://127.0.0.1:{service.http_port}"))[0] == 200
+        code = [line for line in shown.out.splitlines() if "█" in line]
+        assert 30 < max(map(len, code)) <= 80
+        for url in (short, long):
+            connect(url, mediate=False)
+        page = id_inside(long.partition("=")[2])
+        for path, status in ((short, 302), (long, 200), (f"/invite/{page}", 200)):
+            assert service.get_blocking(path.removeprefix(own))[0] == status
     assert service.get_blocking("/didcomm?oob=e30")[0] == 404
+    with pytest.raises(ClientError, match="unknown, used up or expired"):
+        connect(f"{own}/i/AAAAAAAAAAAAAAAAAAAAAA")
 
 
 def test_invite_writes_an_image_instead_of_drawing(mediator, tmp_path):

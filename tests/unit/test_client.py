@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pickup.client import ClientError, MediatorInvitation, ProblemError, Sender, Wallet
 from pickup.client.conversation import raise_problem
@@ -15,6 +18,7 @@ from pickup.client.resources import ClientResources
 from pickup.mediation import names
 from pickup.mediation.records import Generation
 
+PATIENCE = 60.0
 NOTE = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "grüß"}
 NOTE_V2 = {"id": "1", "type": "https://didcomm.org/basicmessage/2.0/message", "body": {"content": "grüß"}}
 
@@ -97,6 +101,39 @@ def test_invitations_are_read_in_every_form():
     v2 = MediatorInvitation.parse(url_of({"type": "…", "id": "c", "from": "did:peer:2.x"}, "_oob"))
     assert (v2.generation, v2.id, v2.did) == (Generation.V2, "c", "did:peer:2.x")
     assert MediatorInvitation.parse("did:web:mediator.example").did == "did:web:mediator.example"
+
+
+async def test_short_links_are_followed_to_the_invitation():
+    raw = {"type": "…", "id": "c", "from": "did:peer:2.x"}
+    accepted: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        accepted.append(request.headers["Accept"])
+        match request.path:
+            case "/json":
+                return web.json_response(raw)
+            case "/redirect":
+                return web.Response(status=302, headers={"Location": url_of(raw, "_oob")})
+            # Some mediators lead straight into a wallet's application.
+            case "/application":
+                return web.Response(status=301, headers={"Location": url_of(raw, "_oob").replace("https", "didcomm")})
+            case "/page":
+                return web.Response(text="<p>hello</p>")
+        raise web.HTTPNotFound
+
+    app = web.Application()
+    app.router.add_get("/{path}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        for path in ("/json", "/redirect", "/application"):
+            found = await MediatorInvitation.load(str(server.make_url(path)), session, PATIENCE)
+            assert (found.generation, found.id, found.did) == (Generation.V2, "c", "did:peer:2.x")
+        for path, error in (("/page", "expected JSON"), ("/gone", "HTTP 404")):
+            with pytest.raises(ClientError, match=error):
+                await MediatorInvitation.load(str(server.make_url(path)), session, PATIENCE)
+        for text in ("hello", "http://", "http://[", "https://127.0.0.1:1/i/x"):
+            with pytest.raises(ClientError):
+                await MediatorInvitation.load(text, session, PATIENCE)
+    assert set(accepted) == {"application/json"}
 
 
 @pytest.mark.parametrize(

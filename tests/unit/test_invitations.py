@@ -1,7 +1,8 @@
-"""Invitations: every form, as links, QR codes and pages, and how long they are open."""
+"""Invitations: every form, as links, short links, QR codes and pages, and how long they are open."""
 
 import base64
 import hashlib
+import math
 import re
 import struct
 import zlib
@@ -10,22 +11,27 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import orjson
 import pytest
 import zxingcpp
-from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
 
 from mediator.errors import BadRequestError, NoSuchInvitationError
+from mediator.http.app import build_app
+from mediator.http.health import Health
 from pickup import qr
 from pickup.invitation_pages import InvitationPages
-from pickup.invitations import InvitationForms, id_inside
+from pickup.invitations import InvitationForms, id_inside, id_of_short, short_id
 from pickup.mediation import invitations as module
 from pickup.mediation.names import canonical, verkey
 from pickup.mediation.records import Invitation
 from tests.harness.handshaking import PUBLIC_URL, START, Setup, setup
 
 DAY = 24 * 3600 * 1000
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"}
+"""What browsers send with the address that somebody opened."""
 
 
 async def list_all(door: Setup, tenant: str, limit: int = 100) -> list[Invitation]:
@@ -41,7 +47,7 @@ async def door() -> AsyncIterator[Setup]:
 @pytest.fixture
 async def browser(door: Setup) -> AsyncIterator[TestClient[Any, Any]]:
     pages = InvitationPages(door.context.mediation, door.invitations)
-    app = web.Application()
+    app = build_app(Health(), CollectorRegistry())
     pages.add_routes(app)
     app.router.add_get("/didcomm", pages.door)
     async with TestClient(TestServer(app)) as client:
@@ -59,6 +65,12 @@ def inside(url: str) -> tuple[str, dict[str, Any]]:
 
 def scanned(png: bytes) -> str:
     """Return what a scanner reads in a PNG of one bit a pixel."""
+    [found] = zxingcpp.read_barcodes(pixels(png))
+    return str(found.text)
+
+
+def pixels(png: bytes) -> Any:
+    """Return the grey values of a PNG of one bit a pixel, an array of height by width."""
     width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
     assert (depth, kind) == (1, 0)
     at, packed = 8, b""
@@ -68,14 +80,28 @@ def scanned(png: bytes) -> str:
         at += 12 + size
     data = zlib.decompress(packed)
     stride = (width + 7) // 8 + 1
-    pixels, above = bytearray(), bytes(stride - 1)
+    grey, above = bytearray(), bytes(stride - 1)
     for y in range(height):
         how, line = data[y * stride], data[y * stride + 1 : (y + 1) * stride]
         assert how in (0, 2), "neither as it is nor as a difference to the line above"
         above = line if how == 0 else bytes((a + b) & 255 for a, b in zip(line, above, strict=True))
-        pixels += bytes(255 * int(bit) for bit in "".join(f"{byte:08b}" for byte in above)[:width])
-    [found] = zxingcpp.read_barcodes(memoryview(bytes(pixels)).cast("B", shape=[height, width]))
-    return str(found.text)
+        grey += bytes(255 * int(bit) for bit in "".join(f"{byte:08b}" for byte in above)[:width])
+    return np.frombuffer(bytes(grey), np.uint8).reshape(height, width)
+
+
+def photographed(png: bytes, across: int) -> Any:
+    """Return what a phone's camera sees of a code: this many pixels wide, turned, blurred, noisy and in dim light."""
+    image, turn = pixels(png).astype(float), math.radians(12)
+    size, margin = image.shape[0], across * 1.5
+    # Four samples across for each pixel of the camera.
+    y, x = (np.mgrid[0 : int(margin) * 4, 0 : int(margin) * 4] / 4 - margin / 2) / across
+    row = np.clip((0.5 - x * math.sin(turn) + y * math.cos(turn)) * size, 0, size - 1).astype(int)
+    column = np.clip((0.5 + x * math.cos(turn) + y * math.sin(turn)) * size, 0, size - 1).astype(int)
+    seen = image[row, column].reshape(int(margin), 4, int(margin), 4).mean(axis=(1, 3))
+    for axis in (0, 1):
+        seen = (np.roll(seen, 1, axis) + 2 * seen + np.roll(seen, -1, axis)) / 4
+    seen = 60 + seen * 140 / 255 + np.random.default_rng(1).normal(0, 12, seen.shape)
+    return np.clip(seen, 0, 255).astype(np.uint8)
 
 
 def drawn(text: str) -> str:
@@ -224,17 +250,105 @@ async def test_closed_invitations_make_room_and_open_ones_do_not(door: Setup, mo
 # QR codes.
 
 
-async def test_a_scanner_reads_the_link_on_image_and_terminal(door: Setup) -> None:
+async def test_a_scanner_reads_the_links_on_image_and_terminal(door: Setup) -> None:
     written = door.invitations.written(await door.invitations.make("default", label="Ä" * 128))
-    for url in (written.v1_url, written.v2_url):
+    for url in (written.v1_url, written.v2_url, written.v1_short_url, written.v2_short_url):
         assert scanned(qr.png(url)) == url
+    for url in (written.v1_short_url, written.v2_short_url):
         assert drawn(qr.terminal(url)) == url
 
 
+@pytest.mark.parametrize("host", ["https://m.example", "https://mediator.department.university.example.org/agents"])
+def test_a_phone_reads_the_short_link_on_three_centimetres(host: str) -> None:
+    for path in ("/i/", "/i/?_oobid="):
+        url = f"{host}{path}tBD7OGFoTLS2KKGUvqmjxg"
+        png = qr.png(url)
+        # A terminal shows one module a column.
+        modules = len(qr.terminal(url).splitlines()[0])
+        assert 30 / modules >= 0.65, "millimetres a module, the white margin counted"
+        # 3 cm are as many pixels of a 1080p camera from about 17 cm away.
+        [found] = zxingcpp.read_barcodes(photographed(png, 140))
+        assert found.text == url
+
+
+def test_a_terminal_of_80_columns_shows_long_short_links() -> None:
+    fits = "https://" + "x" * 300 + "/i/tBD7OGFoTLS2KKGUvqmjxg"
+    shown = qr.terminal(fits)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert drawn(shown) == fits
+
+
 def test_what_is_too_long_for_a_code_is_a_value_error() -> None:
-    for make in (qr.png, qr.terminal):
+    for make, length in ((qr.png, 3000), (qr.terminal, 600)):
         with pytest.raises(ValueError, match=r"fit|Data too large|too large"):
-            make("x" * 3000)
+            make("x" * length)
+
+
+# Short links.
+
+
+def test_a_short_id_stands_for_one_invitation_for_ever() -> None:
+    assert short_id("b410fb38-6168-4cb4-b628-a194bea9a3c6") == "tBD7OGFoTLS2KKGUvqmjxg"
+    assert id_of_short("tBD7OGFoTLS2KKGUvqmjxg") == "b410fb38-6168-4cb4-b628-a194bea9a3c6"
+    for wrong in ("", "tBD7OGFoTLS2KKGUvqmjx", "tBD7OGFoTLS2KKGUvqmjxgg", "tBD7OGFoTLS2KKGUvqmj+/", "é" * 22):
+        with pytest.raises(NoSuchInvitationError):
+            id_of_short(wrong)
+
+
+def path_of(url: str) -> str:
+    return url.removeprefix(PUBLIC_URL.removesuffix("/didcomm"))
+
+
+async def test_agents_that_ask_for_json_get_the_invitation(door: Setup, browser: TestClient[Any, Any]) -> None:
+    _, written = await invited(door)
+    plain = "application/didcomm-plain+json"
+    for url, headers, message, content_type in (
+        (written.v1_short_url, {"Accept": "application/json"}, written.v1, "application/json"),
+        (written.v1_short_url, {"Content-Type": "application/json"}, written.v1, "application/json"),
+        (written.v1_short_url, {"Accept": "application/json, text/plain, */*"}, written.v1, "application/json"),
+        (written.v2_short_url, {"Accept": "application/json"}, written.v2, "application/json"),
+        (written.v2_short_url, {"Accept": plain}, written.v2, plain),
+        (written.v1_short_url, {"Accept": plain}, written.v2, plain),
+    ):
+        async with browser.get(path_of(url), headers=headers, allow_redirects=False) as answer:
+            assert (answer.status, answer.content_type, answer.charset) == (200, content_type, "utf-8")
+            assert orjson.loads(await answer.read()) == message
+            assert (answer.headers["Cache-Control"], answer.headers["Vary"]) == ("no-store", "Accept")
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_other_agents_are_led_to_the_whole_invitation(door: Setup, browser: TestClient[Any, Any]) -> None:
+    _, written = await invited(door)
+    for short, long, message in (
+        (written.v1_short_url, written.v1_url, written.v1),
+        (written.v2_short_url, written.v2_url, written.v2),
+    ):
+        async with browser.get(path_of(short), allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (302, long)
+        # Some read the URL at which they arrive, others what is there.
+        async with browser.get(path_of(long)) as answer:
+            assert (answer.status, await answer.json()) == (200, message)
+    async with browser.get(path_of(written.old_url)) as answer:
+        assert (answer.status, await answer.json()) == (200, written.old)
+
+
+async def test_a_short_link_is_the_page_in_a_browser(door: Setup, browser: TestClient[Any, Any]) -> None:
+    _, written = await invited(door, label="Ours")
+    for url in (written.v1_short_url, written.v2_short_url):
+        page = await shown(browser, path_of(url))
+        assert "Ours" in page.text
+        assert page.links == links(written)
+
+
+@pytest.mark.rule("D12")
+async def test_a_closed_short_link_leads_nowhere(door: Setup, browser: TestClient[Any, Any]) -> None:
+    _, written = await invited(door, ttl=1000)
+    door.clock.now += 1000
+    for url in (written.v1_short_url, written.v2_short_url, written.v1_url):
+        await shown(browser, path_of(url), status=404)
+        for headers in ({"Accept": "application/json"}, {}):
+            async with browser.get(path_of(url), headers=headers, allow_redirects=False) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (404, "invitation_not_found")
 
 
 # Pages.
@@ -259,7 +373,7 @@ class Page(HTMLParser):
             self.links.append(held["href"])
         elif tag == "img":
             self.images.append(held)
-        elif "src" in held or tag in {"link", "script", "iframe", "object", "embed"}:
+        elif "src" in held or tag in {"link", "iframe", "object", "embed"}:
             self.fetched.append(tag)
 
     def handle_data(self, data: str) -> None:
@@ -267,7 +381,7 @@ class Page(HTMLParser):
 
 
 async def shown(browser: TestClient[Any, Any], path: str, status: int = 200) -> Page:
-    async with browser.get(path) as answer:
+    async with browser.get(path, headers=BROWSER) as answer:
         assert answer.status == status
         assert answer.content_type == "text/html"
         policy = answer.headers["Content-Security-Policy"]
@@ -285,16 +399,22 @@ async def invited(door: Setup, **options: Any) -> tuple[Invitation, InvitationFo
     return made, door.invitations.written(made)
 
 
+def links(written: InvitationForms) -> list[str]:
+    """Return the links on a page, in order."""
+    return [written.v1_short_url, written.v1_url, written.v2_short_url, written.v2_url]
+
+
 async def test_the_page_shows_codes_links_label_and_expiry(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door, label="Our <b>mediator</b> & more", ttl=DAY, uses=5)
     page = await shown(browser, urlsplit(written.page_url).path)
     assert "Our <b>mediator</b> & more" in page.text
     assert "b" not in [tag for tag, _ in page.tags]
-    assert page.links == [written.v1_url, written.v2_url]
+    assert page.links == links(written)
     codes = [base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) for image in page.images]
     assert [scanned(code) for code in codes] == page.links
     assert all(image["alt"] for image in page.images)
     assert page.fetched == []
+    assert written.v2["from"] in page.text
     assert ("html", {"lang": "en"}) in page.tags
     [moment] = [held["datetime"] for tag, held in page.tags if tag == "time"]
     assert moment == "2026-01-02T00:00:00Z"
@@ -303,14 +423,16 @@ async def test_the_page_shows_codes_links_label_and_expiry(door: Setup, browser:
 
 
 async def test_the_page_is_whole_under_its_own_policy(door: Setup, browser: TestClient[Any, Any]) -> None:
-    """The style is let through by its hash, so a change of one without the other leaves the page bare."""
-    made, _ = await invited(door)
+    """Style and script are let through by their hashes: a change of one without the other leaves the page bare."""
+    made, _ = await invited(door, label="</script><script>alert(1)</script>")
     async with browser.get(f"/invite/{made.id}") as answer:
         text = await answer.text()
-        [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        assert f"style-src 'sha256-{digest}'" in answer.headers["Content-Security-Policy"]
+        for tag in ("style", "script"):
+            [content] = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert f"{tag}-src 'sha256-{digest}'" in answer.headers["Content-Security-Policy"]
         assert "style=" not in text
+        assert re.search(r"\son\w+=", text) is None
         assert "It does not expire" in text
 
 
@@ -318,7 +440,7 @@ async def test_the_image_is_the_code_of_the_link(door: Setup, browser: TestClien
     made, written = await invited(door)
     async with browser.get(f"/invite/{made.id}.png") as answer:
         assert (answer.status, answer.content_type) == (200, "image/png")
-        assert scanned(await answer.read()) == written.v1_url
+        assert scanned(await answer.read()) == written.v1_short_url
 
 
 async def test_the_link_itself_shows_the_page_in_a_browser(door: Setup, browser: TestClient[Any, Any]) -> None:
@@ -326,7 +448,7 @@ async def test_the_link_itself_shows_the_page_in_a_browser(door: Setup, browser:
     for url in (written.v1_url, written.v2_url, written.old_url):
         page = await shown(browser, f"{urlsplit(url).path}?{urlsplit(url).query}")
         assert "Ours" in page.text
-        assert page.links == [written.v1_url, written.v2_url]
+        assert page.links == links(written)
 
 
 @pytest.mark.rule("D12")
@@ -335,6 +457,10 @@ async def test_the_link_itself_shows_the_page_in_a_browser(door: Setup, browser:
     [
         "/invite/nobody",
         "/invite/nobody.png",
+        "/i/",
+        "/i/AAAAAAAAAAAAAAAAAAAAAA",
+        "/i/?_oobid=<script>alert(1)</script>",
+        "/i/?_oobid=AAAAAAAAAAAAAAAAAAAAAA",
         "/didcomm",
         "/didcomm?oob=",
         "/didcomm?oob=%%%",
@@ -357,7 +483,7 @@ async def test_a_modified_invitation_link_shows_the_real_one(door: Setup, browse
     encoded = base64.urlsafe_b64encode(orjson.dumps(forged)).decode()
     page = await shown(browser, f"/didcomm?oob={encoded}")
     assert "Theirs" not in page.text
-    assert page.links == [written.v1_url, written.v2_url]
+    assert page.links == links(written)
     assert made.label == "Ours"
 
 
