@@ -4,7 +4,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from mediator.broker import Broker
@@ -64,45 +63,44 @@ async def open_gateway(
     if listen is None or not settings.gateway.enabled:
         yield None
         return
-    options = GatewayOptions(listen, settings.gateway, settings.push, settings.drain_seconds)
-    async with run_gateway(options, upstreams, connection, broker, metrics) as gateway:
+    chosen = listen, settings.gateway, settings.push, settings.drain_seconds
+    async with run_gateway(*chosen, upstreams, connection, broker, metrics) as gateway:
         health.add("gateway", gateway.check)
         yield gateway
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayOptions:
-    """What can be chosen for a gateway."""
-
-    listen: Endpoint
-    gateway: GatewaySettings
-    push: PushSettings
-    drain_seconds: float
-    """For confirmations to be stored at the end."""
-
-
 @asynccontextmanager
 async def run_gateway(
-    options: GatewayOptions, upstreams: Upstreams, connection: NatsConnection, broker: Broker, metrics: Metrics
+    listen: Endpoint,
+    settings: GatewaySettings,
+    push: PushSettings,
+    drain_seconds: float,
+    upstreams: Upstreams,
+    connection: NatsConnection,
+    broker: Broker,
+    metrics: Metrics,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway inside this block. Raises :class:`SetupError`."""
+    """Run a gateway inside this block; at its end, confirmations are stored within ``drain_seconds``.
+
+    Raises :class:`SetupError`.
+    """
     clock = asyncio.get_running_loop().time
     in_flight = InFlightCounter(metrics.pushed.inc)
-    sources = make_sources(connection, broker, metrics, in_flight, options.push)
-    subscriptions = Subscriptions(sources, options.push, in_flight, clock)
+    sources = make_sources(connection, broker, metrics, in_flight, push)
+    subscriptions = Subscriptions(sources, push, in_flight, clock)
     servers = [upstream(url) for url in upstreams.urls]
-    gateway = Gateway(options.listen, options.gateway, servers, ClientIdentities(connection, clock), subscriptions)
+    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions)
     subscriptions.start()
     try:
         await gateway.start()
         metrics.push_subscriptions.set_function(lambda: subscriptions.count)
         metrics.push_waiting.set_function(lambda: in_flight.waiting)
-        metrics.gateway_connections.set_function(lambda: gateway.connections)
+        metrics.gateway_connections.set_function(lambda: len(gateway.clients))
         metrics.gateway_waiting.set_function(lambda: subscriptions.waiting)
         try:
             yield gateway
         finally:
-            await subscriptions.close(options.drain_seconds)
+            await subscriptions.close(drain_seconds)
     finally:
         await gateway.stop()
 

@@ -25,13 +25,13 @@ class _Gateway:
     def door(self, request: Request) -> None:
         self.requests.append((request.subject, request.reply, request.data, request.headers))
 
-    def identify(self, _session: GatewaySession) -> tuple[str, bytes]:
+    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
         self.questions += 1
         return f"t{self.questions}", b"{}"
 
-    def added(self, subscription: GatewaySubscription) -> None: ...
-    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None: ...
-    def ended(self, subscription: GatewaySubscription, how: str) -> None: ...
+    def add(self, subscription: GatewaySubscription) -> None: ...
+    def open(self, subscription: GatewaySubscription, tenant: str) -> None: ...
+    def end(self, subscription: GatewaySubscription, how: str) -> None: ...
 
 
 Outcome = tuple[bytes, bytes, str, list[tuple[object, ...]]]
@@ -41,7 +41,8 @@ def _through(take: Callable[[GatewaySession, bytes], None], chunks: Sequence[byt
     """Return what a fresh session passes on to server, client and service, and how it ended."""
     gateway = _Gateway()
     public = PublicAddress("127.0.0.1", 4222, False, 100)
-    session = GatewaySession(gateway, InboxClaims(lambda *_: None), public, "127.0.0.1")
+    claims = InboxClaims(lambda *_: None)
+    session = GatewaySession(gateway, gateway, lambda: gateway.door, claims, public, "127.0.0.1")
     session.from_server(b'INFO {"max_payload":1048576} \r\n')
     session.take()
     to_server, to_client, how = b"", b"", ""

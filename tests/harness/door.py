@@ -27,7 +27,7 @@ from mediator.nats.replies import message_limit, payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.ops.metrics import Metrics
 from mediator.push.gateway.gateway import Gateway
-from mediator.push.opening import GatewayOptions, push_verbs, run_gateway
+from mediator.push.opening import push_verbs, run_gateway
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.clock import ShiftedClock
@@ -238,8 +238,8 @@ async def joined(
     clock, metrics = ShiftedClock(), Metrics()
     broker = Broker(store, bounds, clock=clock, max_pending=max_pending, max_waiting=max_pending)
     chosen = GatewaySettings.model_validate(gateway or {})
-    options = GatewayOptions(Endpoint("127.0.0.1", 0), chosen, push, PATIENCE)
-    running = await stack.enter_async_context(run_gateway(options, upstreams, connection, broker, metrics))
+    options = Endpoint("127.0.0.1", 0), chosen, push, PATIENCE
+    running = await stack.enter_async_context(run_gateway(*options, upstreams, connection, broker, metrics))
     verbs = push_verbs(connection, broker)
     door = Door(connection, broker, metrics, accounts or AccountMap({}, ()), door_options, verbs)
     await door.open()

@@ -20,7 +20,7 @@ from mediator.nats.connection import Upstreams
 from mediator.nats.door import DoorOptions
 from mediator.ops.metrics import Metrics
 from mediator.push.gateway import connections
-from mediator.push.opening import GatewayOptions, run_gateway, upstream
+from mediator.push.opening import run_gateway, upstream
 from tests.harness.certificates import issue
 from tests.harness.door import PUSH, joined
 from tests.harness.external import nats_server
@@ -54,9 +54,9 @@ async def before(folder, config, url="nats://svc:svc@127.0.0.1:{port}"):
 
 def at(house, upstreams, listen, settings=None):
     """One more gateway of the service, before these servers."""
-    options = GatewayOptions(listen, settings or GatewaySettings(), PUSH, PATIENCE)
+    options = listen, settings or GatewaySettings(), PUSH, PATIENCE
     service = house.service
-    return run_gateway(options, upstreams, service.connection, service.broker, Metrics())
+    return run_gateway(*options, upstreams, service.connection, service.broker, Metrics())
 
 
 @contextlib.asynccontextmanager
@@ -347,7 +347,7 @@ async def test_a_client_that_says_nothing_is_sent_away(tmp_path, monkeypatch):
             client.write(sent)
             assert b"-ERR 'Authentication Timeout'" in await client.rest()
         assert kept.is_connected
-        assert house.gateway.connections == 1
+        assert len(house.gateway.clients) == 1
 
 
 async def test_there_are_no_more_clients_than_may_be(tmp_path):
@@ -356,7 +356,7 @@ async def test_there_are_no_more_clients_than_may_be(tmp_path):
         third = await house.raw()
         assert (await third.rest()) == b"-ERR 'maximum connections exceeded'\r\n"
         await one.close()
-        await until(lambda: house.gateway.connections == 1)
+        await until(lambda: len(house.gateway.clients) == 1)
         assert await (await house.client()).flush() is None
 
 
@@ -392,7 +392,7 @@ async def test_a_client_that_never_reads_refusals_is_cut_off(house, monkeypatch)
 
     with pytest.raises(ConnectionError):
         await asyncio.wait_for(ask_for_all(), PATIENCE)
-    await until(lambda: house.gateway.connections == 0)
+    await until(lambda: not house.gateway.clients)
 
 
 async def test_an_absent_server_costs_the_client_its_connection(tmp_path):

@@ -159,10 +159,10 @@ async def test_what_a_client_wrote_last_arrives_when_it_has_gone(house: House, m
     monkeypatch.setattr(NatsConnection, "seal", seal)
     client.write(b"PUB " + SEND + b" 4\r\nlast\r\n")
     await asyncio.wait_for(asked.wait(), 5)
-    connected = house.gateway.connections
+    connected = len(house.gateway.clients)
     client.writer.transport.abort()
     # The gateway learns of the end when it writes.
-    while house.gateway.connections == connected:
+    while len(house.gateway.clients) == connected:
         await other.publish("noise", b"")
         await flushed(other)
 
@@ -218,8 +218,8 @@ async def test_a_slow_reader_of_replies_is_bounded(house: House, monkeypatch: py
     slow.writer.transport.pause_reading()
     for number in range(50):
         slow.write(b"PUB $mq9.AI.MSG.FETCH.task _INBOX.me.%d %d\r\n%b\r\n" % (number, len(fetch), fetch))
-    connected = house.gateway.connections
-    await until(lambda: house.gateway.connections == connected - 1)
+    connected = len(house.gateway.clients)
+    await until(lambda: len(house.gateway.clients) == connected - 1)
     await until(lambda: not house.service.door.held_bytes)
     assert (await other.request(PREFIX + "MSG.SEND.task", b"", timeout=10)).data
 

@@ -40,23 +40,22 @@ def refusal(subject: bytes) -> bytes:
 class Gateway:
     """Keeps what its sessions tell it."""
 
-    door = None
     questions: int = 0
     made: list[GatewaySubscription] = field(default_factory=list)
     opened: list[tuple[bytes, str]] = field(default_factory=list)
     ends: list[tuple[bytes, str]] = field(default_factory=list)
 
-    def identify(self, _session: GatewaySession) -> tuple[str, bytes]:
+    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
         self.questions += 1
         return f"token{self.questions}", b"question %d" % self.questions
 
-    def added(self, subscription: GatewaySubscription) -> None:
+    def add(self, subscription: GatewaySubscription) -> None:
         self.made.append(subscription)
 
-    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
+    def open(self, subscription: GatewaySubscription, tenant: str) -> None:
         self.opened.append((subscription.sid, tenant))
 
-    def ended(self, subscription: GatewaySubscription, how: str) -> None:
+    def end(self, subscription: GatewaySubscription, how: str) -> None:
         self.ends.append((subscription.sid, how))
 
 
@@ -85,7 +84,8 @@ class Way:
     def __init__(self, connect: bytes = QUIET, tls: bool = False, inboxes: InboxClaims | None = None) -> None:
         self.gateway = Gateway()
         public = PublicAddress("example.org", 4222, tls, 3)
-        self.session = GatewaySession(self.gateway, inboxes or InboxClaims(lambda *_: None), public, "10.0.0.1")
+        claims = inboxes or InboxClaims(lambda *_: None)
+        self.session = GatewaySession(self.gateway, self.gateway, lambda: None, claims, public, "10.0.0.1")
         self.client(connect)
 
     def client(self, data: bytes) -> tuple[bytes, bytes]:

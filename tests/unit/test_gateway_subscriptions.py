@@ -66,8 +66,6 @@ class Source:
 class Gateway:
     """Some clients before one source; time stands still unless a test moves it."""
 
-    door = None
-
     def __init__(self, **limits: int) -> None:
         self.now = 100.0
         self.source = Source()
@@ -79,17 +77,15 @@ class Gateway:
             self.in_flight,
             lambda: self.now,
         )
-        self.added = self.subscriptions.add
-        self.permitted = self.subscriptions.open
-        self.ended = self.subscriptions.end
 
-    def identify(self, _session: GatewaySession) -> tuple[str, bytes]:
+    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
         return "token", b"?"
 
     def client(self, identity: ClientIdentity = ACME) -> GatewaySession:
         """Return a connection whose tenant is known."""
         public = PublicAddress("example.org", 4222, False, 100)
-        session = GatewaySession(self, InboxClaims(lambda *_: None), public, "10.0.0.1")  # type: ignore[arg-type]
+        claims = InboxClaims(lambda *_: None)
+        session = GatewaySession(self.subscriptions, self, lambda: None, claims, public, "10.0.0.1")  # type: ignore[arg-type]
         session.from_client(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
         session.identified("token", identity)
         return session

@@ -35,17 +35,16 @@ class Gateway:
     closed: bool = False
     questions: int = 0
 
-    @property
     def door(self) -> Callable[[Request], None] | None:
         return None if self.closed else self.requests.append
 
-    def identify(self, _session: GatewaySession) -> tuple[str, bytes]:
+    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
         self.questions += 1
         return f"token{self.questions}", b"?"
 
-    def added(self, subscription: GatewaySubscription) -> None: ...
-    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None: ...
-    def ended(self, subscription: GatewaySubscription, how: str) -> None: ...
+    def add(self, subscription: GatewaySubscription) -> None: ...
+    def open(self, subscription: GatewaySubscription, tenant: str) -> None: ...
+    def end(self, subscription: GatewaySubscription, how: str) -> None: ...
 
 
 class Way:
@@ -54,7 +53,8 @@ class Way:
     def __init__(self, connect: bytes = QUIET, opened: bool = True, inboxes: InboxClaims | None = None) -> None:
         self.gateway = Gateway()
         public = PublicAddress("example.org", 4222, False, 3)
-        self.session = GatewaySession(self.gateway, inboxes or InboxClaims(lambda *_: None), public, "10.0.0.1")
+        claims = inboxes or InboxClaims(lambda *_: None)
+        self.session = GatewaySession(self.gateway, self.gateway, self.gateway.door, claims, public, "10.0.0.1")
         self.session.resume = lambda: self.session.from_client(b"")
         self.session.from_server(b'INFO {"max_payload":1000000,"remote_account":"ACME"} \r\n')
         self.client(connect + INBOX)

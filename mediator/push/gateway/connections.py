@@ -8,12 +8,15 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
 from mediator.nats.frames import ProtocolViolationError
 from mediator.push.gateway.session import GatewaySession
+
+if TYPE_CHECKING:
+    from mediator.push.gateway.gateway import Gateway
 
 BUFFER_BYTES: Final = 256 * 1024
 """Bytes that may wait to be written to one side before reading from the other stops."""
@@ -42,27 +45,6 @@ class Upstream:
     host: str
     port: int
     tls: ssl.SSLContext | None = None
-
-
-class GatewayContext(Protocol):
-    """What a client's connection needs of the gateway."""
-
-    tls: ssl.SSLContext | None
-
-    def admit(self, client: "ClientConnection") -> bool:
-        """Return whether there is room for one more client, and count it in."""
-
-    def session(self, client_ip: str) -> GatewaySession:
-        """Make the state of a connection."""
-
-    def upstreams(self) -> list[Upstream]:
-        """Return the servers, in the order in which to try them."""
-
-    def leave(self, client: "ClientConnection") -> None:
-        """Count a client out."""
-
-    def hold(self, size: int) -> None:
-        """Count bytes of answers in, or out if negative, that wait for a client to read."""
 
 
 class _Side(asyncio.Protocol):
@@ -140,8 +122,8 @@ class UpstreamConnection(_Side):
 class ClientConnection(_Side):
     """A client's socket, and the session between the two sockets."""
 
-    def __init__(self, context: GatewayContext) -> None:
-        self._context = context
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
         self._session: GatewaySession | None = None
         self._server: UpstreamConnection | None = None
         self._late: asyncio.TimerHandle | None = None
@@ -158,7 +140,7 @@ class ClientConnection(_Side):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to a server; what the client sends meanwhile waits."""
         super().connection_made(transport)
-        self._admitted = self._context.admit(self)
+        self._admitted = self._gateway.admit(self)
         if not self._admitted:
             self.fail("maximum connections exceeded")
             return
@@ -250,7 +232,7 @@ class ClientConnection(_Side):
         self.end()
         if self._admitted:
             self._admitted = False
-            self._context.leave(self)
+            self._gateway.leave(self)
 
     def _resume(self) -> None:
         self.read(True)
@@ -293,7 +275,7 @@ class ClientConnection(_Side):
 
     def _count_unread(self, size: int) -> None:
         change, self.unread = size - self.unread, size
-        self._context.hold(change)
+        self._gateway.hold(change)
 
     def _changed(self) -> None:
         """Write soon what was added: answers and pushes come many together."""
@@ -328,7 +310,7 @@ class ClientConnection(_Side):
     async def _connect(self) -> tuple[Upstream, UpstreamConnection]:
         problem: Exception = ConnectionError("no nats-server to connect to")
         loop = asyncio.get_running_loop()
-        for upstream in self._context.upstreams():
+        for upstream in self._gateway.upstreams():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     _, server = await loop.create_connection(
@@ -343,18 +325,18 @@ class ClientConnection(_Side):
         """Send the INFO on; after it, TLS starts if clients have to use it."""
         assert self.transport is not None
         peer = self.transport.get_extra_info("peername")
-        self._session = self._context.session(peer[0] if peer else "")
+        self._session = self._gateway.session(peer[0] if peer else "")
         self._session.changed = self._changed
         self._session.resume = self._resume
         self.from_server(greeting)
         early, self._early = self._early, b""
-        if self._context.tls is not None:
+        if self._gateway.tls is not None:
             self.read(False)
             # Nothing that came in the clear may be taken for the client's.
             if early or not await _begins_tls(self.transport):
                 self.fail("Secure Connection - TLS Required")
                 return
-            self.transport = await _encrypted(self, self._context.tls, None)
+            self.transport = await _encrypted(self, self._gateway.tls, None)
         elif early:
             self.data_received(early)
 

@@ -5,16 +5,16 @@ import errno
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.nats.client import Request
+from mediator.nats.door import Door
 from mediator.push.gateway.connections import ClientConnection, Upstream
 from mediator.push.gateway.identities import ClientIdentities
 from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
+from mediator.push.gateway.session import GatewaySession, PublicAddress
 from mediator.push.gateway.short_way import RequestHandler
 from mediator.push.gateway.subscriptions import Subscriptions
 
@@ -27,16 +27,6 @@ LEAST_UNREAD_BYTES: Final = 1024 * 1024
 """Who leaves less unread stays connected."""
 WATCH_SECONDS: Final = 1.0
 """Between two looks for questions without an answer."""
-
-
-class RequestDoor(Protocol):
-    """The NATS door of the same process."""
-
-    def receive(self, message: Request) -> None:
-        """Take a request."""
-
-    def hold(self, size: int) -> None:
-        """Count bytes in, or out if negative, that are under way."""
 
 
 class Gateway:
@@ -59,7 +49,7 @@ class Gateway:
         self._identities = identities
         self._subscriptions = subscriptions
         self._claims = InboxClaims(asyncio.get_running_loop().call_later)
-        self._door: RequestDoor | None = None
+        self._door: Door | None = None
         self._unread = 0
         """Bytes of answers that wait for clients to read."""
         self.clients: set[ClientConnection] = set()
@@ -81,11 +71,6 @@ class Gateway:
         """Where clients of this machine connect, without a login."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._listen.host, self._listen.host)
         return f"{'nats' if self.tls is None else 'tls'}://{Endpoint(host, self.port)}"
-
-    @property
-    def connections(self) -> int:
-        """How many clients there are."""
-        return len(self.clients)
 
     async def start(self) -> None:
         """Listen; raises SetupError when the port is taken."""
@@ -115,7 +100,7 @@ class Gateway:
         self._server = None
 
     @contextmanager
-    def short_way_to(self, door: RequestDoor) -> Iterator[None]:
+    def short_way_to(self, door: Door) -> Iterator[None]:
         """Hand requests to the door in memory inside this block, where the client cannot tell."""
         self._door = door
         door.hold(self._unread)
@@ -137,7 +122,7 @@ class Gateway:
             return "the gateway does not listen"
         return None if self._identities.connected else "the gateway is not connected to NATS"
 
-    # For the clients' connections, see GatewayContext.
+    # For the clients' connections.
 
     def admit(self, client: ClientConnection) -> bool:
         """Return whether there is room for one more client, and count it in."""
@@ -152,7 +137,12 @@ class Gateway:
 
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
-        return GatewaySession(self, self._claims, self._public, client_ip)
+        return GatewaySession(
+            self._subscriptions, self._identities, self._find_door, self._claims, self._public, client_ip
+        )
+
+    def _find_door(self) -> RequestHandler | None:
+        return None if self._door is None else self._door.receive
 
     def hold(self, size: int) -> None:
         """Count bytes of answers in, or out if negative, that wait for a client to read."""
@@ -169,29 +159,6 @@ class Gateway:
         self._next += 1
         start = self._next % len(self._upstreams)
         return self._upstreams[start:] + self._upstreams[:start]
-
-    # For sessions, see SessionHost.
-
-    def identify(self, session: GatewaySession) -> tuple[str, bytes]:
-        """Return a token, and the body of the question to the service about the client."""
-        return self._identities.ask(session)
-
-    def added(self, subscription: GatewaySubscription) -> None:
-        """Take note of a new subscription."""
-        self._subscriptions.add(subscription)
-
-    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
-        """Open a subscription."""
-        self._subscriptions.open(subscription, tenant)
-
-    def ended(self, subscription: GatewaySubscription, how: str) -> None:
-        """Remove a subscription."""
-        self._subscriptions.end(subscription, how)
-
-    @property
-    def door(self) -> RequestHandler | None:
-        """What takes requests the short way; None: nothing does now."""
-        return None if self._door is None else self._door.receive
 
 
 def _context(settings: GatewaySettings) -> ssl.SSLContext | None:

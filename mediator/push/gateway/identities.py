@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import orjson
 import structlog
@@ -21,6 +21,9 @@ from mediator.nats import control_messages, subjects
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
 from mediator.nats.verbs import Verb, VerbCall
+
+if TYPE_CHECKING:
+    from mediator.push.gateway.session import GatewaySession
 
 ANSWER_SECONDS: Final = 2.0
 """For the service to answer."""
@@ -38,16 +41,6 @@ class ClientIdentity:
     """The NATS account, None where tenants have none."""
 
 
-class UnidentifiedClient(Protocol):
-    """A client's connection."""
-
-    def identified(self, token: str, identity: ClientIdentity) -> None:
-        """Take the answer to the question with this token."""
-
-    def unidentified(self, token: str) -> None:
-        """Take note that there is no answer in :data:`ANSWER_SECONDS`."""
-
-
 class ClientIdentities:
     """The questions of one gateway."""
 
@@ -56,7 +49,7 @@ class ClientIdentities:
         self._name = _new_secret()
         self._connection = connection
         self._clock = clock
-        self._asked: dict[str, tuple[UnidentifiedClient, float]] = {}
+        self._asked: dict[str, tuple[GatewaySession, float]] = {}
 
     async def open(self) -> None:
         """Start listening."""
@@ -68,7 +61,7 @@ class ClientIdentities:
         """Whether answers can come."""
         return self._connection.connected
 
-    def ask(self, client: UnidentifiedClient) -> tuple[str, bytes]:
+    def ask(self, client: "GatewaySession") -> tuple[str, bytes]:
         """Return a new token, and the body of the question, which the client's connection must publish at once."""
         token = _new_secret()
         self._asked[token] = client, self._clock()

@@ -4,15 +4,14 @@ A subscription to stored mail does not reach nats-server: it is asked once wheth
 subscription that ends at once, and the messages come from the service straight to the client's socket. A PONG of the
 server waits until all subscriptions before it are decided, so a client that has flushed knows the outcome. After pushes
 the gateway sends the client a PING, whose PONG confirms that the client has read them. Requests to the service take the
-short way, in memory, where nobody can tell the difference (:mod:`.short_way`). Pure: bytes in, bytes out, and calls to
-a :class:`SessionHost`.
+short way, in memory, where nobody can tell the difference (:mod:`.short_way`). Pure: bytes in, bytes out, and calls.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -21,12 +20,15 @@ from mediator.nats.editions import python_client
 from mediator.nats.frames import ProtocolViolationError
 from mediator.push.gateway import inboxes, publish_policy
 from mediator.push.gateway.commands import CommandCounter
-from mediator.push.gateway.identities import ClientIdentity
+from mediator.push.gateway.identities import ClientIdentities, ClientIdentity
 from mediator.push.gateway.inboxes import InboxClaims
 from mediator.push.gateway.pings import ClientPings, ServerPings
 from mediator.push.gateway.short_way import ReplySubscription, RequestHandler, ShortWay
 from mediator.push.gateway.streams import ClientStream, ServerStream
 from mediator.push.subscriber import ServedSubscription
+
+if TYPE_CHECKING:
+    from mediator.push.gateway.subscriptions import Subscriptions
 
 _IDENTIFY: Final = f"{subjects.API}{subjects.OPEN}".encode()
 _PROBE: Final = f"{subjects.PUSH}gateway."
@@ -77,26 +79,6 @@ class GatewaySubscription:
         self.session.push(self, pushes)
 
 
-class SessionHost(Protocol):
-    """The gateway, as a session sees it."""
-
-    @property
-    def door(self) -> RequestHandler | None:
-        """What takes requests the short way; None: nothing does now."""
-
-    def identify(self, session: "GatewaySession") -> tuple[str, bytes]:
-        """Return a token, and the body of the question to the service about the client; see :mod:`.identities`."""
-
-    def added(self, subscription: GatewaySubscription) -> None:
-        """Take note of a new subscription, to call ``answered`` of its session after a while."""
-
-    def permitted(self, subscription: GatewaySubscription, tenant: str) -> None:
-        """Open a subscription that nats-server allows; ``accept`` or ``refuse`` of its session is called."""
-
-    def ended(self, subscription: GatewaySubscription, how: str) -> None:
-        """Remove a subscription: ``unsub`` or ``broken``."""
-
-
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
     """What INFO tells clients about the gateway, and how many subscriptions each connection may have."""
@@ -110,12 +92,22 @@ class PublicAddress:
 class GatewaySession:
     """The state of one connection."""
 
-    def __init__(self, host: SessionHost, inboxes: InboxClaims, public: PublicAddress, client_ip: str) -> None:
-        self._host = host
+    def __init__(
+        self,
+        subscriptions: "Subscriptions",
+        identities: ClientIdentities,
+        find_door: Callable[[], RequestHandler | None],
+        inboxes: InboxClaims,
+        public: PublicAddress,
+        client_ip: str,
+    ) -> None:
+        """``find_door`` returns what takes requests the short way; None: nothing does now."""
+        self._subscriptions = subscriptions
+        self._identities = identities
         self._inboxes = inboxes
         self._public = public
         self._client_ip = client_ip
-        self._short_way = ShortWay(lambda: host.door, partial(inboxes.holds, self))
+        self._short_way = ShortWay(find_door, partial(inboxes.holds, self))
         self._up = ClientStream(self)
         self._down = ServerStream(self)
         self._to_server: list[bytes] = []
@@ -206,7 +198,7 @@ class GatewaySession:
         first, self.tenant = self.tenant is None, identity.tenant
         for subscription in list(self._by_sid.values()) if first else ():
             if subscription.permitted:
-                self._host.permitted(subscription, identity.tenant)
+                self._subscriptions.open(subscription, identity.tenant)
         if token == self._asking:
             self._asking = ""
             self._short_way.open(identity.account)
@@ -295,7 +287,7 @@ class GatewaySession:
         self.closed = True
         self._inboxes.leave(self)
         for subscription in self._client_pings.end().union(self._by_sid.values()):
-            self._host.ended(subscription, "broken")
+            self._subscriptions.end(subscription, "broken")
         self._by_sid.clear()
         self._blocked.clear()
         self._server_pings.end()
@@ -324,7 +316,10 @@ class GatewaySession:
         return self._commands.note(frame)
 
     def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
-        """Take a subscription to stored mail; pass any other on."""
+        """Take a subscription to stored mail; pass any other on.
+
+        None: not decided yet. Nothing behind it is read, and it comes again with each chunk until it is decided.
+        """
         text = subject.decode("utf-8", "replace")
         found = subjects.classify(text)
         if isinstance(found, subjects.RefusedSubject):
@@ -351,7 +346,7 @@ class GatewaySession:
         made = GatewaySubscription(self, sid, text, queue.decode("utf-8", "replace"), pattern)
         self._by_sid[sid] = made
         self._server_pings.ask(made)
-        self._host.added(made)
+        self._subscriptions.add(made)
         asked = self._commands.note(frames.encode_subscribe(f"{_PROBE}{pattern}".encode(), _PROBE_SID))
         asked += self._commands.note_own(frames.encode_unsubscribe(_PROBE_SID))
         if self.tenant is None and not self._asked:
@@ -372,7 +367,7 @@ class GatewaySession:
         subscription.most = most
         if not most:
             self._write_client(self._forget(subscription))
-            self._host.ended(subscription, "unsub")
+            self._subscriptions.end(subscription, "unsub")
         elif most <= subscription.pushed:
             del self._by_sid[sid]
             self._end_if_over(subscription)
@@ -400,7 +395,7 @@ class GatewaySession:
         self._commands.note(b"")
 
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
-        """Check a publish by its subjects; see :mod:`.publish_policy`."""
+        """Check a publish by its subjects; None: that depends on its body. See :mod:`.publish_policy`."""
         for each in (subject, reply):
             if not publish_policy.is_for_clients(each):
                 self._refuse_publish(each)
@@ -411,14 +406,14 @@ class GatewaySession:
         return None if publish_policy.makes_stream(subject) else True
 
     def may_contain(self, subject: bytes, body: bytes | None) -> bool:
-        """Check a request for a stream by its configuration."""
+        """Check a request for a stream by its configuration; None: it is too long to be looked into."""
         if body is not None and publish_policy.is_stream_allowed(body):
             return True
         self._refuse_publish(subject)
         return False
 
     def takes(self, reply: bytes, length: int, headers: bool) -> bool | None:
-        """Return whether a request takes the short way; None while it is being opened."""
+        """Return whether a request takes the short way; None while it is being opened, as for :meth:`subscribe`."""
         taken = self._short_way.takes(reply, length, headers)
         self.waiting = taken is None
         if self.waiting and not self._asking:
@@ -491,14 +486,14 @@ class GatewaySession:
         if allowed is not None:
             allowed.permitted = True
             if self.tenant is not None and self._by_sid.get(allowed.sid) is allowed:
-                self._host.permitted(allowed, self.tenant)
+                self._subscriptions.open(allowed, self.tenant)
         return frame if passes else b""
 
     # Inside.
 
     def _ask(self) -> tuple[str, bytes]:
         """Return the token of a question about the client, and the frame that asks it."""
-        token, body = self._host.identify(self)
+        token, body = self._identities.ask(self)
         return token, frames.encode_publish(_IDENTIFY, body)
 
     def _ask_for_confirmation(self) -> None:
@@ -515,7 +510,7 @@ class GatewaySession:
     def _refused(self, subscription: GatewaySubscription, text: str) -> bytes:
         """Remove a subscription, and return the frames for the client."""
         subscription.refused = True
-        self._host.ended(subscription, "unsub")
+        self._subscriptions.end(subscription, "unsub")
         return frames.encode_error(text) + self._forget(subscription)
 
     def _released_by(self, subscription: GatewaySubscription) -> bytes:
@@ -525,7 +520,7 @@ class GatewaySession:
     def _end_if_over(self, subscription: GatewaySubscription) -> None:
         """End a subscription whose client has read all messages that it asked for."""
         if 0 < subscription.most <= subscription.confirmed:
-            self._host.ended(subscription, "unsub")
+            self._subscriptions.end(subscription, "unsub")
 
     def _succeed(self) -> bytes:
         """Return a command without effect in place of one of a verbose client, so that the server answers +OK."""

@@ -10,13 +10,16 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from mediator.nats.client import Request
 from mediator.nats.frames import CLIENT_INFO, CRLF, VERSION, decode_headers
 from mediator.nats.subjects import API
+
+if TYPE_CHECKING:
+    from mediator.push.gateway.session import GatewaySession
 
 MAX_BYTES: Final = 256 * 1024
 """Bytes of headers and payload that wait in the gateway until they are whole."""
@@ -47,13 +50,6 @@ class ReplySubscription:
     def ended(self) -> bool:
         """Whether it takes no more answers."""
         return self.most is not None and self.answers >= self.most
-
-
-class AnswerTarget(Protocol):
-    """The connection that made a request."""
-
-    def answer(self, to: ReplySubscription, reply: bytes, data: bytes) -> bool:
-        """Write an answer; False: nobody waits for it any more."""
 
 
 class ShortWay:
@@ -148,14 +144,14 @@ class ShortWay:
             return False
         return None if self._behind else True
 
-    def request(self, target: AnswerTarget, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+    def request(self, session: "GatewaySession", subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Hand a request to the door, right after :meth:`takes` said that it can be."""
         door = self._find_door()
         assert door is not None
         answer: Callable[[bytes], object] = _nobody
         if self._route is not None:
             self._route.requests += 1
-            answer = partial(target.answer, self._route, reply)
+            answer = partial(session.answer, self._route, reply)
         found = decode_headers(headers.partition(CRLF)[2]) if headers else None
         name = f"{self._prefix}{subject.decode('utf-8', 'replace')}"
         door(Request(name, reply, payload, found, self._block, answer))

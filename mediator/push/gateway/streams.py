@@ -1,20 +1,23 @@
-"""Passes chunks of bytes through the gateway, and shows a watcher the few frames that matter.
+"""Passes chunks of bytes through the gateway, and shows the connection's session the few frames that matter.
 
-Each direction has a stream. What the watcher returns takes the frame's place; all other bytes are passed on as they
+Each direction has a stream. What the session returns takes the frame's place; all other bytes are passed on as they
 came. A line is passed on only when it is whole, a payload as it comes: so the gateway can insert a frame of its own
 wherever no payload is under way. A stream must see exactly the frames that nats-server sees, or a client could hide one
 from it: what is not plainly one of them is refused.
 """
 
 import re
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from mediator.nats import frames
 from mediator.nats.frames import CRLF, MAX_CONNECT, MAX_LINE, ProtocolViolationError
 
+if TYPE_CHECKING:
+    from mediator.push.gateway.session import GatewaySession
+
 MAX_SERVER_LINE: Final = 1 << 20
 MAX_INSPECTED: Final = 1 << 20
-"""Bytes of a payload that the watcher is shown."""
+"""Bytes of a payload that the session is shown."""
 
 _PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.)|mq9ctl\.")
 _MESSAGE: Final = frames.message_pattern()
@@ -26,68 +29,6 @@ _REQUEST: Final = re.compile(
 
 nats-server has answers of its own for subjects with wildcards or empty tokens.
 """
-
-
-class ClientWatcher(Protocol):
-    """Sees the frames of a client that matter; what its methods return replaces the frame."""
-
-    def connect(self, frame: bytes, options: bytes) -> bytes:
-        """Take a CONNECT."""
-
-    def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
-        """Take a SUB; an empty queue is none. None: not decided yet; nothing behind it is read.
-
-        Called again with each chunk until it is decided.
-        """
-
-    def unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
-        """Take an UNSUB after ``most`` messages in all; 0: now."""
-
-    def pong(self, frame: bytes) -> bytes:
-        """Take a PONG."""
-
-    def publishing(self) -> None:
-        """Take note that a publish passes; called only while ``count_publishes`` is set."""
-
-    def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
-        """Return whether a publish to a reserved subject or to JetStream passes; None: that depends on its body.
-
-        Called again with each chunk until the body is there.
-        """
-
-    def may_contain(self, subject: bytes, body: bytes | None) -> bool:
-        """Return whether a publish with this body passes; None: it has more than :data:`MAX_INSPECTED` bytes."""
-
-    def takes(self, reply: bytes, length: int, headers: bool) -> bool | None:
-        """Return whether the service takes a request from here; False: it passes to the server. None as above."""
-
-    def request(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Hand a request to the service; it does not pass."""
-
-    def passing(self, subject: bytes) -> None:
-        """Take note that a publish to one of the service's subjects passes."""
-
-    def pinging(self) -> None:
-        """Take note that a PING passes."""
-
-
-class ServerWatcher(Protocol):
-    """Sees the frames of a server that matter; what its methods return replaces the frame."""
-
-    def info(self, frame: bytes) -> bytes:
-        """Take an INFO."""
-
-    def ping(self, frame: bytes) -> bytes:
-        """Take a PING."""
-
-    def succeeded(self, frame: bytes) -> bytes:
-        """Take a +OK."""
-
-    def failed(self, frame: bytes) -> bytes:
-        """Take an -ERR."""
-
-    def flushed(self, frame: bytes) -> bytes:
-        """Take a PONG: the server has read what came before the PING that it answers."""
 
 
 class _Stream:
@@ -174,11 +115,11 @@ class _Stream:
 class ClientStream(_Stream):
     """Reads what a client writes."""
 
-    def __init__(self, watcher: ClientWatcher) -> None:
+    def __init__(self, session: "GatewaySession") -> None:
         super().__init__()
-        self._watcher = watcher
+        self._session = session
         self.count_publishes = True
-        """Whether the watcher is called for each publish."""
+        """Whether the session is told of each publish."""
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
         quick, request = _PUBLISH.match, _REQUEST.match
@@ -189,7 +130,7 @@ class ClientStream(_Stream):
             if found is not None:
                 at = found.end() + int(found[1]) + 2
                 if self.count_publishes:
-                    self._watcher.publishing()
+                    self._session.publishing()
                 continue
             self._so_far = mark, at
             if (asked := request(data, at)) is not None:
@@ -216,7 +157,7 @@ class ClientStream(_Stream):
                 if passes:
                     at = after
                     if self.count_publishes:
-                        self._watcher.publishing()
+                        self._session.publishing()
                     continue
                 mark = at = self._drop(data, at, after, mark, out)
                 continue
@@ -230,7 +171,7 @@ class ClientStream(_Stream):
         self._end(data, at, mark, out)
 
     def _request(self, data: bytes, at: int, asked: re.Match[bytes]) -> int | None:
-        """Hand a request to the watcher, if it takes it, and return where it ends.
+        """Hand a request to the session, if it takes it, and return where it ends.
 
         0: it may pass to the server, like any publish; None: not decided yet, or not whole.
         """
@@ -238,7 +179,7 @@ class ClientStream(_Stream):
         if bool(asked[1]) is (head is None) or start - at > MAX_LINE:
             return 0
         reply = asked[3] or b""
-        taken = self._watcher.takes(reply, length, head is not None)
+        taken = self._session.takes(reply, length, head is not None)
         if not taken:
             return None if taken is None else 0
         after = start + length + 2
@@ -248,7 +189,7 @@ class ClientStream(_Stream):
         middle = start + int(head or 0)
         if middle > after - 2 or data[after - 2 : after] != CRLF:
             raise ProtocolViolationError("Unknown Protocol Operation")
-        self._watcher.request(asked[2], reply, data[start:middle], data[middle : after - 2])
+        self._session.request(asked[2], reply, data[start:middle], data[middle : after - 2])
         return after
 
     def _publish(
@@ -256,30 +197,30 @@ class ClientStream(_Stream):
     ) -> tuple[int, bool | None]:
         """Return where a publish ends, and whether it passes; None: its body is not there yet."""
         end = start + length
-        passes = self._watcher.may_publish(subject, reply)
+        passes = self._session.may_publish(subject, reply)
         if passes is None and length <= MAX_INSPECTED:
             if end + 2 > len(data):
                 self._missing = end + 2 - len(data)
                 return end + 2, None
-            passes = self._watcher.may_contain(subject, data[start + head : end])
+            passes = self._session.may_contain(subject, data[start + head : end])
         elif passes is None:
-            passes = self._watcher.may_contain(subject, None)
+            passes = self._session.may_contain(subject, None)
         if passes:
-            self._watcher.passing(subject)
+            self._session.passing(subject)
         return end + 2, passes
 
     def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
-        watcher = self._watcher
+        session = self._session
         if verb == b"SUB" and len(words) in (2, 3):
-            return watcher.subscribe(frame, words[0], words[1] if len(words) == 3 else b"", words[-1])
+            return session.subscribe(frame, words[0], words[1] if len(words) == 3 else b"", words[-1])
         if verb == b"UNSUB" and len(words) in (1, 2):
-            return watcher.unsubscribe(frame, words[0], frames.decode_count(words[1]) if len(words) == 2 else 0)
+            return session.unsubscribe(frame, words[0], frames.decode_count(words[1]) if len(words) == 2 else 0)
         if verb == b"CONNECT":
-            return watcher.connect(frame, frame[7:].strip())
+            return session.connect(frame, frame[7:].strip())
         if verb == b"PONG":
-            return watcher.pong(frame)
+            return session.pong(frame)
         if verb == b"PING":
-            watcher.pinging()
+            session.pinging()
             return frame
         raise ProtocolViolationError("Unknown Protocol Operation")
 
@@ -287,9 +228,9 @@ class ClientStream(_Stream):
 class ServerStream(_Stream):
     """Reads what a server writes."""
 
-    def __init__(self, watcher: ServerWatcher) -> None:
+    def __init__(self, session: "GatewaySession") -> None:
         super().__init__()
-        self._watcher = watcher
+        self._session = session
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
         quick = _MESSAGE.match
@@ -316,13 +257,13 @@ class ServerStream(_Stream):
     def _instead(self, frame: bytes) -> bytes:
         verb = frame[:4].upper()
         if verb == b"PING":
-            return self._watcher.ping(frame)
+            return self._session.ping(frame)
         if verb == b"-ERR":
-            return self._watcher.failed(frame)
+            return self._session.failed(frame)
         if verb == b"INFO":
-            return self._watcher.info(frame)
+            return self._session.info(frame)
         if verb == b"+OK\r":
-            return self._watcher.succeeded(frame)
+            return self._session.succeeded(frame)
         if verb == b"PONG":
-            return self._watcher.flushed(frame)
+            return self._session.flushed(frame)
         raise ProtocolViolationError("unknown operation of the server")
