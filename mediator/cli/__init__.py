@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mediator import __version__
-from mediator.cli import bench, contexts, dead, doctor, mailboxes, messages, output, service
+from mediator.cli import bench, contexts, dead, doctor, mailboxes, messages, output, quickstart, service
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
@@ -18,17 +18,34 @@ from mediator.system.extras import install_command
 NOT_SET_UP = 2
 """Exit code when nothing was started: wrong usage or configuration, or another process owns the data."""
 
+WELCOME = f"""\
+mediator {__version__}: mailboxes for software agents and wallets, over NATS and DIDComm
+
+Where to begin
+  mediator serve                  run the service here, with its data in ./mediator-data
+  mediator quickstart             set up a service with users, passwords and a systemd unit
+  mediator mailbox create my.inbox
+  mediator send my.inbox hello    send to the mailbox, and fetch from it:
+  mediator fetch my.inbox --deliver earliest
+  mediator try                    send and pick up a message as a wallet does
+  mediator context add --help     remember a service on another machine, with your login
+
+More
+  mediator --help                 all commands
+  mediator COMMAND --help         what one of them does, with an example
+  mediator --install-completion   complete commands, options and contexts in this shell
+  README.md, docs/                tutorials, guides and reference, in the source"""
+
 
 @cache
 def build_app() -> CommandGroup:
     """Return the commands of the core and of the installed parts; raises :class:`SetupError` as find_parts does."""
     app = CommandGroup(
         name="mediator",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_program)
-    for module in (service, messages, bench, doctor):
+    app.callback(invoke_without_command=True)(_program)
+    for module in (service, quickstart, messages, bench, doctor):
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")
@@ -45,11 +62,14 @@ def _print_version(wanted: bool) -> None:
 
 
 def _program(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Durable, prioritised mailboxes for software agents and wallets, over NATS and DIDComm."""
+    if context.invoked_subcommand is None:
+        output.print_line(WELCOME)
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ FIELDS = ("server", *sorted(LOGIN_FIELDS), *sorted(TLS_FIELDS))
 """The keys of a context's file; all values are text."""
 SECRETS = frozenset({"password", "token"})
 """What is never printed."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""What a context may be called."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENDING = ".json"
 
 
@@ -148,6 +149,6 @@ def _selection() -> Path:
 
 
 def _file(name: str) -> Path:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise CommandError("expected a context's name of letters, digits, -, _ and ., at most 64")
     return folder() / f"{name}{_ENDING}"

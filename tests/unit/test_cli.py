@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from mediator import __version__
-from mediator.cli import build_app, output
+from mediator.cli import WELCOME, build_app, output
 from mediator.cli.messages import own_headers
 from mediator.cli.template import template
 from mediator.config.settings import Settings
@@ -123,6 +123,16 @@ def test_shells_complete_commands_of_core_and_parts():
             [sys.executable, "-m", "mediator"], env=words, capture_output=True, text=True, check=False
         )
         assert done.stdout.strip() == completed
+
+
+def test_alone_it_says_where_to_begin():
+    said = CliRunner().invoke(build_app(), [])
+    assert (said.exit_code, said.output) == (0, f"{WELCOME}\n")
+    known = {path for path, _ in commands(build_app())}
+    named = [line.split("  ")[1] for line in WELCOME.splitlines() if line.startswith("  mediator ")]
+    for command in named:
+        assert "-" in command or "COMMAND" in command or any(command.startswith(path) for path in known), command
+    assert max(map(len, WELCOME.splitlines())) <= 100
 
 
 def commands(group, path="mediator"):

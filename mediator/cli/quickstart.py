@@ -1,0 +1,207 @@
+"""The command quickstart: a folder with settings, users and a systemd unit, and what to do next."""
+
+import json
+import os
+import pwd
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mediator.cli.context_files import NAME, write_private
+from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandGroup, OutputOptions
+from mediator.cli.systemd_unit import unit_text
+from mediator.endpoint import Endpoint
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.system.private_files import make_folder
+
+PASSWORD_BYTES = 24
+SERVICE_USER = "mediator"
+"""Who runs a system's service that root has set up."""
+
+app = CommandGroup()
+
+
+@app.command(epilog="Example: mediator quickstart /srv/mediator --user ann --user bob --system")
+def quickstart(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where everything goes.")] = Path("mediator"),
+    user: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A user, with a password of its own; give several.", show_default="agent"),
+    ] = None,
+    nats: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where NATS clients connect.")] = "127.0.0.1:4222",
+    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where HTTP is served.")] = "127.0.0.1:8080",
+    system: Annotated[
+        bool, typer.Option("--system", help="Write a unit for the system's systemd, not for that of this user.")
+    ] = False,
+    *,
+    options: OutputOptions,
+) -> None:
+    """Set up a service: data directory, settings, users with passwords, a systemd unit; prints what to do next.
+
+    It starts nothing, and never overwrites a file.
+    """
+    names = user or ["agent"]
+    for name in names:
+        if not NAME.fullmatch(name) or names.count(name) > 1:
+            raise typer.BadParameter(
+                f'expected different names of letters, digits, -, _ and ., got "{name[:80]}"', param_hint="--user"
+            )
+    plan = _Plan(
+        folder.absolute(),
+        {name: secrets.token_urlsafe(PASSWORD_BYTES) for name in names},
+        nats=_endpoint(nats, "--nats"),
+        http=_endpoint(http, "--http"),
+        system_user=_service_user() if system else None,
+    )
+    plan.write()
+    fields = {
+        "config": str(plan.config),
+        "data_dir": str(plan.data_dir),
+        "unit": str(plan.unit),
+        "contexts": {name: str(plan.context(name)) for name in names},
+        "start": plan.start_commands(),
+        "next": plan.first_commands(),
+    }
+    options.print(fields, plan.summary())
+
+
+def _endpoint(text: str, option: str) -> Endpoint:
+    try:
+        endpoint = Endpoint.parse(text)
+        if endpoint.port == 0:
+            raise ValueError("expected a port that clients can know, not 0")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    return endpoint
+
+
+def _service_user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else SERVICE_USER
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is made, and where."""
+
+    folder: Path
+    passwords: dict[str, str]
+    nats: Endpoint
+    http: Endpoint
+    system_user: str | None
+    """Who runs the service; None: the user who runs this, from a manager of its own."""
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "mediator.toml"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def unit(self) -> Path:
+        return self.folder / "mediator.service"
+
+    def context(self, name: str) -> Path:
+        return self.folder / "contexts" / f"{name}.json"
+
+    @property
+    def server(self) -> str:
+        everywhere = self.nats.host in {"0.0.0.0", "::"}
+        return f"nats://{Endpoint(socket.gethostname(), self.nats.port) if everywhere else self.nats}"
+
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Yield each file with its text."""
+        yield self.config, self.settings()
+        for name, password in self.passwords.items():
+            login = {"server": self.server, "user": name, "password": password}
+            yield self.context(name), json.dumps(login, indent=2) + "\n"
+        command = [sys.executable, "-m", "mediator", "serve", "--config", str(self.config)]
+        yield self.unit, unit_text(command, self.data_dir, self.system_user)
+
+    def settings(self) -> str:
+        """Return the settings file."""
+        users = [
+            f"    {{ name = {_toml(name)}, password = {_toml(password)} }},\n"
+            for name, password in self.passwords.items()
+        ]
+        return (
+            "# Settings of the mediator. `mediator init` writes a file with all options and what they are for.\n"
+            f"data_dir = {_toml(str(self.data_dir))}\n"
+            f"nats = {_toml(str(self.nats))}\n"
+            f"http = {_toml(str(self.http))}\n\n"
+            "# Who may connect. A tenant of another name has mailboxes of its own.\n"
+            f"[tenants.{DEFAULT_TENANT}]\nusers = [\n{''.join(users)}]\n"
+        )
+
+    def write(self) -> None:
+        """Write everything; raises :class:`CommandError` where a file is there already, before anything is written."""
+        files = list(self.files())
+        if taken := [str(path) for path in (*(path for path, _ in files), self.data_dir) if path.exists()]:
+            raise CommandError(f"{taken[0]} is there already; nothing was written, choose another folder")
+        for path in (self.folder, self.folder / "contexts", self.data_dir):
+            make_folder(path)
+        for path, text in files:
+            write_private(path, text)
+
+    def start_commands(self) -> list[str]:
+        """Return the commands that make it a service of systemd."""
+        unit, folder = shlex.quote(str(self.unit)), shlex.quote(str(self.folder))
+        if self.system_user is None:
+            return [f"systemctl --user enable --now {unit}", "loginctl enable-linger"]
+        own = [f"useradd --system --no-create-home {SERVICE_USER}", f"chown -R {SERVICE_USER}: {folder}"]
+        enable = f"systemctl enable --now {unit}"
+        return [*own, enable] if self.system_user == SERVICE_USER else [f"sudo {enable}"]
+
+    def first_commands(self) -> list[str]:
+        """Return the commands that show that it works."""
+        config, first = self.config, self.context(next(iter(self.passwords)))
+        login = f"--context {shlex.quote(str(first))}"
+        return [
+            f"mediator doctor --config {shlex.quote(str(config))}",
+            f"mediator mailbox create my.inbox {login}",
+            f"mediator send my.inbox hello {login}",
+            f"mediator fetch my.inbox --deliver earliest {login}",
+        ]
+
+    def summary(self) -> str:
+        """Return what was made and what to do next."""
+        made = [
+            (self.config, "settings, with the passwords"),
+            (self.data_dir, "the mail: back it up"),
+            *((self.context(name), f"server and login of {name}, for --context") for name in self.passwords),
+            (self.unit, "systemd unit"),
+        ]
+        width = max(len(str(path)) for path, _ in made)
+        return "\n".join(
+            [
+                "Made, readable by you alone:",
+                *(f"  {path!s:<{width}}  {what}" for path, what in made),
+                "\nStart it in this terminal:",
+                f"  mediator serve --config {shlex.quote(str(self.config))}",
+                "or leave that to systemd:",
+                *(f"  {command}" for command in self.start_commands()),
+                "\nThen try it in another terminal:",
+                *(f"  {command}" for command in self.first_commands()),
+                "\nHand each user its file: `--context FILE` uses it; in ~/.config/mediator/contexts it has a name.",
+                *([_LOOPBACK] if self.nats.loopback else []),
+            ]
+        )
+
+
+_LOOPBACK = """\
+Only this machine can connect. For others set nats = "0.0.0.0:4222" in the settings, and gateway.tls_cert and
+gateway.tls_key, since passwords would cross the network; `mediator check --config FILE` explains what is set."""
+
+
+def _toml(text: str) -> str:
+    # A basic string of TOML is written as one of JSON.
+    return json.dumps(text, ensure_ascii=False)
