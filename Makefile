@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Tests at the same time; each has its servers to itself. More need a machine with more cores than that.
 JOBS ?= 2
-# The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [dev].
+# The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
 DIDCOMM := --no-deps didcomm==0.3.2
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
 ACAPY := aries-cloudagent[askar]==0.12.8
@@ -19,16 +19,20 @@ NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_node
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow check bench eval fuzz pipeline-demo peers clean
+.PHONY: help serve test test-slow check unit newcomers bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[search]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.core
-	$(BIN)/pip install --quiet -e '.[dev]'
+$(VENV)/.test: pyproject.toml $(VENV)/.core
+	$(BIN)/pip install --quiet -e '.[test]'
 	$(BIN)/pip install --quiet $(DIDCOMM)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.test
+	$(BIN)/pip install --quiet -e '.[dev]'
 	@touch $@
 
 $(VENV)/.pipeline: $(VENV)/.core
@@ -57,6 +61,9 @@ $(CREDO)/%/node_modules/.installed: $(CREDO)/%/package-lock.json $(CREDO)/%/.npm
 
 peers: $(VENV)-acapy/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed  ## install ACA-Py and Credo, in folders of their own, for tests and benchmarks
 
+unit: $(VENV)/.test  ## run the unit tests, which need no models, Spark or other servers: make unit ARGS="-k lease"
+	$(BIN)/pytest tests/unit --numprocesses $(JOBS) $(ARGS)
+
 test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make test ARGS="-k fetch"
 	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
@@ -70,6 +77,9 @@ check: $(VENV)/.dev  ## lint, format, types, imports and names
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.class_names
+
+newcomers:  ## play each newcomer by README's commands, on a clean machine: make newcomers ARGS=wallet
+	$(PYTHON) -m tests.slow.newcomers $(ARGS)
 
 bench: $(VENV)/.dev  ## measure beside the peers and print the table of README: make bench ARGS="--quick --write"
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -62,12 +62,12 @@ def raise_loopback() -> None:
             fcntl.ioctl(any_socket, flags[1], struct.pack("16sh14x", name, now | 1))
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], what: str, within: float = WITHIN) -> None:
     """Ask again and again until the answer is true."""
-    end = time.monotonic() + WITHIN
+    end = time.monotonic() + within
     while not condition():
         if time.monotonic() > end:
-            raise SystemExit(f"not within {WITHIN:g} s: {what}")
+            raise SystemExit(f"not within {within:g} s: {what}")
         time.sleep(0.1)
 
 
