@@ -8,8 +8,10 @@ from typing import TypeVar
 
 from mediator.broker import Broker
 from mediator.errors import BusyError, NoSuchAgentError
+from mediator.store.base import Transaction
 from registry.agents import registering
 from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
+from registry.agents.showing import behind, shown_to_others
 from registry.cards.card import MAX_CARD, Card, read_card
 from registry.embedding.switching import EmbeddingModels
 from registry.index.document import IndexDocument
@@ -103,29 +105,40 @@ class Directory:
         )
 
     async def unregister(self, tenant: str, reference: AgentReference) -> Agent:
-        """Remove an agent and return it (G2); :class:`NoSuchAgentError`."""
-        agent = await self._broker.write(
-            lambda tx, now: registering.unregister(
-                tx.table(RegistryTables), tenant, reference.address, reference.name, now
-            ),
-            when_full=True,
-        )
+        """Remove an agent and return it (G2), as others see it if they named it by its name (G4).
+
+        Raises :class:`NoSuchAgentError`, :class:`SendOnlyError`.
+        """
+
+        def unregister(tx: Transaction, now: int) -> Agent:
+            tables = tx.table(RegistryTables)
+            agent = registering.unregister(tables, tenant, reference.address, reference.name, now)
+            return _answered(tables, reference, agent, now)
+
+        agent = await self._broker.write(unregister, when_full=True)
         await self._updater.wait_for(agent.revision)
         return agent
 
     async def report(self, tenant: str, reference: AgentReference, status: bytes) -> Agent:
-        """Keep the status report of an agent, which is a sign of life (G2); :class:`NoSuchAgentError`."""
-        agent = await self._broker.write(
-            lambda tx, now: registering.report(
-                tx.table(RegistryTables), tenant, reference.address, reference.name, status, now
-            )
-        )
+        """Keep the status report of an agent, which is a sign of life (G2); answers as :meth:`unregister`."""
+
+        def report(tx: Transaction, now: int) -> Agent:
+            tables = tx.table(RegistryTables)
+            agent = registering.report(tables, tenant, reference.address, reference.name, status, now)
+            return _answered(tables, reference, agent, now)
+
+        agent = await self._broker.write(report)
         await self._updater.wait_for(agent.revision)
         return agent
 
     async def get(self, tenant: str, address: str) -> tuple[Agent, State]:
-        """Return an agent and its state; :class:`NoSuchAgentError`."""
-        agent = await self._broker.read_inline(lambda tx, _now: tx.table(RegistryTables).agents.find(tenant, address))
+        """Return an agent and its state, as others see it for its send-only address (G4); :class:`NoSuchAgentError`."""
+
+        def find(tx: Transaction, now: int) -> Agent | None:
+            tables = tx.table(RegistryTables)
+            return behind(tables, tenant, address, now) or tables.agents.find(tenant, address)
+
+        agent = await self._broker.read_inline(find)
         if agent is None:
             raise NoSuchAgentError(address)
         return agent, self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
@@ -146,6 +159,10 @@ class Directory:
             return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
         finally:
             self._parsing -= size
+
+
+def _answered(tx: RegistryTables, reference: AgentReference, agent: Agent, now: int) -> Agent:
+    return agent if reference.address else shown_to_others(tx, agent.tenant, [agent], now)[0]
 
 
 def _parse(tenant: str, data: bytes) -> tuple[Card, Registration]:

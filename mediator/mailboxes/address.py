@@ -15,6 +15,7 @@ PUBLIC = "public"
 RESERVED = frozenset({PUBLIC})
 
 _ADDRESS = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
+_GENERATED = re.compile(r"[a-z2-7]{26}")
 
 
 def parse_address(text: str, field: str = "mail_address") -> str:
@@ -36,6 +37,11 @@ def writable_address(text: str, field: str = "mail_address") -> str:
 def new_address(random: Callable[[int], bytes]) -> str:
     """Make an address that cannot be guessed: 130 random bits as 26 letters and digits (A1, A7)."""
     return base64.b32encode(random(17)).decode("ascii").lower()[:26]
+
+
+def is_generated(address: str) -> bool:
+    """Whether an address has the form of those that :func:`new_address` makes."""
+    return _GENERATED.fullmatch(address) is not None
 
 
 def redact(address: str) -> str:

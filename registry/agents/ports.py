@@ -9,6 +9,7 @@ commit; it locks mailboxes before that.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from mediator.mailboxes.ports import Mailboxes
 from registry.agents.records import Agent, AgentChange, CardVectors, Registration
 
 
@@ -131,8 +132,10 @@ class Vectors(Protocol):
 
 
 class RegistryTables(Protocol):
-    """The tables of the registry in one transaction."""
+    """The tables of the registry in one transaction, and those of the mailboxes."""
 
+    @property
+    def mailboxes(self) -> Mailboxes: ...  # noqa: D102
     @property
     def agents(self) -> Agents: ...  # noqa: D102
     @property

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
+from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError, SendOnlyError
 from registry.agents.ports import RegistryTables
 from registry.agents.records import Agent, CardVectors, Liveness, Registration
+from registry.agents.showing import behind
 
 MAX_MATCHES = 100
 """Agents of one name are counted up to this."""
@@ -38,8 +39,9 @@ def register(tx: RegistryTables, liveness: Liveness, limit: int, new: Registrati
     """Store a registration, in place of its mailbox's former one, and return whether the agent is new (G1).
 
     It is a sign of life. Raises :class:`QuotaExceededError` when the tenant would have more than ``limit`` agents; 0 is
-    no limit.
+    no limit. Raises :class:`SendOnlyError` for the send-only address of an agent that is registered (G4).
     """
+    _check_own(tx, new.tenant, new.address, now)
     former = tx.agents.find(new.tenant, new.address)
     if former is None:
         _check_limit(tx, limit, new.tenant, 1)
@@ -95,23 +97,30 @@ def unregister(tx: RegistryTables, tenant: str, address: str | None, name: str |
 
     Raises as :func:`resolve_agent` does.
     """
-    agent = resolve_agent(tx, tenant, address, name)
+    agent = resolve_agent(tx, tenant, address, name, now)
     tx.agents.remove(agent.no, now)
     return replace(agent, revision=tx.agents.revision())
 
 
 def report(tx: RegistryTables, tenant: str, address: str | None, name: str | None, status: bytes, now: int) -> Agent:
     """Store a status report, which is a sign of life (G2); raises as :func:`resolve_agent` does."""
-    return tx.agents.seen(resolve_agent(tx, tenant, address, name), status, now)
+    return tx.agents.seen(resolve_agent(tx, tenant, address, name, now), status, now)
 
 
-def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: str | None) -> Agent:
+def _check_own(tx: RegistryTables, tenant: str, address: str, now: int) -> None:
+    if behind(tx, tenant, address, now) is not None:
+        raise SendOnlyError(address)
+
+
+def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: str | None, now: int) -> Agent:
     """Return the agent of a mailbox or, without one, the only agent of this name (G2).
 
-    Raises :class:`NoSuchAgentError`; :class:`BadRequestError` naming ``name`` when several agents have this name,
+    Raises :class:`NoSuchAgentError`; :class:`SendOnlyError` for an agent that others know by this send-only address
+    (G4); :class:`BadRequestError` naming ``name`` when several agents have this name,
     ``mailbox`` when neither was given.
     """
     if address:
+        _check_own(tx, tenant, address, now)
         agent = tx.agents.find(tenant, address)
         if agent is None:
             raise NoSuchAgentError(address)

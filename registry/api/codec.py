@@ -1,4 +1,4 @@
-"""Parses what callers ask of the registry and encodes the answers, alike over NATS and HTTP (G1–G3)."""
+"""Parses what callers ask of the registry and encodes the answers, alike over NATS and HTTP (G1–G4)."""
 
 import re
 from typing import Any

@@ -13,6 +13,7 @@ from registry.search.splitting import MAX_REQUEST
 Json = dict[str, Any]
 
 _ADDRESS = "[a-z0-9]+(\\.[a-z0-9]+)*"
+_SEND_ONLY = "Whether others are shown the mailbox's send-only address; absent: if its own was generated."
 _TTL = "Seconds within which a sign of life is due; 0: never, absent: as the operator configured."
 _SECONDS: Json = {"type": "integer", "description": "Unix seconds."}
 _CARD: Json = {"type": "object", "description": "A card as it was registered, byte for byte."}
@@ -63,7 +64,10 @@ def document() -> Json:
                 },
                 "Card": {
                     "anyOf": [_object({"mailbox": _ref("Mailbox")}), _extended()],
-                    "properties": {"ttl": {"type": ["integer", "null"], "minimum": 0, "description": _TTL}},
+                    "properties": {
+                        "ttl": {"type": ["integer", "null"], "minimum": 0, "description": _TTL},
+                        "send_only": {"type": "boolean", "description": _SEND_ONLY},
+                    },
                     "description": "An AgentCard, or any object with a mailbox, "
                     f"of at most {MAX_CARD} bytes and {MAX_DEPTH} levels.",
                 },

@@ -1,4 +1,4 @@
-"""The REST API of the registry: JSON under /agents, for the tenant of the API token (G1–G3, A6)."""
+"""The REST API of the registry: JSON under /agents, for the tenant of the API token (G1–G4, A6)."""
 
 import asyncio
 import hashlib

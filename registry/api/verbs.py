@@ -1,4 +1,4 @@
-"""The verbs AGENT.* of the NATS door (G1–G3)."""
+"""The verbs AGENT.* of the NATS door (G1–G4)."""
 
 import asyncio
 from collections.abc import Callable

@@ -16,6 +16,7 @@ from mediator.fields import is_deep, printable
 from registry.cards import a2a
 from registry.cards.a2a import MAX_WARNINGS, CardFormat
 from registry.cards.mailbox import card_mailbox
+from registry.cards.publishing import CHOICE
 
 __all__ = ["MAX_CARD", "Card", "CardFormat", "Skill", "parse_card", "read_card"]
 
@@ -96,6 +97,8 @@ def read_card(data: bytes) -> Card:
     ttl = _ttl(card.get("ttl"))
     warnings: list[str] = []
     reader = LenientReader(card, warnings)
+    if CHOICE in card and not isinstance(card[CHOICE], bool):
+        reader.warn(CHOICE, "expected true or false")
     payload, text = _payload(reader)
     outer = _content(reader)
     inner = _content(reader.within(payload, "payload")) if payload else _NOTHING

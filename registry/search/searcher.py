@@ -15,6 +15,7 @@ from mediator.errors import BadRequestError
 from mediator.parts import Announcer
 from mediator.store.base import Transaction
 from registry.agents.records import Agent, Liveness
+from registry.agents.showing import shown_to_others
 from registry.embedding.switching import EmbeddingModels
 from registry.index.analysis import analyze
 from registry.index.document import fold
@@ -170,17 +171,18 @@ def _rank(
     return index.search(IndexQuery([analyze(text) for text in texts], vectors), filter_, now)
 
 
-def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, _now: int) -> list[Agent | None]:
+def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: int) -> list[Agent | None]:
     """Return the agents with these numbers in order, None for removed ones, until they exceed ``budget`` bytes.
 
+    They are as others may see them (G4).
     Agents of other tenants count as removed: the numbers may come from another instance, over NATS.
     """
     picked: list[Agent | None] = []
+    tables = tx.table(RegistryTables)
     for start in range(0, len(numbers), STEP):
         some = numbers[start : start + STEP]
-        there = {
-            no: agent for no, agent in tx.table(RegistryTables).agents.pick(some).items() if agent.tenant == tenant
-        }
+        picked_here = [agent for agent in tables.agents.pick(some).values() if agent.tenant == tenant]
+        there = {agent.no: agent for agent in shown_to_others(tables, tenant, picked_here, now)}
         picked += map(there.get, some)
         budget -= sum(map(_size, there.values()))
         if budget < 0:

@@ -65,11 +65,17 @@ def test_one_that_is_retired_or_dropped_is_not_found(store):
 
 
 def test_a_rollback_leaves_none(store):
-    with pytest.raises(ZeroDivisionError), store.transaction() as tx:
-        to = tx.mailboxes.send_only(add(tx))
-        raise ZeroDivisionError
-    with store.transaction([(TENANT, to)]) as tx:
-        assert tx.mailboxes.find_to_send(TENANT, to) is None
+    told = []
+
+    def fail():
+        with store.transaction() as tx:
+            told.append(tx.mailboxes.send_only(add(tx)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with store.transaction([(TENANT, told[0])]) as tx:
+        assert tx.mailboxes.find_to_send(TENANT, told[0]) is None
 
 
 def test_those_of_many_mailboxes_are_told_at_once(store):

@@ -311,3 +311,30 @@ async def test_the_examples_on_the_page_are_answered_as_it_says(tmp_path: Path) 
     async with app(tmp_path) as service:
         for subject, body, reply in examples:
             assert (await service.ask_raw(subject, body.encode())).decode() == reply
+
+
+@pytest.mark.rule("G4", "A10")
+async def test_who_discovers_an_agent_may_write_and_not_read(tmp_path: Path) -> None:
+    async with app(tmp_path) as service:
+        made = await service.done("MAILBOX.CREATE", {})
+        own, to = made["mail_address"], made["send_address"]
+        assert (await service.done("AGENT.REGISTER", card(own, "Ann")))["mailbox"] == own
+        assert (await service.done("AGENT.REPORT", {"mailbox": own, "load": 1}))["mailbox"] == own
+        for asked in ({}, {"text": "Ann"}):
+            reply = await service.ask_raw("AGENT.DISCOVER", json.dumps({**asked, "with_state": True}).encode())
+            assert own.encode() not in reply
+            page = json.loads(reply)
+            assert [agent["mailbox"] for agent in page["agents"]] == [to]
+            assert page["states"][0]["status"] == {"mailbox": to, "load": 1}
+        assert await service.done(f"MSG.SEND.{to}", {}) == {"error": "", "msg_id": 0}
+        only = f"mailbox {to} is send-only: this address takes SEND and nothing else"
+        assert (await service.ask(f"MSG.QUERY.{to}"))["error"] == only
+        for verb, body in (("REGISTER", card(to, "Eve")), ("REPORT", {"mailbox": to}), ("UNREGISTER", {"mailbox": to})):
+            assert (await service.ask(AGENT + verb, body))["error"] == only, verb
+        # A name is known to all, so the reply to it is what all may know.
+        assert (await service.done("AGENT.REPORT", {"name": "Ann"}))["mailbox"] == to
+        assert (await service.done("AGENT.UNREGISTER", {"name": "Ann"}))["mailbox"] == to
+        assert await found(service) == []
+        await service.done("AGENT.REGISTER", {"mailbox": own, "send_only": False})
+        assert await found(service) == [own]
+        assert (await service.done("AGENT.UNREGISTER", {"mailbox": own}))["mailbox"] == own

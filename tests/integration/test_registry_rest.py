@@ -400,3 +400,27 @@ async def test_the_service_follows_its_openapi_document(tmp_path: Path) -> None:
         )
         said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
+
+
+@pytest.mark.rule("G4", "A10")
+async def test_a_card_is_shown_by_the_address_it_was_found_with(tmp_path: Path) -> None:
+    async with app(tmp_path) as service:
+        made = await service.done("MAILBOX.CREATE", {})
+        own, to = made["mail_address"], made["send_address"]
+        data = json.dumps({"mailbox": f"mq9://host/{own}", "name": "Ann"}).encode()
+        registered = await service.call("POST", AGENTS, data)
+        assert (registered.status, registered.headers["Location"]) == (201, f"/agents/{own}")
+        shown = data.replace(own.encode(), to.encode())
+        assert (await service.call("GET", f"/agents/{own}")).data == data
+        assert (await service.call("GET", f"/agents/{to}")).data == shown
+        assert (await service.call("GET", AGENTS)).json["agents"] == [json.loads(shown)]
+        record = await service.call("GET", f"/agents/{to}?view=record")
+        assert own.encode() not in record.data
+        assert (record.json["mailbox"], record.json["card"]) == (to, json.loads(shown))
+        assert (await service.call("GET", f"/agents/{own}?view=record")).json["mailbox"] == own
+        only = f"mailbox {to} is send-only: "
+        refused(await service.call("DELETE", f"/agents/{to}"), 403, only, "send_only")
+        refused(await service.call("POST", f"/agents/{to}/report", b"{}"), 403, only, "send_only")
+        refused(await service.call("POST", AGENTS, shown), 403, only, "send_only")
+        assert (await service.call("DELETE", f"/agents/{own}")).status == 204
+        refused(await service.call("GET", f"/agents/{to}"), 404, f"agent {to} is not registered", "agent_not_found")
