@@ -19,7 +19,7 @@ NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_node
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow check unit newcomers bench eval fuzz pipeline-demo peers clean
+.PHONY: help serve dist test test-slow check unit newcomers bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,13 @@ help:  ## list the targets
 
 serve: $(VENV)/.core  ## run the service on its embedded defaults: make serve ARGS="--nats 0.0.0.0:4222"
 	$(BIN)/mediator serve $(ARGS)
+
+# With a build front end of its own, so that nothing but Python has to be there.
+dist:  ## build the wheel and the sdist into dist/
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip install --quiet 'build>=1.2'
+	rm -rf dist
+	$(VENV)-dist/bin/python -m build --outdir dist
 
 $(VENV)-acapy/.done:
 	$(ACAPY_PYTHON) -m venv $(VENV)-acapy
@@ -94,4 +101,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf $(VENV) $(VENV)-acapy tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist registry/embedding/packed $(VENV) $(VENV)-acapy $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import model, pages
+from benchmarks import pages
 from benchmarks.bench import Bench, ResultRow, headline
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
@@ -73,8 +73,7 @@ def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], li
     # TMPDIR decides which disk is measured.
     with tempfile.TemporaryDirectory(prefix="mediator-bench-") as folder, progress:
         fsync = [fsync_ms(Path(folder))]
-        task = progress.add_task("export the model", total=len(claims))
-        model.share(Path(folder) / "models")
+        task = progress.add_task("", total=len(claims))
         for claim in claims:
             started = time.monotonic()
             rows[claim] = []

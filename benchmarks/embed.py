@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import nats
 import uvloop
 
-from benchmarks import catalog, model
+from benchmarks import catalog
 from benchmarks.bench import Bench, ResultRow, at_least
 from benchmarks.nats_clients import ask
 from benchmarks.servers import ServiceProcess, running
-from mediator.errors import UnavailableError
 from registry.cards.card import read_card
-from registry.embedding.backends import OnnxModel, export_folder
-from registry.embedding.models import DEFAULT_MODEL, find_model
+from registry.embedding.backends import OnnxModel
+from registry.embedding.models import DEFAULT_MODEL, PACKED, missing_extra
 from registry.embedding.texts import card_texts
 from registry.index.packing import pack_rows
 
@@ -42,10 +41,8 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     cards = list(catalog.cards(QUICK_CARDS if bench.quick else CARDS))
     source = bench.folder / "cards.jsonl"
     source.write_bytes(b"\n".join(cards))
-    try:
-        models = model.shared()
-    except UnavailableError as error:
-        yield ResultRow(f"embed: not measured, {error}", "-")
+    if extra := missing_extra(DEFAULT_MODEL):
+        yield ResultRow(f"embed: not measured, agent-mediator[{extra}] is not installed", "-")
         return
     embedded, plain, handed, registered = [], [], [], []
     with spark_running(name="benchmark") as spark:
@@ -53,13 +50,13 @@ def run(bench: Bench) -> Iterator[ResultRow]:
         for turn in range(ROUNDS + 1):
             folder = bench.folder / f"embed{turn}"
             bench.status(f"embed {len(cards)} cards, round {turn} of {ROUNDS}")
-            spent = _embed(spark, folder, models, source)
+            spent = _embed(spark, folder, source)
             if not turn:
                 continue
             embedded.append(len(cards) / spent[0])
             handed.append(len(cards) / spent[1])
             bench.status(f"encode {len(cards)} cards in one process, round {turn} of {ROUNDS}")
-            plain.append(len(cards) / _encode(models, cards))
+            plain.append(len(cards) / _encode(cards))
             bench.status(f"REGISTER {len(cards)} cards, round {turn} of {ROUNDS}")
             registered.append(len(cards) / _register(bench.folder / f"registering{turn}", cards))
     what = f"{len(cards) // 1000} 000 cards"
@@ -67,7 +64,7 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     yield at_least(f"embed: {what} handed over with vectors / REGISTER without", "cards/s", handed, registered, SHARE)
 
 
-def _embed(spark: "SparkSession", data_dir: Path, models: Path, source: Path) -> tuple[float, float]:
+def _embed(spark: "SparkSession", data_dir: Path, source: Path) -> tuple[float, float]:
     """Return the seconds to encode and the seconds to hand over."""
     from pipeline.embedding.model import find_model
     from pipeline.embedding.registry_client import RegistryClient as Handed
@@ -81,17 +78,15 @@ def _embed(spark: "SparkSession", data_dir: Path, models: Path, source: Path) ->
         seen[step] = seen.get(step, (now, now))[0], now
 
     with running(ServiceProcess(data_dir)):
-        chosen = find_model(DEFAULT_MODEL, models, no_progress)
+        chosen = find_model(DEFAULT_MODEL, data_dir / "models", no_progress)
         done = embed_catalog(spark, data_dir / "lake", [source], chosen, Handed(data_dir), "default", notify)
         assert done.added == done.encoded
     (began, encoded), (_, handed) = seen["cards encoded"], seen["cards handed over"]
     return encoded - began, handed - encoded
 
 
-def _encode(models: Path, cards: Sequence[bytes]) -> float:
-    place = find_model(DEFAULT_MODEL)
-    assert place is not None
-    fast = OnnxModel(export_folder(models, place.fingerprint))
+def _encode(cards: Sequence[bytes]) -> float:
+    fast = OnnxModel(PACKED)
     begun = time.perf_counter()
     for card in cards:
         pack_rows(fast.encode(card_texts(read_card(card))))

@@ -1,4 +1,4 @@
-"""Speed and memory of encoding texts: the exported ONNX model compared with sentence-transformers."""
+"""Speed and memory of encoding texts: the packed ONNX model compared with sentence-transformers."""
 
 import asyncio
 import random
@@ -10,8 +10,9 @@ from statistics import median, quantiles
 from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
 from registry.embedding.backends import FLOAT32
 from registry.embedding.encoder import Encoder
-from registry.embedding.models import DEFAULT_MODEL, find_model
+from registry.embedding.models import DEFAULT_MODEL, find_model, fingerprinted
 from registry.embedding.process import Worker, start_worker
+from tests.harness.models import reference_folder
 
 CARD_WORDS = 60  # about 80 tokens
 QUERY_WORDS = 12
@@ -28,17 +29,16 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 
 async def _measure(bench: Bench) -> list[ResultRow]:
-    place = find_model(DEFAULT_MODEL)
-    assert place is not None
-    bench.status("the model is exported")
+    bench.status("the model is loaded")
+    packed, weights = find_model(DEFAULT_MODEL), fingerprinted(reference_folder())
     began = time.perf_counter()
     encoder = Encoder(DEFAULT_MODEL, bench.folder / "cache", "bench")
     await encoder.start()
     await encoder.wait_ready()
     ready = time.perf_counter() - began
-    reference = await start_worker(place, DEFAULT_MODEL, bench.folder / "empty", FLOAT32)
+    reference = await start_worker(weights, "the reference", bench.folder / "empty", FLOAT32)
     began = time.perf_counter()
-    fast = await start_worker(place, DEFAULT_MODEL, bench.folder / "cache", "")
+    fast = await start_worker(packed, DEFAULT_MODEL, bench.folder / "cache", "")
     again = time.perf_counter() - began
     assert (reference.runs, fast.runs) == ("reference", "onnx")
     idle = _memory(fast), _memory(reference)
@@ -63,7 +63,7 @@ async def _measure(bench: Bench) -> list[ResultRow]:
         at_most("a query while cards are encoded, against none (99th percentile)", "ms", among, alone, 20),
         ResultRow("memory of the worker once ready, reference as peer", f"{idle[0]} MiB", f"{idle[1]} MiB"),
         at_most("memory of the worker after use, against the reference", "MiB", [busy[0]], [busy[1]], 0.5),
-        ResultRow("until the first start, which exports the model, answers queries", number(ready, "s")),
+        ResultRow("until the first start answers queries", number(ready, "s")),
         ResultRow("until a later start answers queries", number(again, "s")),
     ]
 

@@ -1,7 +1,6 @@
 """Starts the processes under test: our service, as a user would, and nats-server with JetStream."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mediator.nats.server import find_binary
+from registry.embedding.models import DEFAULT_MODEL, missing_extra
 
 READY_SECONDS = 60.0
 ENCODER = b"registry.embedding"
 """Found in the command line of a process that holds a model."""
-SHARED_MODELS = "BENCH_MODELS"
-"""Environment variable with the folder of the exported model, which every service gets a copy of."""
 
 
 class ServerProcess:
@@ -55,12 +53,10 @@ class ServiceProcess(ServerProcess):
     ) -> None:
         """Start with default settings and return when it is idle; ``ready_seconds`` is how long `/readyz` took.
 
-        With ``nats_url`` it uses that server instead of its own. Where the model is available it is loaded before this
-        returns, except without ``semantic``. ``env`` holds further environment variables.
+        With ``nats_url`` it uses that server instead of its own. Where search by meaning is installed, the model is
+        loaded before this returns, except without ``semantic``. ``env`` holds further environment variables.
         """
-        shared = os.environ.get(SHARED_MODELS) if semantic else None
-        if shared and not (data_dir / "models").exists():
-            shutil.copytree(shared, data_dir / "models")
+        embeds = semantic and not missing_extra(DEFAULT_MODEL)
         nats, http = free_port(), free_port()
         self.http_url = f"http://127.0.0.1:{http}"
         started = time.monotonic()
@@ -75,7 +71,7 @@ class ServiceProcess(ServerProcess):
         try:
             self._wait(started + READY_SECONDS)
             self.ready_seconds = time.monotonic() - started
-            while shared and not self.counter("mediator_registry_encoder_up "):
+            while embeds and not self.counter("mediator_registry_encoder_up "):
                 self._check(started + READY_SECONDS)
         except BaseException:
             self.process.kill()

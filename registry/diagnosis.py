@@ -2,12 +2,13 @@
 
 from mediator.ops.diagnosis import Finding, Level
 from mediator.ops.units import format_count
-from registry.embedding.models import missing_libraries
+from mediator.system.extras import install_command
+from registry.embedding.models import missing_extra
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
 
 _BACKENDS = {
-    "onnx": "exported to onnx",
+    "onnx": "run by onnxruntime",
     "reference": "as sentence-transformers, which is slower: the log says why it cannot be exported",
     "": "but does not run",
 }
@@ -43,12 +44,12 @@ def _not_running(models: EmbeddingModels) -> Finding:
     """Say why the configured model does not answer, and what answers instead."""
     instead = "Keywords answer meanwhile." if models.problem else "The former model answers meanwhile."
     encoder = models.encoder
-    if missing_libraries(models.model):
-        # The service may have been installed without them on purpose.
+    if extra := missing_extra(models.model):
+        # The service may have been installed without it on purpose.
         return Finding(
             Level.NOTE,
-            f"No search by meaning: {encoder.problem}.",
-            "Keywords answer. If that is meant, set registry.semantic = false.",
+            f"No search by meaning with {models.model}: {encoder.problem}. {instead}",
+            f"{install_command(extra)}, or, if that is meant, set registry.semantic = false.",
         )
     if encoder.failed:
         return Finding(Level.PROBLEM, f"The model does not work: {encoder.problem}.", f"See registry.model. {instead}")

@@ -18,15 +18,15 @@ class RegistrySettings(PartSettings):
     semantic: bool = Field(
         default=True,
         description="Search by meaning, where `agent-mediator[search]` is installed. Disable it to save the memory "
-        "of the model, about 200 MB; keywords then answer, with a note.",
+        "of the model, about 130 MB; keywords then answer, with a note.",
     )
     model: str = Field(
         default="all-MiniLM-L6-v2",
         min_length=1,
         max_length=512,
-        description="The sentence-transformers model: the default one, a folder, or a name that "
-        "sentence-transformers knows. After a change all cards are embedded again in the background. Compare models on "
-        "your own cards with `mediator agent eval` first.",
+        description="The model: the default one, which comes with `agent-mediator[search]`, or any other of "
+        "sentence-transformers, by folder or by name, which needs `agent-mediator[models]`. After a change all cards "
+        "are embedded again in the background. Compare models on your own cards with `mediator agent eval` first.",
     )
     default_ttl: Whole = Field(
         default=0,

@@ -19,13 +19,14 @@ from mediator.store.migrate import migrate
 from mediator.store.pool import Pool
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.session import Session
+from mediator.system.extras import install_command
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.errors import FeatureNotSupported, InsufficientPrivilege, UndefinedFunction
 except ImportError as error:
-    raise SetupError("PostgreSQL needs its driver: pip install 'agent-mediator[postgres]'") from error
+    raise SetupError(f"PostgreSQL needs its driver: {install_command('postgres')}") from error
 
 from mediator.store.arrays import Array, BigInts, Blobs, Texts
 from mediator.store.wire import Connection, Wire

@@ -14,6 +14,7 @@ from mediator.cli import output
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandOptions
 from mediator.errors import BadRequestError, SetupError
+from mediator.system.extras import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +175,7 @@ def recorded_run(settings: "Settings", command: str) -> Iterator[dict[str, int |
 def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed, or is too old."""
     if not all(find_spec(name) for name in NEEDED):
-        raise SetupError("Spark is not installed: pip install 'agent-mediator[pipeline]'")
+        raise SetupError(f"Spark is not installed: {install_command('pipeline')}")
     from pipeline.requirements import check_installed
 
     check_installed()

@@ -12,10 +12,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from mediator.errors import BadRequestError, SetupError
+from mediator.system.extras import install_command
 from pipeline.progress import ProgressCallback
 from registry.cards.card import read_card
 from registry.embedding import models
-from registry.embedding.backends import export_folder
+from registry.embedding.backends import runnable_folder
 from registry.embedding.encoder import well_formed
 from registry.embedding.process import ENVIRONMENT
 from registry.embedding.space import EmbeddingSpace
@@ -31,9 +32,10 @@ _MADE = "digest binary, vectors binary, problem string"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on a disk that driver and executors share, with the files made of it."""
+    """A model on a disk that driver and executors share, with the files made of it; the default one needs none."""
 
-    folder: Path
+    folder: Path | None
+    """None for the default model, which is part of the package on every machine."""
     fingerprint: str
     cache_dir: Path
     space: str
@@ -55,27 +57,28 @@ def find_model(name: str, cache_dir: Path, on_progress: ProgressCallback) -> Mod
     The name becomes part of the space, so it has to be as in ``registry.model``. Raises :class:`SetupError` when it
     cannot be had.
     """
-    if models.missing_libraries(name):
-        raise SetupError("the libraries for search by meaning are not installed: pip install 'agent-mediator[search]'")
+    if extra := models.missing_extra(name):
+        raise SetupError(f"the model {name} needs agent-mediator[{extra}]: {install_command(extra)}")
     try:
         place = models.find_model(name) or models.download_model(name)
     except (OSError, LookupError) as error:
         raise SetupError(f"registry.model: {error}") from error
     cache_dir = cache_dir.absolute()
-    if not export_folder(cache_dir, place.fingerprint).exists():
+    if not runnable_folder(place, cache_dir).exists():
         on_progress("exporting the model", 0, None)
     # Where that cannot be, workers run sentence-transformers, as the service does.
-    loaded = _loaded(place.folder, place.fingerprint, cache_dir, "")
+    folder = None if place.packed else place.folder
+    loaded = _loaded(folder, place.fingerprint, cache_dir, "")
     dims = models.dims_of(place) or loaded.encode(["ready"]).shape[1]
     space = EmbeddingSpace(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
-    return Model(place.folder, place.fingerprint, cache_dir, str(space), loaded.precision)
+    return Model(folder, place.fingerprint, cache_dir, str(space), loaded.precision)
 
 
 @lru_cache(maxsize=1)
-def _loaded(folder: Path, fingerprint: str, cache_dir: Path, precision: str) -> Loaded:
+def _loaded(folder: Path | None, fingerprint: str, cache_dir: Path, precision: str) -> Loaded:
     # There is a worker for each core, so more threads would only compete.
     os.environ.update(ENVIRONMENT)
-    return load(models.ModelFiles(folder, fingerprint), cache_dir, precision).model
+    return load(models.ModelFiles(folder or models.PACKED, fingerprint), cache_dir, precision).model
 
 
 def encode_batches(model: Model, batches: Iterator[Any]) -> Iterator[Any]:

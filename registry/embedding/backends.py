@@ -11,11 +11,10 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.embedding.models import digest_file
+from registry.embedding.models import ABOUT, ModelFiles, digest_file
 
 MODEL: Final = "model.onnx"
 TOKENIZER: Final = "tokenizer.json"
-ABOUT: Final = "about.json"
 
 _EXPORT_VERSION: Final = 2  # raise it when the export writes other files for the same model
 FLOAT32: Final = "float32"
@@ -29,10 +28,16 @@ def export_folder(cache_dir: Path, fingerprint: str) -> Path:
     return cache_dir / f"{fingerprint}-{_EXPORT_VERSION}"
 
 
-def describe(folder: Path, max_tokens: int, precision: str) -> None:
-    """Write ``about.json``: checksums of the files in ``folder``, the most tokens of a text, and the precision."""
+def runnable_folder(place: ModelFiles, cache_dir: Path) -> Path:
+    """Return the folder that a model is run from: its own, or that of its export."""
+    return place.folder if place.packed else export_folder(cache_dir, place.fingerprint)
+
+
+def describe(folder: Path, max_tokens: int, precision: str, **more: str | int) -> None:
+    """Write ``about.json``: checksums of ``folder``'s files, the most tokens of a text, the precision, and ``more``."""
     digests = {name: digest_file(folder / name) for name in (MODEL, TOKENIZER)}
-    (folder / ABOUT).write_text(json.dumps({"max_tokens": max_tokens, "precision": precision, "sha256": digests}))
+    about = {"max_tokens": max_tokens, "precision": precision, "sha256": digests, **more}
+    (folder / ABOUT).write_text(json.dumps(about))
 
 
 def precision_of(folder: Path) -> str:

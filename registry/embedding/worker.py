@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mediator.system.leash
-from registry.embedding.backends import FLOAT32, OnnxModel, export_folder
+from registry.embedding.backends import FLOAT32, OnnxModel, runnable_folder
 from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
 from registry.embedding.models import ModelFiles, download_model
 
@@ -67,20 +67,22 @@ def main() -> int:
 
 
 def load(place: ModelFiles, cache_dir: Path, precision: str = "") -> LoadedModel:
-    """Load the export of a model from ``cache_dir``, made first if it is missing or damaged.
+    """Load a packed model, or the export of another from ``cache_dir``, made first if it is missing or damaged.
 
     A model that cannot be exported runs as the reference. If ``precision`` is not empty, raises LookupError when it
     cannot be provided, since vectors of two precisions must not be mixed.
     """
-    folder = export_folder(cache_dir, place.fingerprint)
+    folder = runnable_folder(place, cache_dir)
     exported, problem = _load_export(folder)
+    if place.packed and exported is None:
+        raise LookupError(f"its files are damaged, install the package again: {problem}")
     if exported is None and precision != FLOAT32:
         problem = export(place.folder, folder)
         if not problem:
             exported, problem = _load_export(folder)
     if exported is not None and precision in ("", exported.precision):
         return LoadedModel(exported)
-    if precision in ("", FLOAT32):
+    if precision in ("", FLOAT32) and not place.packed:
         from registry.embedding.backends import SentenceTransformersModel
 
         return LoadedModel(SentenceTransformersModel(place.folder), problem)

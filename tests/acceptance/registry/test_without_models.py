@@ -57,7 +57,7 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
         findings = (await control.send_command(service.data_dir, "installation"))["findings"]
         assert [finding["text"] for finding in findings if finding["level"] == "problem"] == []
         (found,) = (finding for finding in findings if finding["text"].startswith("No search by meaning"))
-        assert "pip install" in found["text"]
+        assert "pip install" in found["advice"]
     finally:
         await client.close()
     assert service.complaints() == []

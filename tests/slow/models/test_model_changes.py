@@ -164,7 +164,7 @@ async def test_the_former_model_answers_until_the_new_one_is_ready(
             assert await second.answered()
             await until(lambda: second.models.unembedded == 0)
             assert (await second.found(semantic="when is the sea deep enough?"))[0] == "tide"
-            assert f"ok The model {two} reads sentences, exported to onnx." in await second.said()
+            assert f"ok The model {two} reads sentences, run by onnxruntime." in await second.said()
 
             async def others_dropped() -> bool:
                 return await second.spaces() == [second.updater.space]

@@ -9,6 +9,7 @@ from mediator.cli import main
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import BadRequestError
+from mediator.system.extras import install_command
 from pipeline.cli.jobs import LITTLE_BYTES, MAX_CONF, SparkOptions, is_small, job
 
 
@@ -102,7 +103,7 @@ def test_unusable_lake_is_refused_before_spark_starts(run, tmp_path, lake, said)
 
 def test_without_the_extra_it_is_said_how_to_get_it(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert run(nothing) == (2, "", "mediator: Spark is not installed: pip install 'agent-mediator[pipeline]'\n")
+    assert run(nothing) == (2, "", f"mediator: Spark is not installed: {install_command('pipeline')}\n")
 
 
 def test_old_pyspark_is_named_with_the_remedy(run, monkeypatch):
