@@ -1,10 +1,12 @@
 """The tree of errors: each has a stable code, a message that names the field, and says whether a retry helps.
 
 Every door maps the same tree: NATS sends the message as ``error`` and the code as ``error_code``, HTTP answers with
-``status``, DIDComm sends a problem report with ``problem``. ``docs/errors.md`` lists all of them.
+``status``, DIDComm sends a problem report with ``problem``. ``docs/errors.md`` lists all of them. A client raises the
+error that the code names again (:func:`error_of_reply`).
 """
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 
 class MediatorError(Exception):
@@ -17,8 +19,18 @@ class MediatorError(Exception):
     text: ClassVar[str] = "internal error"
     """What is said where the error is raised without a text."""
 
+    reply: Mapping[str, Any] = {}
+    """The reply that reported it to a client; empty where none did."""
+
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text or self.text)
+
+    @classmethod
+    def reported(cls, text: str) -> Self:
+        """Return the error that somebody else raised and described by ``text``."""
+        error = cls.__new__(cls)
+        MediatorError.__init__(error, text)
+        return error
 
 
 class BadRequestError(MediatorError):
@@ -31,6 +43,13 @@ class BadRequestError(MediatorError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+    @classmethod
+    def reported(cls, text: str) -> Self:
+        """Return the error, with the field that its text names."""
+        error = super().reported(text)
+        error.field = text.partition(":")[0]
+        return error
 
 
 class MessageTooLargeError(BadRequestError):
@@ -336,3 +355,49 @@ class AddressRefusedError(UnreachableError):
     status = 400
     retry = False
     problem = "e.p.msg"
+
+
+class NoReplyError(UnreachableError):
+    """A client sent a request and got no answer in time; nobody knows whether it was carried out."""
+
+    code = "no_reply"
+    status = 504
+
+
+class LoginRefusedError(MediatorError):
+    """The NATS server does not let a client in as whom it says it is."""
+
+    code = "login_refused"
+    status = 401
+
+
+class PartlyRefusedError(MediatorError):
+    """Some messages of a client's batch were refused; the others are on disk (S8)."""
+
+    code = "partly_refused"
+    status = 207
+
+    def __init__(self, refused: int, total: int, first: str) -> None:
+        super().__init__(f"{refused} of {total} messages were refused, the first because of {first}")
+        self.msg_ids: Sequence[int | None] = ()
+        """Of each message, in their order; None for those that were refused."""
+        self.errors: Mapping[int, MediatorError] = {}
+        """Why a message was refused, by its place, counted from 0."""
+
+
+def error_of_reply(text: str, reply: Mapping[str, Any]) -> MediatorError:
+    """Return the error that a service reported, of the class that its ``error_code`` names."""
+    code = reply.get("error_code")
+    error = _classes(MediatorError).get(code, MediatorError).reported(text)
+    if isinstance(code, str):
+        # A newer service may send a code that is not in this tree.
+        error.code = code  # type: ignore[misc]
+    error.reply = reply
+    return error
+
+
+def _classes(root: type[MediatorError]) -> dict[Any, type[MediatorError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _classes(child)
+    return found

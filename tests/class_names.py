@@ -2,6 +2,9 @@
 
 One name has one meaning in all packages; names that begin with ``_`` belong to their module. Two classes may share a
 name only as an interface (a ``Protocol``) and an implementation that has all its methods and attributes.
+
+The client shows the service's things from outside, under the names that the service has for them, and once more for
+programs without an event loop: each of the two views is a world of its own.
 """
 
 import ast
@@ -12,18 +15,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mediator", "pickup", "pipeline", "registry")
+VIEWS = ("mediator/client/sync.py", "mediator/client/")
 
 
 def repeated() -> Iterator[str]:
     """Say which class names are defined more than once, and where."""
-    found: defaultdict[str, list[tuple[str, ast.ClassDef]]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[tuple[str, ast.ClassDef]]] = defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             where = str(path.relative_to(ROOT))
+            view = next((view for view in VIEWS if where.startswith(view)), "")
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append((where, node))
-    for name, definitions in sorted(found.items()):
+                    found[view, node.name].append((where, node))
+    for (_, name), definitions in sorted(found.items()):
         if len(definitions) > 1 and not _is_interface_pair([node for _, node in definitions]):
             yield f"{name}: {', '.join(where for where, _ in definitions)}"
 

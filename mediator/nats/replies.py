@@ -62,9 +62,11 @@ def created(result: Created) -> bytes:
 def batch(outcomes: Sequence[int | MediatorError]) -> bytes:
     """Write the reply to BATCH: the msg_id of each message, and by its number why one was refused (S8)."""
     refused = {no: outcome for no, outcome in enumerate(outcomes) if isinstance(outcome, MediatorError)}
+    codes = {str(no): error.code for no, error in refused.items()}
     return success(
         msg_ids=[HIDDEN_ID if no in refused else outcome for no, outcome in enumerate(outcomes)],
         errors={str(no): str(error)[:MAX_WORDS] for no, error in refused.items()},
+        **({"error_codes": codes} if codes else {}),
     )
 
 

@@ -121,6 +121,7 @@ async def test_mailboxes_that_are_not_there(service: Service) -> None:
         "error": "",
         "msg_ids": [-1, -1],
         "errors": {"0": missing, "1": missing},
+        "error_codes": {"0": "mailbox_not_found", "1": "mailbox_not_found"},
     }
     for address, why in (("A-b", "expected lowercase"), ("public", "public is reserved"), ("x" * 129, "expected")):
         reply = await batch(service, ({}, b""), to=address)
@@ -169,7 +170,9 @@ async def test_a_quota_that_fills_up_refuses_the_rest(tmp_path: Path) -> None:
         await service.create()
         full = "quota_exceeded: messages in the mailbox, limit 2, in use 2"
         reply = await batch(service, *([({}, b"x")] * 4))
-        assert reply == {"error": "", "msg_ids": [0, 1, -1, -1], "errors": {"2": full, "3": full}}
+        codes = {"2": "quota_exceeded", "3": "quota_exceeded"}
+        errors = {"2": full, "3": full}
+        assert reply == {"error": "", "msg_ids": [0, 1, -1, -1], "errors": errors, "error_codes": codes}
 
 
 @pytest.mark.rule("S8", "N2")
@@ -197,7 +200,8 @@ async def test_a_full_queue_takes_the_beginning_of_a_batch(tmp_path: Path) -> No
         assert await batch(service, ({}, b"too much")) == refused("MSG.BATCH", full)
         store.gate.set()
         assert (await first)["msg_id"] == 0
-        assert await half == {"error": "", "msg_ids": [1, 2, 3, -1, -1], "errors": {"3": full, "4": full}}
+        errors, codes = {"3": full, "4": full}, {"3": "busy", "4": "busy"}
+        assert await half == {"error": "", "msg_ids": [1, 2, 3, -1, -1], "errors": errors, "error_codes": codes}
         again = [await batch(service, *sent[:3]), await batch(service, *sent[3:])]
         assert [reply["msg_ids"] for reply in again] == [[1, 2, 3], [4, 5]]
         assert ids(await service.query()) == list(range(6))
@@ -211,7 +215,8 @@ async def test_a_store_that_fails_is_said_of_each(tmp_path: Path) -> None:
         store.broken = True
         why = "unavailable: disk I/O error"
         reply = await batch(service, ({}, b"0"), ({}, b"1"))
-        assert reply == {"error": "", "msg_ids": [-1, -1], "errors": {"0": why, "1": why}}
+        codes = {"0": "unavailable", "1": "unavailable"}
+        assert reply == {"error": "", "msg_ids": [-1, -1], "errors": {"0": why, "1": why}, "error_codes": codes}
         assert counted(service, "unavailable") == 1
         store.broken = False
         assert (await batch(service, ({}, b"0")))["msg_ids"] == [0]
