@@ -19,7 +19,7 @@ NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_node
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve dist test test-slow check unit newcomers bench eval fuzz pipeline-demo peers clean
+.PHONY: help serve dist test test-slow check docs unit newcomers bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -88,7 +88,11 @@ check: $(VENV)/.dev  ## lint, format, types, imports and names
 newcomers:  ## play each newcomer by README's commands, on a clean machine: make newcomers ARGS=wallet
 	$(PYTHON) -m tests.slow.newcomers $(ARGS)
 
-bench: $(VENV)/.dev  ## measure beside the peers and print the table of README: make bench ARGS="--quick --write"
+docs: $(VENV)/.dev  ## build the documentation as a site, into build/site; a broken link is an error
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	@echo build/site/index.html
+
+bench: $(VENV)/.dev  ## measure beside the peers and print the headlines: make bench ARGS="--quick --write"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 eval: $(VENV)/.dev  ## measure how well agents are found, on the sets in EVAL_DIR: make eval ARGS="--cards 50"
@@ -101,4 +105,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf dist registry/embedding/packed $(VENV) $(VENV)-acapy $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist registry/embedding/packed $(VENV) $(VENV)-acapy $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

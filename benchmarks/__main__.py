@@ -26,7 +26,7 @@ QUICK = (
     "send", "fetch", "push", "didcomm", "gateway", "mailboxes", "flat", "quiet", "kill", "didcomm_instances",
     "didcomm_scale", "discover", "costs", "simulation",
 )  # fmt: skip
-"""Measured through the ports of a whole service; README's table comes from these."""
+"""Measured through the ports of a whole service; the headlines come from these."""
 REST = (
     "postgres", "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake",
     "pipeline_mail",
@@ -58,6 +58,7 @@ def main() -> int:
     if options.write:
         if not options.claims:
             pages.write(pages.HEADLINES, f"{pages.table(shown)}\n\n{origin}")
+            pages.write(pages.SUMMARY, f"{pages.table(pages.summary(shown))}\n\n{origin}")
         for claim, found in rows.items():
             pages.write(claim, f"{pages.table(found)}\n\n{origin}")
     return 1 if any(row.met is False for found in rows.values() for row in found) else 0

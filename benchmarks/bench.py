@@ -25,7 +25,7 @@ class ResultRow:
     spread: float | None = None
     """Largest minus smallest of the rounds, divided by their median; of the ratio where there is one."""
     headline: bool = False
-    """The row belongs in README."""
+    """The row is one to look at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Bench:
 
 
 def headline(row: ResultRow) -> ResultRow:
-    """Mark a row for README."""
+    """Mark a row to look at first."""
     return replace(row, headline=True)
 
 

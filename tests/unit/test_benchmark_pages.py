@@ -16,7 +16,18 @@ SLOW_DISK = Constants(client=Work(10, 1), router=Work(0, 0), service=Work(200, 2
 def test_every_benchmark_has_one_place_in_the_pages():
     text = "".join(page.read_text() for page in (pages.README, pages.RESULTS, pages.SCALE))
     places = re.findall(r"<!-- bench: (\w+) -->\n.*?\n<!-- end -->", text, re.DOTALL)
-    assert sorted(places) == sorted([pages.HEADLINES, *QUICK, *REST])
+    assert sorted(places) == sorted([pages.HEADLINES, pages.SUMMARY, *QUICK, *REST])
+
+
+def test_rows_of_the_readme_are_rows_of_the_results():
+    """They are from the same run, none is edited, and each that belongs there is there."""
+    place = r"<!-- bench: {} -->\n.*?\|---.*?\n(.*?)<!-- end -->"
+    (shown,) = re.findall(place.format(pages.SUMMARY), pages.README.read_text(), re.DOTALL)
+    (headlines,) = re.findall(place.format(pages.HEADLINES), pages.RESULTS.read_text(), re.DOTALL)
+    rows = [ResultRow(line.split(" | ")[0].removeprefix("| "), line) for line in headlines.splitlines() if "|" in line]
+    origin = headlines.rpartition("|")[2].strip()
+    assert shown.splitlines() == [*(row.ours for row in pages.summary(rows)), "", origin]
+    assert len(pages.summary(rows)) > len(pages.OF_SUMMARY)
 
 
 def test_a_written_table_replaces_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ import socket
 import subprocess
 from asyncio import StreamReader, StreamWriter
 
-from tests.acceptance.readme import raise_loopback
+from tests.harness.pages import raise_loopback
 
 UNSHARE = ["unshare", "--map-root-user", "--net"]
 PROXY = ("127.0.0.1", 3128)
