@@ -8,7 +8,8 @@
             async with message:
                 print(message.text)
 
-Errors are those of :mod:`mediator.errors`, each with a stable code.
+:mod:`mediator.client.sync` has the same for programs without an event loop. Errors are those of
+:mod:`mediator.errors`, each with a stable code.
 """
 
 from mediator.client.client import Client, Mailbox

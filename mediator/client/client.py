@@ -496,12 +496,12 @@ class Mailbox:
 
     async def register(self, card: Mapping[str, Any]) -> str:
         """Register an agent that is reached at this mailbox, unless its card names another; return the address."""
-        return await self.client.register(self._with_mailbox(card))
+        return await self.client.register(self.with_mailbox(card))
 
     @asynccontextmanager
     async def registered(self, card: Mapping[str, Any], *, ttl: float = 60.0) -> AsyncIterator[Registration]:
         """Keep an agent that is reached at this mailbox registered, as :meth:`Client.registered`."""
-        async with self.client.registered(self._with_mailbox(card), ttl=ttl) as registration:
+        async with self.client.registered(self.with_mailbox(card), ttl=ttl) as registration:
             yield registration
 
     async def discover(
@@ -519,7 +519,8 @@ class Mailbox:
             text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score
         )
 
-    def _with_mailbox(self, card: Mapping[str, Any]) -> Mapping[str, Any]:
+    def with_mailbox(self, card: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the card, naming this mailbox unless it names one."""
         return card if card_address(card) else {**card, "mailbox": self.send_address or self.address}
 
 
