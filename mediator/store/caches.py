@@ -19,6 +19,7 @@ class MailboxCache:
         self._capacity = capacity
         self._by_place: OrderedDict[tuple[str, str], KeptMailbox] = OrderedDict()
         self._by_no: dict[int, KeptMailbox] = {}
+        self._by_send_only: dict[tuple[str, str], KeptMailbox] = {}
 
     def at(self, tenant: str, address: str) -> KeptMailbox | None:
         """Return the mailbox at a place."""
@@ -26,6 +27,15 @@ class MailboxCache:
         if mailbox is not None:
             self._by_place.move_to_end((tenant, address))
         return mailbox
+
+    def at_send_only(self, tenant: str, address: str) -> KeptMailbox | None:
+        """Return the mailbox that was found by a send-only address before (A10)."""
+        mailbox = self._by_send_only.get((tenant, address))
+        return mailbox if mailbox is not None and self.at(*mailbox.place) is mailbox else None
+
+    def found_by_send_only(self, mailbox: KeptMailbox) -> None:
+        """Remember a mailbox that is here by its send-only address, too."""
+        self._by_send_only[mailbox.tenant, mailbox.send_only] = mailbox
 
     def numbered(self, no: int) -> KeptMailbox | None:
         """Return the mailbox with a number."""
@@ -41,12 +51,15 @@ class MailboxCache:
         known = self._by_no.pop(mailbox.no, None)
         if known is not None and self._by_place.get((known.tenant, known.address)) is known:
             del self._by_place[known.tenant, known.address]
+        if known is not None:
+            self._by_send_only.pop((known.tenant, known.send_only), None)
 
     def trim(self) -> None:
         """Forget the least recently used above the capacity; only between transactions."""
         while len(self._by_place) > self._capacity:
             _, mailbox = self._by_place.popitem(last=False)
             self._by_no.pop(mailbox.no, None)
+            self._by_send_only.pop((mailbox.tenant, mailbox.send_only), None)
 
 
 class UnflushedPositions:

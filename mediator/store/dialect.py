@@ -24,7 +24,7 @@ class Dialect(Protocol):
     """Columns behind those of a group, empty where asking again costs nothing: whether it has no lease, and for each of
     the lanes of ``EMPTY_LANES`` whether its mailbox has no message there."""
     send_only: SendOnlyAddresses | None
-    """Those of the database, once the table of mailboxes has read their key."""
+    """See :func:`send_only_addresses`."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with ``?`` places and return its rows."""
@@ -61,6 +61,14 @@ class Dialect(Protocol):
 
     def usage(self, tenant: str, now: int) -> Row:
         """Return how many messages and bytes all mailboxes of a tenant hold that have not expired by ``now``."""
+
+
+def send_only_addresses(dialect: Dialect) -> SendOnlyAddresses:
+    """Return the send-only addresses of the database; a connection reads their key once (A10)."""
+    if dialect.send_only is None:
+        [(key,)] = dialect.execute("SELECT key FROM send_only_key WHERE no = 1")
+        dialect.send_only = SendOnlyAddresses(bytes(key))
+    return dialect.send_only
 
 
 def chunks(values: Sequence[int], size: int = 500) -> Iterator[Sequence[int]]:

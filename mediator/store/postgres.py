@@ -10,11 +10,11 @@ from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.send_only import SendOnlyAddresses
+from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
-from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS
+from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS, send_only_addresses
 from mediator.store.migrate import migrate
 from mediator.store.pool import Pool
 from mediator.store.rows import KeptMailbox, Row
@@ -74,7 +74,8 @@ _PREFETCH = (
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
 _PREFETCH_ONE = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? FOR UPDATE"
-# By address or by number; numbers are those of send-only addresses.
+# By numbers where send-only addresses are among them.
+_PREFETCH_NUMBER = f"SELECT {rows.MAILBOX} FROM mailbox WHERE no = ? AND address IS NOT NULL FOR UPDATE"
 _PREFETCH_MIXED = (
     f"SELECT {rows.MAILBOX} FROM mailbox WHERE address IS NOT NULL AND no IN (SELECT held.no"
     " FROM unnest(?, ?) AS place (tenant, address)"
@@ -264,7 +265,9 @@ class PostgresDialect:
         if not wanted:
             return []
         numbers = self._numbers(wanted)
-        if numbers:
+        if numbers and len(wanted) == 1:
+            found = self.wire.ask(_PREFETCH_NUMBER, numbers)
+        elif numbers:
             tenants, addresses = zip(*wanted, strict=True)
             found = self.wire.ask(_PREFETCH_MIXED, (Texts(tenants), Texts(addresses), BigInts(numbers)))
         elif len(wanted) == 1:
@@ -276,10 +279,8 @@ class PostgresDialect:
 
     def _numbers(self, places: Collection[Place]) -> list[int]:
         """Return which mailboxes the send-only addresses among these places may be of."""
-        read = self.send_only
-        if read is None:
-            return []
-        return [no for _, address in places if (no := read.number(address)) is not None]
+        found = [address for _, address in places if is_send_only(address)]
+        return [no for address in found if (no := send_only_addresses(self).number(address)) is not None]
 
     def commit(self) -> None:
         """Raise :class:`UnavailableError` if the server answers ROLLBACK, as it does when the transaction failed.

@@ -109,6 +109,27 @@ def messages(store: Store, address: str) -> list[Message]:
         return tx.messages.newest(mailbox, Filter(), ALL, ALL, 0)
 
 
+@pytest.mark.rule("A3", "A10")
+def test_both_addresses_of_a_mailbox_lock_it_in_one_order(store, instances):
+    names = [f"box{number}" for number in range(6)]
+    create(store, *names)
+    with store.transaction() as tx:
+        to = {name: tx.mailboxes.send_only(tx.mailboxes.find(TENANT, name)) for name in names}
+
+    def sender(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(30):
+            chosen = [chance.choice((name, to[name])) for name in chance.sample(names, 3)]
+            with instances[number].transaction([(TENANT, address) for address in chosen]) as tx:
+                for address in chosen:
+                    send(tx, address)
+
+    together(*(lambda number=number: sender(number) for number in range(INSTANCES)))
+    stored = [messages(store, name) for name in names]
+    assert sum(map(len, stored)) == INSTANCES * 30 * 3
+    assert all([m.msg_id for m in found] == list(range(len(found))) for found in stored)
+
+
 @pytest.mark.rule("A3", "A8")
 def test_senders_on_several_instances_get_ids_without_gaps(store, instances, open_store):
     addresses = ["a", "b", "c"]

@@ -5,8 +5,9 @@ from hmac import compare_digest
 
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.ports import MAX_EXPIRED, Usage
-from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
+from mediator.mailboxes.send_only import is_send_only
 from mediator.store import rows
+from mediator.store.dialect import send_only_addresses
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.session import Table
 from mediator.store.tables.messages import EXPIRED
@@ -24,24 +25,25 @@ class Mailboxes(Table):
         return None if row is None else self._take(row)
 
     def find_to_send(self, tenant: str, address: str) -> Mailbox | None:
-        known = self._session.mailboxes.at(tenant, address)
+        cache = self._session.mailboxes
+        known = cache.at(tenant, address) or cache.at_send_only(tenant, address)
         if known is not None:
             return known
         if not is_send_only(address):
             return self.find(tenant, address)
-        no = self._send_only.number(address)
+        no = send_only_addresses(self._dialect).number(address)
         mailbox = None if no is None else self.by_no([no]).get(no)
-        if mailbox is None or not mailbox.address or mailbox.tenant != tenant:
+        if not isinstance(mailbox, KeptMailbox) or not mailbox.address or mailbox.tenant != tenant:
             return None
         if not compare_digest(self.send_only(mailbox), address):
             return None
-        # It was used, though by another name.
-        return self._session.mailboxes.at(*mailbox.place)
+        cache.found_by_send_only(mailbox)
+        return mailbox
 
     def send_only(self, mailbox: Mailbox) -> str:
         assert isinstance(mailbox, KeptMailbox)
         if not mailbox.send_only:
-            mailbox.send_only = self._send_only.of(mailbox)
+            mailbox.send_only = send_only_addresses(self._dialect).of(mailbox)
         return mailbox.send_only
 
     def send_only_of(self, tenant: str, addresses: Sequence[str], now: int) -> dict[str, str]:
@@ -52,15 +54,8 @@ class Mailboxes(Table):
             " AND (expire_at IS NULL OR expire_at > ?)",
             (tenant, *addresses, now),
         )
-        return {address: self._send_only.make(no, tenant, address, at) for no, address, at in found}
-
-    @property
-    def _send_only(self) -> SendOnlyAddresses:
-        made = self._dialect.send_only
-        if made is None:
-            key = self._session.one("SELECT key FROM send_only_key WHERE no = 1")[0]
-            made = self._dialect.send_only = SendOnlyAddresses(bytes(key))
-        return made
+        made = send_only_addresses(self._dialect)
+        return {address: made.make(no, tenant, address, at) for no, address, at in found}
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
         found: dict[int, Mailbox] = {}

@@ -1,0 +1,1 @@
+from tests.unit.test_agents_showing import *  # noqa: F403

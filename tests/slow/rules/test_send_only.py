@@ -1,0 +1,1 @@
+from tests.unit.test_send_only import *  # noqa: F403
