@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness.pages import ROOT, parse, ready, until
+from tests.harness.pages import ROOT, RUN, parse, ready, until
 from tests.slow.newcomers import network
 
 README = ROOT / "README.md"
@@ -170,7 +170,7 @@ def blocks_for(heading: str) -> list[tuple[str, str]]:
     own = re.search(rf"^##+ [^\n]*{heading}.*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     if own is None:
         raise SystemExit(f"README has no heading with {heading!r}")
-    found = [block for part in (common, own[0]) for block in parse(part) if not block.left_out]
+    found = [block for part in (common, own[0]) for block in parse(part) if block.language in RUN]
     return [(block.language, block.text) for block in found if not block.text.startswith(OTHER_TOOLS)]
 
 
