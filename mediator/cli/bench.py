@@ -39,16 +39,13 @@ def bench(
 
 
 async def _run(client: Client, seconds: float, size: int, *, as_json: bool) -> None:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     fields = {"ttl": LIFETIME, "retention": "until_ack", "desc": "mediator bench"}
     address = (await client.request("MAILBOX.CREATE", fields))["mail_address"]
     body = {"group_name": "bench", "deliver": "earliest", "config": {"num_msgs": BATCH, "max_wait_ms": 0}}
     # The group starts before the first message.
     await client.request(f"MSG.FETCH.{address}", body)
     results = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*columns, console=output.console(stderr=True)) as progress:
+    with output.progress("{task.fields[rate]}") as progress:
         for in_flight in IN_FLIGHT:
             bar = progress.add_task(f"SEND, {in_flight} in flight", total=seconds, rate="")
             results.append(await _send(client, address, in_flight, seconds, os.urandom(size), progress, bar))

@@ -14,6 +14,7 @@ from mediator.ops.units import format_count, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 WIDTH = 200
 """Characters per line where there is no terminal."""
@@ -32,6 +33,19 @@ def console(*, stderr: bool = False) -> "Console":
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
+
+
+def progress(*columns: "str | ProgressColumn") -> "Progress":
+    """Return a display of tasks on standard error: description, bar, ``columns`` and time; none without a terminal.
+
+    A text among the columns is a format, of ``task``.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    where = console(stderr=True)
+    all_columns = ("{task.description}", BarColumn(), *columns, TimeElapsedColumn())
+    shown = (TextColumn(column, markup=False) if isinstance(column, str) else column for column in all_columns)
+    return Progress(*shown, console=where, disable=not where.is_terminal)
 
 
 def moment(at: float | None, never: str = "") -> str:

@@ -13,7 +13,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.client import CredentialOptions
 from mediator.cli.errors import CommandError
-from mediator.cli.options import AsJson, CommandGroup, CommandOptions, Config, SettingsOptions
+from mediator.cli.options import AsJson, CommandGroup, CommandOptions, Config, OutputOptions, SettingsOptions
 from mediator.login import Login
 from mediator.system.private_files import open_file
 
@@ -91,6 +91,8 @@ def _greet(settings: "Settings", running: "RunningService") -> None:
 @app.command(epilog="Example: mediator init /etc/mediator.toml")
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("mediator.toml"),
+    *,
+    options: OutputOptions,
 ) -> None:
     """Write a configuration file to start from: every option, its default and what it protects, as comments."""
     from mediator.cli.template import template
@@ -103,7 +105,8 @@ def init(
         raise CommandError(f"{file} is there already; nothing was written") from None
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror}") from None
-    output.print_line(f"wrote {file}; edit it, then: mediator check --config {file} && mediator serve --config {file}")
+    text = f"wrote {file}; edit it, then: mediator check --config {file} && mediator serve --config {file}"
+    options.print({"file": str(file)}, text)
 
 
 @app.command(epilog="Example: mediator check --config /etc/mediator.toml")

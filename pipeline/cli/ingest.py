@@ -10,7 +10,17 @@ import typer
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, CommandOptions
 from mediator.errors import SetupError, UnavailableError
-from pipeline.cli.jobs import Lake, SparkOptions, is_small, job, lake_of, print_result, recorded_run, require_spark
+from pipeline.cli.jobs import (
+    Lake,
+    SparkOptions,
+    is_small,
+    job,
+    lake_of,
+    print_result,
+    progress_of,
+    recorded_run,
+    require_spark,
+)
 
 if TYPE_CHECKING:
     from mediator.config.settings import Settings
@@ -53,10 +63,11 @@ def compact(
     """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
     require_spark()
     settings = options.load()
-    with recorded_run(settings, "compact") as numbers:
+    with recorded_run(settings, "compact") as numbers, progress_of("compact") as on_progress:
         from pipeline.lake import compaction as upkeep
 
-        done = upkeep.compact(lake_of(settings, lake), keep_days=keep_days, keep_archive_days=keep_archive_days)
+        folder = lake_of(settings, lake)
+        done = upkeep.compact(folder, keep_days=keep_days, keep_archive_days=keep_archive_days, on_progress=on_progress)
         numbers.update(asdict(done))
     print_result(done.lines(), numbers, options.as_json)
 

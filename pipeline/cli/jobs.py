@@ -131,7 +131,7 @@ def job(
 
     check_usable(folder, create=creates)
 
-    with recorded_run(settings, name) as numbers, _progress(name) as on_progress:
+    with recorded_run(settings, name) as numbers, progress_of(name) as on_progress:
         on_progress("starting Spark", 0, None)
         try:
             short_job = short is not None and short(settings, folder)
@@ -191,11 +191,9 @@ def print_result(lines: Iterable[str], numbers: dict[str, int | float], as_json:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator["ProgressCallback"]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn())
-    with Progress(*columns, console=output.console(stderr=True)) as progress:
+def progress_of(name: str) -> Iterator["ProgressCallback"]:
+    """Show the steps of a command; the callback tells them."""
+    with output.progress("{task.fields[count]}") as progress:
         bar = progress.add_task(name, total=None, count="")
 
         def on_progress(step: str, done: int, of: int | None) -> None:

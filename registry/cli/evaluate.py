@@ -112,12 +112,11 @@ def evaluate(
 async def _runs(
     catalog: "CardCatalog", cases: Sequence["EvaluationCase"], modes: Sequence[Mode], model: str | None, data_dir: Path
 ) -> dict[str, Run]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import MofNCompleteColumn, TaskID
 
     from registry.evaluation.trial import run_trial
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=output.console(stderr=True)) as progress:
+    with output.progress(MofNCompleteColumn()) as progress:
         bars: dict[str, TaskID] = {}
 
         def update(step: str, done: int) -> None:

@@ -106,13 +106,10 @@ async def _import(
     fetch: Callable[[str], Awaitable[bytes]],
     result: _ImportResult,
 ) -> None:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from registry.cards.importing import read_sources, size_of
 
     waiting = read_sources(sources)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn())
-    with Progress(*columns, console=output.console(stderr=True)) as progress:
+    with output.progress("{task.fields[count]}") as progress:
         bar = progress.add_task("cards", total=size_of(sources) or None, count="")
 
         async def worker() -> None:

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import http.server
 import json
+import os
+import pty
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 
 from registry.cards.card import MAX_CARD
 from tests.harness.service import Service
-from tests.integration.test_cli import Mediator, Result, alone, mediator, service
+from tests.integration.test_cli import Mediator, Result, alone, environment, mediator, program, service
 
 __all__ = ["alone", "mediator", "service"]
 
@@ -324,3 +327,21 @@ def test_importing_again_under_a_prefix_replaces(mediator, tmp_path):
     for _ in range(2):
         assert mediator("agent", "import", path, "--mailbox-prefix", "shop.").code == 0
         assert [agent["mailbox"] for agent in listed(mediator)] == expected
+
+
+def test_an_import_shows_its_progress_on_a_terminal_only(mediator, service, tmp_path):
+    (tmp_path / "cards.jsonl").write_text("".join(f'{{"name": "N", "mailbox": "bar.n{n}"}}\n' for n in range(20)))
+    assert mediator("agent", "import", "cards.jsonl").err == ""
+    ours, theirs = pty.openpty()
+    command = program("agent", "import", "cards.jsonl", "--data-dir", service.data_dir)
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm"), check=True
+    )
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # the end of what a terminal was sent
+        while piece := os.read(ours, 4096):
+            drawn += piece
+    os.close(ours)
+    assert done.stdout == b"registered 20 cards\n"
+    assert b"20 registered" in drawn

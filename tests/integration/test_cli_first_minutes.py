@@ -264,7 +264,7 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
 
 # --json.
 
-WITHOUT_JSON = {"serve": "runs on", "init": "writes a file"}
+WITHOUT_JSON = {"serve": "runs on"}
 
 
 def test_each_command_has_the_same_json_option_last():
