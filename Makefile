@@ -21,7 +21,7 @@ FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=
 .DEFAULT_GOAL := help
 .PHONY: help serve dist test test-slow check docs unit newcomers bench eval fuzz pipeline-demo peers clean
 
-$(VENV)/.core: pyproject.toml
+$(VENV)/.core: pyproject.toml $(wildcard minilm/*.py)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[search]'
 	@touch $@

