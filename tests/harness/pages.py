@@ -1,7 +1,7 @@
 """Runs the blocks of a page in their order, as a reader would: ``python -m tests.harness.pages PAGE FOLDER``.
 
-It is a process of its own so that it can be put into a network namespace, where the ports that are printed are free. It
-prints what each block did, as JSON.
+With ``served`` behind these, a service runs meanwhile. It is a process of its own so that it can be put into a network
+namespace, where the ports that are printed are free. It prints what each block did, as JSON.
 
 - ``sh`` is run by a shell. One that begins with ``mediator serve`` or ``make serve`` stays, and is waited for.
 - ``console`` has commands behind ``$``, each with what it prints.
@@ -37,7 +37,7 @@ HTTP = "http://127.0.0.1:8080"
 WITHIN = 120.0
 PASSWORD = "change-me"
 BLOCK = re.compile(r"(?:^<!-- run: (?P<how>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-FILE = re.compile(r"(?:#|//|<!--) (?P<name>[\w/-]+\.[a-z]+)\b")
+FILE = re.compile(r"(?:#|//|<!--) (?P<name>[\w-][\w/-]*\.[a-z]+)\b")
 RUN = ("sh", "python", "console")
 NEAR = 0.03
 """How far a score may be from the one that is printed: processors differ in how they compute vectors."""
@@ -60,7 +60,7 @@ parser.add_argument("body", nargs="?", default="")
 parser.add_argument("-H", dest="headers", action="append", default=[])
 parser.add_argument("--raw", action="store_true")
 parser.add_argument("-s", "--server", default="nats://127.0.0.1:4222")
-given = parser.parse_args()
+given = parser.parse_intermixed_args()
 
 async def main():
     client = await nats.connect(given.server)
@@ -140,7 +140,7 @@ def assert_alike(got: Any, wanted: Any, where: object) -> None:
     if isinstance(wanted, dict) and isinstance(got, dict):
         assert {*got} == {*wanted}, where
         for name, value in wanted.items():
-            if not name.endswith(("_time", "_at", "token", "ts")):
+            if not name.endswith(("_time", "_at", "token", "ts", "send_address")):
                 assert_alike(got[name], value, where)
     elif isinstance(wanted, list) and isinstance(got, list):
         assert len(got) == len(wanted), where
@@ -310,11 +310,13 @@ class Reader:
         server.run("CREATE DATABASE mediator OWNER mediator ENCODING 'UTF8' TEMPLATE template0")
 
 
-def run_all(page: Path, folder: Path) -> Iterator[Outcome]:
-    """Run block after block, and yield what each printed."""
+def run_all(page: Path, folder: Path, *, served: bool) -> Iterator[Outcome]:
+    """Run block after block, and yield what each printed; ``served``: beside a service that the page does not start."""
     with ExitStack() as stack:
         reader = Reader(folder, stack)
         stack.callback(reader.stop)
+        if served:
+            [*reader.run(Block("sh", "mediator serve"))]
         previous: Outcome | None = None
         for block in blocks(page):
             if block.language == "json" and not block.file and previous is not None and previous.expected is None:
@@ -332,9 +334,9 @@ def run_all(page: Path, folder: Path) -> Iterator[Outcome]:
             yield previous
 
 
-def run_page(page: Path, folder: Path, within: float = 280) -> list[Outcome]:
+def run_page(page: Path, folder: Path, *, served: bool = False, within: float = 280) -> list[Outcome]:
     """Run a page in a network of its own; skip the test where there is none and the ports are taken."""
-    command = [*_alone(), sys.executable, "-m", __name__, str(page), str(folder)]
+    command = [*_alone(), sys.executable, "-m", __name__, str(page), str(folder), *(["served"] if served else [])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=within, check=False)
     logs = "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("log*")))
     assert done.returncode == 0, f"{done.stderr}\n{logs}"
@@ -361,4 +363,5 @@ def _alone() -> list[str]:
 
 if __name__ == "__main__":
     raise_loopback()
-    print(json.dumps([asdict(outcome) for outcome in run_all(Path(sys.argv[1]), Path(sys.argv[2]))]))
+    outcomes = run_all(Path(sys.argv[1]), Path(sys.argv[2]), served="served" in sys.argv[3:])
+    print(json.dumps([asdict(outcome) for outcome in outcomes]))
