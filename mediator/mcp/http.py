@@ -1,0 +1,176 @@
+"""The MCP server over streamable HTTP: whose token a request has, and what a request may take."""
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from multidict import CIMultiDict
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mediator.endpoint import Endpoint
+from mediator.errors import NotAuthenticatedError, SetupError
+from mediator.http.tenants import DEFAULT, HttpTenants
+from mediator.login import Login
+from mediator.mcp.callers import TENANT, Callers
+
+if TYPE_CHECKING:
+    from mediator.config.settings import Settings
+    from mediator.config.tenants import TenantSettings
+
+PATH = "/mcp"
+MAX_BODY = 1024 * 1024
+"""Bytes of a request's body, and so about of the largest message that a tool can send."""
+REQUEST_SECONDS = 60.0
+"""Time for reading a request's body and answering it; a tool waits at most half of it."""
+MAX_REQUESTS = 200
+"""Connections and requests at the same time; further ones are answered with 503."""
+IDLE_SECONDS = 75
+STOP_SECONDS = 5
+_BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
+"""How a password begins that only nats-server can check."""
+
+
+def choose_logins(settings: "Settings", given: Login) -> Mapping[str, Login]:
+    """Return as whom to connect for each tenant that may call: with API tokens, or ``default`` where none are needed.
+
+    ``given`` is the login of the command line. If it says who connects, that is for one tenant: the one that has this
+    user, or else the only one with tokens. Otherwise a tenant's own user is taken from the settings.
+    Raises :class:`SetupError` for a tenant that has tokens and no usable login.
+    """
+    named = {name: tenant for name, tenant in settings.tenants.items() if tenant.api_tokens}
+    if given.kind is not None:
+        owners = [name for name, tenant in named.items() if given.user in {user.name for user in tenant.users}]
+        owners = owners or list(named)
+        if len(owners) != 1:
+            raise SetupError(
+                f"expected one tenant with api_tokens for this login, got {len(owners)}: over HTTP a caller is "
+                "recognised by its tenant's API token"
+            )
+        return {owners[0]: given}
+    logins = {name: _complete(given, name, tenant, settings) for name, tenant in named.items()}
+    return logins or {DEFAULT: given}
+
+
+def _complete(given: Login, name: str, tenant: "TenantSettings", settings: "Settings") -> Login:
+    """Add the first user of a tenant that has a password to where it connects."""
+    for user in tenant.users:
+        if user.password is not None and not (password := user.password.get_secret_value()).startswith(_BCRYPT):
+            return replace(given, user=user.name, password=password)
+    if name == DEFAULT and not tenant.users and not settings.nats_accounts:
+        return given
+    raise SetupError(
+        f"tenants.{name} has api_tokens, but no user with a plain password as whom to connect to NATS; "
+        "give it one, or name a login with --user"
+    )
+
+
+def build_app(
+    server: MCPServer[Callers], endpoint: Endpoint, settings: "Settings", logins: Mapping[str, Login]
+) -> ASGIApp:
+    """Make the application that serves :data:`PATH`.
+
+    A caller needs the API token of a tenant that has a login. Without tokens it is ``default``, where the REST API
+    would accept it as that, and the endpoint is on loopback.
+    Raises :class:`SetupError` when nobody could call.
+    """
+    tokens = {
+        name: [token.get_secret_value() for token in settings.tenants[name].api_tokens]
+        for name in logins
+        if name in settings.tenants
+    }
+    known = any(login.kind is not None for login in logins.values())
+    anonymous = settings.http_anonymous and endpoint.loopback and not known
+    if not anonymous and not any(tokens.values()):
+        where = "" if endpoint.loopback else f"{endpoint} is not on loopback, so "
+        raise SetupError(f"{where}callers need an API token: give a tenant api_tokens")
+    # A browser cannot have a token, so then it does not matter under which name and from which page it calls.
+    security = _only_this_machine() if anonymous else TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app = server.streamable_http_app(
+        streamable_http_path=PATH,
+        json_response=True,
+        # Each request is authenticated alone, so no session of one tenant can be used by another.
+        stateless_http=True,
+        max_request_body_size=MAX_BODY,
+        transport_security=security,
+    )
+    return _Door(app, HttpTenants(tokens, anonymous=anonymous))
+
+
+def _only_this_machine() -> TransportSecuritySettings:
+    """Refuse requests that pages of other sites make in a browser of this machine."""
+    hosts = ("127.0.0.1", "localhost", "[::1]")
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)],
+        allowed_origins=[f"http://{host}:*" for host in hosts],
+    )
+
+
+class _Door:
+    """Authenticates each request, and limits its time."""
+
+    def __init__(self, app: ASGIApp, tenants: HttpTenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            if scope["method"] != "POST" and scope["path"] == PATH:
+                # There are no streams of the server's own to GET, and no sessions to DELETE.
+                await _error(405, "method not allowed", "method_not_allowed", Allow="POST")(scope, receive, send)
+                return
+            headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await self._app({**scope, TENANT: self._tenants.of(headers)}, receive, watched)
+        except NotAuthenticatedError as error:
+            challenge = {"WWW-Authenticate": "Bearer"}
+            await _error(error.status, str(error), error.code, **challenge)(scope, receive, send)
+        except TimeoutError:
+            if not started:
+                await _error(504, f"no answer within {REQUEST_SECONDS:g} s", "timeout")(scope, receive, send)
+
+
+def _error(status: int, text: str, code: str, **headers: str) -> Response:
+    return JSONResponse({"error": text, "code": code}, status, headers)
+
+
+def bind(endpoint: Endpoint) -> socket.socket:
+    """Listen on an endpoint; :class:`SetupError` if it is taken."""
+    try:
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        return socket.create_server((endpoint.host, endpoint.port), family=family)
+    except OSError as error:
+        raise SetupError(f"http: cannot listen on {endpoint}: {error.strerror or error}") from error
+
+
+async def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_REQUESTS,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    await uvicorn.Server(config).serve(sockets=[listening])

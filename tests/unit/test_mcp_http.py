@@ -1,0 +1,75 @@
+"""Who may call the MCP server over HTTP, and as whom it connects for them."""
+
+import pytest
+
+from mediator.config.settings import Settings
+from mediator.endpoint import Endpoint
+from mediator.errors import SetupError
+from mediator.login import Login
+from mediator.mcp.callers import Callers
+from mediator.mcp.http import build_app, choose_logins
+from mediator.mcp.server import build_server
+
+SERVER = "nats://127.0.0.1:4222"
+TOKEN, OTHER = "t0ken" * 4, "0ther" * 4
+HERE, EVERYWHERE = Endpoint("127.0.0.1", 0), Endpoint("0.0.0.0", 0)
+USER = {"name": "ada", "password": "pw"}
+
+
+def settings(tmp_path, **tenants):
+    return Settings.load(None, data_dir=tmp_path, tenants=tenants)
+
+
+def accepts(settings, endpoint, given):
+    """Whether the server starts; it connects only when a tool is used."""
+    logins = choose_logins(settings, given)
+
+    async def login_of(tenant):
+        return logins[tenant]
+
+    return build_app(build_server(Callers(login_of, "")), endpoint, settings, logins) is not None
+
+
+def test_each_tenant_with_tokens_has_its_own_user(tmp_path):
+    bcrypt = {"name": "old", "password": "$2a$11$" + "x" * 53}
+    both = settings(
+        tmp_path,
+        acme={"users": [bcrypt, USER], "api_tokens": [TOKEN]},
+        globex={"users": [{"name": "bob", "password": "pw-bob"}], "api_tokens": [OTHER]},
+        silent={"users": [{"name": "sam", "password": "pw-sam"}]},
+    )
+    assert choose_logins(both, Login(SERVER)) == {
+        "acme": Login(SERVER, user="ada", password="pw"),
+        "globex": Login(SERVER, user="bob", password="pw-bob"),
+    }
+    assert accepts(both, EVERYWHERE, Login(SERVER))
+    # A login of the command line is for the tenant that has this user.
+    assert choose_logins(both, Login(SERVER, user="bob", password="x")) == {
+        "globex": Login(SERVER, user="bob", password="x")
+    }
+    with pytest.raises(SetupError, match="expected one tenant"):
+        choose_logins(both, Login(SERVER, token="of somebody"))
+
+
+def test_a_tenant_without_a_usable_login_is_refused(tmp_path):
+    nkey = {"name": "key", "nkey": "U" + "A" * 55}
+    acme = settings(tmp_path, acme={"users": [nkey], "api_tokens": [TOKEN]})
+    with pytest.raises(SetupError, match=r"tenants\.acme has api_tokens, but no user with a plain password"):
+        choose_logins(acme, Login(SERVER))
+    assert choose_logins(acme, Login(SERVER, nkey="seed.nk")) == {"acme": Login(SERVER, nkey="seed.nk")}
+
+
+def test_nobody_calls_without_a_token_from_elsewhere(tmp_path):
+    alone = settings(tmp_path)
+    assert accepts(alone, HERE, Login(SERVER))
+    with pytest.raises(SetupError, match="is not on loopback, so callers need an API token"):
+        accepts(alone, EVERYWHERE, Login(SERVER))
+    # Whoever may log in somewhere must not lend that to all users of this machine.
+    with pytest.raises(SetupError, match="expected one tenant with api_tokens for this login, got 0"):
+        accepts(alone, HERE, Login(SERVER, user="ada", password="pw"))
+    with_users = settings(tmp_path, default={"users": [USER]})
+    with pytest.raises(SetupError, match="callers need an API token"):
+        accepts(with_users, HERE, Login(SERVER))
+    tokens = settings(tmp_path, default={"api_tokens": [TOKEN]})
+    assert choose_logins(tokens, Login(SERVER)) == {"default": Login(SERVER)}
+    assert accepts(tokens, EVERYWHERE, Login(SERVER))
