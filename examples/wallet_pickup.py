@@ -26,7 +26,7 @@ async def write(key: str, grant: Grant, text: str) -> None:
 
 
 async def main(invitation: str) -> None:
-    """Connect, go offline, come back, stay live."""
+    """Connect, go offline, come back."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "wallet.json")  # the keys are kept there, with mode 600
         async with await Holder.connect(invitation, wallet=Wallet.load(file), label="example") as holder:
@@ -37,17 +37,14 @@ async def main(invitation: str) -> None:
         await write(key, grant, "you were away")
 
         async with Holder.resume(Wallet.load(file)) as holder:
-            for mail in await holder.fetch(limit=10):
-                print("picked up:", (await holder.open(mail)).message["content"])
-                await holder.received([mail.id])  # until then it would come again
-
-            async with contextlib.aclosing(holder.live()) as arriving:  # a WebSocket
-                writing = asyncio.create_task(write(key, grant, "now you are there"))
-                async for mail in arriving:
-                    print("live:", (await holder.open(mail)).message["content"])
-                    await holder.received([mail.id])
-                    break
-                await writing
+            writing = asyncio.create_task(write(key, grant, "now you are there"))
+            # What waits, and then what arrives, on a WebSocket. `fetch` asks once instead, over HTTP.
+            async with contextlib.aclosing(holder.mail()) as arriving:
+                for _ in range(2):
+                    mail = await anext(arriving)
+                    print("picked up:", (await holder.open(mail)).message["content"])
+                    await holder.received([mail.id])  # until then the mediator keeps it
+            await writing
             await holder.remove_key(key)
 
 

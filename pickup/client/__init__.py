@@ -18,8 +18,8 @@ A holder connects by an invitation (`mediator invite` prints one), registers a k
                 print((await holder.open(mail)).message["content"])
                 await holder.received([mail.id])
 
-            # New mail as it arrives:
-            async for mail in holder.live():
+            # What waits, and then new mail as it arrives:
+            async for mail in holder.mail():
                 print(await holder.open(mail))
                 await holder.received([mail.id])
 

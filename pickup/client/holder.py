@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
 
 from mediator.errors import MediatorError
-from pickup.client.conversation import Conversation
+from pickup.client.conversation import Conversation, UnsolicitedMessage
 from pickup.client.errors import ClientError, ProblemError
 from pickup.client.handshake import ClientHandshake
 from pickup.client.invitation import MediatorInvitation
@@ -278,16 +278,32 @@ class Holder:
     async def live(self) -> AsyncGenerator[DeliveredMessage, None]:
         """Yield mail as it arrives (live mode), over a WebSocket that is open as long as the iterator.
 
-        Older mail is not pushed: :meth:`fetch` it, before or inside the loop. Each message stays queued until it is
-        acknowledged. Raises :class:`NoAnswerError` when the socket breaks; end it with ``contextlib.aclosing``.
+        Older mail is not pushed: :meth:`fetch` it inside the loop, or use :meth:`mail`. Each message stays queued until
+        it is acknowledged. Raises :class:`NoAnswerError` when the socket breaks; end it with ``contextlib.aclosing``.
         """
         async with self._conversation.socket() as wire:
-            change = self._messages("live-delivery-change")
-            _expected(await self.ask(change, {"live_delivery": True}), "status")
-            async for frame in wire.pushed():
-                if frame.plain is not None and frame.plain.name == "delivery":
-                    for mail in _mails(frame.plain):
-                        yield mail
+            await self._turn_live()
+            async for mail in _deliveries(wire.pushed()):
+                yield mail
+
+    async def mail(self) -> AsyncGenerator[DeliveredMessage, None]:
+        """Yield the mail that waits, the oldest first, and then mail as it arrives; nothing in between is missed.
+
+        Acknowledge each by :meth:`received` before you take the next. The rest is as with :meth:`live`.
+        """
+        async with self._conversation.socket() as wire:
+            await self._turn_live()
+            seen: set[str] = set()
+            while waiting := [mail for mail in await self.fetch() if mail.id not in seen]:
+                for mail in waiting:
+                    seen.add(mail.id)
+                    yield mail
+            async for mail in _deliveries(wire.pushed()):
+                if mail.id not in seen:
+                    yield mail
+
+    async def _turn_live(self) -> None:
+        _expected(await self.ask(self._messages("live-delivery-change"), {"live_delivery": True}), "status")
 
     async def implicit(self) -> AsyncGenerator[DeliveredMessage, None]:
         """Yield queued and new mail as bare envelopes over a WebSocket (implicit pickup, RFC 0212).
@@ -324,6 +340,13 @@ class Holder:
             return {}
         # 4.0 writes recipient_did in both generations.
         return {"recipient_did" if self.pickup == "4.0" else self._recipient: key}
+
+
+async def _deliveries(frames: AsyncIterator[UnsolicitedMessage]) -> AsyncGenerator[DeliveredMessage, None]:
+    async for frame in frames:
+        if frame.plain is not None and frame.plain.name == "delivery":
+            for mail in _mails(frame.plain):
+                yield mail
 
 
 async def _link_v2(invitation: MediatorInvitation, resources: ClientResources, endpoint: str | None) -> Link:

@@ -39,7 +39,7 @@ async def test_a_wallet_picks_up_what_came_while_it_was_away(door: Door):
     assert out.splitlines() == [
         f"connected, reached at {door.url}",
         "picked up: you were away",
-        "live: now you are there",
+        "picked up: now you are there",
     ]
 
 

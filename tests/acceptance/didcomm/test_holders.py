@@ -128,6 +128,36 @@ async def test_live_mail_comes_by_itself_and_the_backlog_when_asked(
     assert await texts(holder, await holder.fetch()) == ["backlog"]
 
 
+@of_each_generation
+@pytest.mark.rule("D6")
+async def test_mail_that_comes_while_live_mode_begins_is_not_missed(
+    door: Door, invites: Invites, options: dict[str, Any]
+):
+    holder, sender = await connected(door, invites, options), await door.sender()
+    await holder.mediate()
+    key = await holder.add_key()
+    sent = [f"note {number}" for number in range(24)]
+    # More than one page waits, and the rest comes while the queue is read.
+    for said in sent[:12]:
+        await send(sender, holder, key, said)
+
+    async def go_on() -> None:
+        for said in sent[12:]:
+            await send(sender, holder, key, said)
+
+    going_on = asyncio.create_task(go_on())
+    came = []
+    async with contextlib.aclosing(holder.mail()) as mails, asyncio.timeout(8 * LIVE_WITHIN):
+        while len(came) < len(sent):
+            mail = await anext(mails)
+            came.append(await text(holder, mail))
+            status = await holder.received([mail.id])
+    await going_on
+    assert sorted(came) == sorted(sent)
+    assert came[:12] == sent[:12]
+    assert status.count == 0
+
+
 async def door_is_live(holder: Holder) -> bool:
     """Whether the mediator says so on the very socket."""
     return holder.on_socket and (await holder.status()).live is True
