@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness.pages import ROOT, RUN, parse, ready, until
+from tests.harness.pages import ROOT, RUN, Block, parse, ready, until
 from tests.slow.newcomers import network
 
 README = ROOT / "README.md"
 SECTION = "## One minute"
-SERVE = "make serve"
+SERVE = re.compile(r"^(make|\.venv/bin/mediator) serve\b", re.MULTILINE)
+READY = "GET /readyz: 200"
 INSTALL_WITHIN = 600.0
 LARGEST_MB = 600
 """What ``make serve`` may install."""
@@ -53,6 +54,8 @@ class Newcomer:
 NEWCOMERS = {
     "agent": Newcomer("Agents on NATS", "translate this"),
     "wallet": Newcomer("Wallets", "picked up"),
+    "operator": Newcomer("Operators", "ready"),
+    "contributor": Newcomer("Contributing", " passed"),
 }
 
 
@@ -94,18 +97,21 @@ class Machine:
         finally:
             self._stop()
 
-    def run(self, language: str, text: str) -> Step:
-        """Run a block as it is printed."""
-        command = text.strip()
-        if language == "console":
+    def run(self, block: Block) -> Step:
+        """Run a block as it is printed; one that is a file is saved."""
+        command = block.text.strip()
+        if block.file:
+            (self.checkout / block.file).write_text(block.text)
+            return Step(f"(save {block.file})", 0.0, "")
+        if block.language == "console":
             command = command.partition("\n")[0].removeprefix("$ ")
         begin = time.monotonic()
-        if command.startswith(SERVE):
+        if SERVE.search(command):
             printed = self._serve(command)
         else:
-            arguments = [".venv/bin/python", "-c", command] if language == "python" else ["sh", "-e", "-c", command]
+            program = [".venv/bin/python"] if block.language == "python" else ["sh", "-e"]
             done = subprocess.run(
-                arguments, cwd=self.checkout, env=self.environment, capture_output=True, text=True,
+                [*program, "-c", command], cwd=self.checkout, env=self.environment, capture_output=True, text=True,
                 timeout=INSTALL_WITHIN, check=False,
             )  # fmt: skip
             printed = done.stdout
@@ -119,6 +125,8 @@ class Machine:
         return sum(file.lstat().st_size for file in files) / 1e6
 
     def _serve(self, command: str) -> str:
+        """Run what ends with serving, in a terminal of its own; the service of before ends."""
+        self._stop()
         log = self.folder / "service.log"
         with log.open("wb") as output:
             self._service = subprocess.Popen(
@@ -133,7 +141,7 @@ class Machine:
             return ready()
 
         until(is_ready, "the service is ready", INSTALL_WITHIN)
-        return log.read_text()
+        return READY
 
     def _stop(self) -> None:
         """End the service as Ctrl-C does."""
@@ -162,24 +170,29 @@ class Machine:
         python.chmod(0o755)
 
 
-def blocks_for(heading: str) -> list[tuple[str, str]]:
-    """Return the blocks that somebody runs: those before all newcomers' headings, then those under their own."""
+def blocks_for(heading: str) -> list[list[Block]]:
+    """Return the blocks under a heading, and those before them that are for all whose headings stand in the section."""
     text = README.read_text(encoding="utf-8")
-    _, _, section = text.partition(f"\n{SECTION}")
-    common, *_ = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)
     own = re.search(rf"^##+ [^\n]*{heading}.*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     if own is None:
         raise SystemExit(f"README has no heading with {heading!r}")
-    found = [block for part in (common, own[0]) for block in parse(part) if block.language in RUN]
-    return [(block.language, block.text) for block in found if not block.text.startswith(OTHER_TOOLS)]
+    section = re.search(rf"^{SECTION}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    inside = section is not None and own[0] in section[0]
+    common = re.split(r"^###", section[0], maxsplit=1, flags=re.MULTILINE)[0] if section and inside else ""
+    return [
+        [block for block in parse(part) if block.language in RUN and not block.text.startswith(OTHER_TOOLS)]
+        for part in (common, own[0])
+    ]
 
 
 def play(machine: Machine, name: str) -> list[Step]:
     """Have a newcomer run block after block until the first success; return the steps."""
-    newcomer, steps = NEWCOMERS[name], []
+    newcomer = NEWCOMERS[name]
+    common, own = blocks_for(newcomer.heading)
     with machine.used_by(name):
-        for language, text in blocks_for(newcomer.heading):
-            steps.append(machine.run(language, text))
+        steps = [machine.run(block) for block in common]
+        for block in own:
+            steps.append(machine.run(block))
             if newcomer.success in steps[-1].printed:
                 return steps
     printed = "\n".join(step.printed for step in steps)
@@ -199,7 +212,7 @@ def play_all(names: Sequence[str], proxy: str) -> None:
                 print(f"  {step.seconds:6.1f} s  {first}{f' (and {len(more)} lines)' if more else ''}", flush=True)
             if not begin_mb:
                 begin_mb = machine.installed_mb()
-                print(f"            {SERVE} has installed {begin_mb:.0f} MB")
+                print(f"            that has installed {begin_mb:.0f} MB")
                 if begin_mb > LARGEST_MB:
                     raise SystemExit(f"more than {LARGEST_MB} MB")
 
