@@ -73,3 +73,29 @@ async def test_agents_and_pages_are_shared_by_both_instances(pair: Pair):
     finally:
         await client.close()
     assert [service.complaints() for service in pair] == [[], []]
+
+
+@pytest.mark.rule("A10", "G4")
+async def test_a_send_only_address_means_the_same_at_both(pair: Pair):
+    client = await Client.connect(pair[0].nats_url, tries=3)
+    try:
+        # Whichever instance is free answers, so among many requests there are some of each.
+        for _ in range(COUNT):
+            made = (await client.ask("MAILBOX.CREATE", {})).body
+            own, to = made["mail_address"], made["send_address"]
+            assert (await client.ask(f"MSG.SEND.{to}", b"x")).body == {"error": "", "msg_id": 0}
+            assert (await client.ask(f"MSG.QUERY.{own}")).body["send_address"] == to
+            assert (await client.ask(f"MSG.QUERY.{to}")).body["error_code"] == "send_only"
+        assert (await client.ask("AGENT.REGISTER", {"mailbox": own, "name": "Ann"})).error == ""
+
+        async def shown_at_both() -> bool:
+            pages = [await found(each) for each in pair]
+            return [page["agents"] for page in pages] == [[{"mailbox": to, "name": "Ann"}]] * 2
+
+        await until(shown_at_both, 10, "both instances show the card with its send-only address")
+        for each in pair:
+            status, card = await each.get(f"/agents/{to}")
+            assert (status, json.loads(card)) == (200, {"mailbox": to, "name": "Ann"})
+    finally:
+        await client.close()
+    assert [service.complaints() for service in pair] == [[], []]
