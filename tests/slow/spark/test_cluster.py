@@ -19,6 +19,7 @@ from pipeline.source.datasource import FORMAT, register
 from tests.harness.core import rows
 from tests.harness.models import INSTALLED, exports
 from tests.harness.service import Service, Services
+from tests.integration.test_cli_json import check_shape, shapes
 from tests.slow.spark.conftest import Call
 from tests.slow.spark.executors import cluster, killing
 from tests.slow.spark.journals import event, held, line, write
@@ -74,6 +75,7 @@ async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, e
                 assert code == 0, err
                 told: dict[str, Any] = json.loads(out)
                 assert told.pop("error") == ""
+                check_shape(f"pipeline {words[0]}", told, shapes())
                 return told
 
             ingested = await to_thread(run, "ingest")
@@ -101,6 +103,9 @@ async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, e
             if exported:
                 assert (embedded["encoded"], embedded["added"], embedded["bad"]) == (CARDS, CARDS, 0)
                 assert DeltaTable(lake / "vectors").to_pyarrow_table(columns=["digest"]).num_rows == CARDS
+            # The shape of what they print.
+            await to_thread(run, *replay, "--dry-run")
+            await to_thread(run, "compact")
     finally:
         services.close()
 
