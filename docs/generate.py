@@ -90,8 +90,8 @@ A SPAN is written `500ms`, `90s`, `5m`, `2h`, `7d`, `1h30m`; a number alone is s
 for `send`, back for `fetch` and `query`), a date such as `2026-01-31T12:00Z` (local time without a zone), or Unix
 seconds. Times are shown in UTC.
 
-With `--json`, which every command but `serve` has, a command prints one JSON object on one line instead of text;
-[json.md](json.md) has the fields of each. Progress bars are drawn on a terminal only, on standard error.
+With `--json`, which every command but `serve` and `mcp` has, a command prints one JSON object on one line instead of
+text; [json.md](json.md) has the fields of each. Progress bars are drawn on a terminal only, on standard error.
 
 `mediator --version` prints the version. `mediator --install-completion` makes the shell (bash, zsh, fish) complete
 commands, options and the names of contexts; `mediator --show-completion` prints the script instead. Both take effect in

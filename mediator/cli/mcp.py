@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import ClientOptions
+from mediator.cli.client import NatsOptions
 from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup
+from mediator.cli.options import CommandGroup, SettingsOptions
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError, UnreachableError
 from mediator.login import Login
@@ -37,33 +37,34 @@ def mcp(
         ),
     ] = None,
     *,
-    options: ClientOptions,
+    nats: NatsOptions,
+    options: SettingsOptions,
 ) -> None:
     """Give assistants mailboxes and the registry as tools, by the Model Context Protocol."""
     if find_spec("mcp") is None:
         raise SetupError(f"this command needs the library mcp: {install_command('mcp')}")
     own = "" if mailbox is None else writable_address(mailbox, "--mailbox")
     if http is None:
-        _serve_stdio(own, options)
+        _serve_stdio(own, nats, options)
     else:
-        _serve_http(own, options, http)
+        _serve_http(own, nats, options, http)
 
 
-def _serve_stdio(own: str, options: ClientOptions) -> None:
+def _serve_stdio(own: str, nats: NatsOptions, options: SettingsOptions) -> None:
     from mediator.mcp.callers import Callers
     from mediator.mcp.server import build_server
 
     async def login_of(_tenant: str) -> Login:
         """Look for the service when a tool is used: assistants start this before somebody starts the service."""
         try:
-            return await asyncio.to_thread(options.login, options)
+            return await asyncio.to_thread(nats.login, options)
         except CommandError as error:
             raise UnreachableError(str(error)) from None
 
     asyncio.run(build_server(Callers(login_of, own)).run_stdio_async())
 
 
-def _serve_http(own: str, options: ClientOptions, http: str) -> None:
+def _serve_http(own: str, nats: NatsOptions, options: SettingsOptions, http: str) -> None:
     from mediator.mcp import http as door
     from mediator.mcp.callers import Callers
     from mediator.mcp.server import build_server
@@ -73,7 +74,7 @@ def _serve_http(own: str, options: ClientOptions, http: str) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--http") from None
     settings = options.load()
-    logins = door.choose_logins(settings, options.login(options))
+    logins = door.choose_logins(settings, nats.login(options))
 
     async def login_of(tenant: str) -> Login:
         return logins[tenant]

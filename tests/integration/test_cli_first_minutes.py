@@ -141,8 +141,8 @@ ARGUMENTS = {
     "keys detach": "k",
 }
 """What a command needs beside its data directory."""
-APART = ("agent eval", "pipeline ")
-"""The first makes nothing there, and the others look at their lake before."""
+APART = ("agent eval", "mcp", "pipeline ")
+"""The first makes nothing there, the second looks for the service when a tool is used, the others at their lake."""
 
 
 def with_data_dir() -> list[str]:
@@ -264,7 +264,7 @@ def test_debug_logs_each_request_and_no_secret(alone, guarded):
 
 # --json.
 
-WITHOUT_JSON = {"serve": "runs on"}
+WITHOUT_JSON = {"serve": "runs on", "mcp": "runs on"}
 
 
 def test_each_command_has_the_same_json_option_last():
