@@ -60,6 +60,9 @@ def _serve_stdio(own: str, nats: NatsOptions, options: SettingsOptions) -> None:
             return await asyncio.to_thread(nats.login, options)
         except CommandError as error:
             raise UnreachableError(str(error)) from None
+        except ModuleNotFoundError:
+            # Only the service's own libraries find a service on this machine.
+            raise UnreachableError("expected a NATS server to connect to; give --server") from None
 
     asyncio.run(build_server(Callers(login_of, own)).run_stdio_async())
 
