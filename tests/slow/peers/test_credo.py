@@ -50,7 +50,7 @@ async def test_each_strategy_gets_all_mail_after_kills(
 ):
     theirs = await WalletProcess.running(edition, tmp_path / "theirs", stack)
     ours = await WalletProcess.running(edition, tmp_path / "ours", stack)
-    friend = theirs.wallet("friend", invites.v1, LIVE)
+    friend = theirs.wallet("friend", invites.v1_short, LIVE)
     wallets = [ours.wallet(strategy, invites.v1, strategy) for strategy in STRATEGIES]
     await asyncio.gather(*(wallet.open() for wallet in (friend, *wallets)))
     to_friend = await connected(friend, wallets)
