@@ -2,6 +2,7 @@
 
 import json
 import stat
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.harness.certificates import issue
 from tests.harness.nkeys import Key, credentials
 from tests.harness.service import Service
-from tests.integration.test_cli import Mediator, alone, external, serving
+from tests.integration.test_cli import Mediator, alone, environment, external, program, serving
 
 __all__ = ["alone", "external"]
 
@@ -197,10 +198,18 @@ def test_each_kind_of_login_is_refused_by_its_name(alone, external, tmp_path, mo
         assert "no mediator answers" in result.err
 
 
-def test_shells_complete_the_names_of_contexts(mediator):
-    from mediator.cli.context_files import context_names
-
-    assert context_names() == ["ann", "bea", "bob"]
+@pytest.mark.parametrize("words", ["context show b", "context select b", "send a x --context b"])
+def test_shells_complete_the_names_of_contexts(mediator, tmp_path, words):
+    asked = {
+        "COMP_WORDS": f"mediator {words}",
+        "COMP_CWORD": str(len(words.split())),
+        "_MEDIATOR_COMPLETE": "complete_bash",
+    }
+    done = subprocess.run(
+        program(), env=environment(XDG_CONFIG_HOME=str(tmp_path / "config"), **asked), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["bea", "bob"]
 
 
 UNLIMITED = {"limits": {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}}
