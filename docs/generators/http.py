@@ -12,8 +12,8 @@ FOR_WALLETS: Mapping[tuple[str, str], str] = {
     ("GET", "/didcomm"): "A WebSocket of envelopes; with an invitation in the query, that as JSON, or its page.",
     ("GET", "/didcomm/did.json"): "The did:web document of the tenant `default`.",
     ("GET", "/didcomm/{tenant}/did.json"): "The did:web document of another tenant.",
-    ("GET", "/i/{short}"): "The short link of an invitation, v1: the invitation, a redirect, or the page.",
-    ("GET", "/i/"): "The short link of an invitation, v2, with `_oobid={short}` in the query.",
+    ("GET", "/i/{id}"): "The short link of an invitation, v1: the invitation, a redirect, or the page.",
+    ("GET", "/i/"): "The short link of an invitation, v2, with `_oobid={id}` in the query.",
     ("GET", "/invite/{id}"): "The page of an invitation.",
     ("GET", "/invite/{id}.png"): "The QR code of an invitation for DIDComm v1.",
 }
