@@ -2,7 +2,6 @@
 
 import sys
 from functools import cache
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
 from mediator.parts import find_parts
-from mediator.system.extras import install_command
+from mediator.system.extras import has_server, install_command
 
 NOT_SET_UP = 2
 """Exit code when nothing was started: wrong usage or configuration, or another process owns the data."""
@@ -79,11 +78,11 @@ def main() -> None:
     except (MediatorError, CommandError) as error:
         typer.echo(f"mediator: {error}", err=True)
         if "--json" in sys.argv:
-            more = {"error_code": error.code} if isinstance(error, MediatorError) else error.fields
-            output.print_json({"error": str(error), **more})
+            more = {"error_code": error.code, **error.reply} if isinstance(error, MediatorError) else error.fields
+            output.print_json({**more, "error": str(error)})
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
     except ModuleNotFoundError:
-        if find_spec("peewee") is not None:
+        if has_server():
             raise
         typer.echo(f"mediator: this command needs the server: {install_command('server')}", err=True)
         sys.exit(NOT_SET_UP)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import Client, ClientOptions
+from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from mediator.client import Client
 
 IN_FLIGHT = (1, 10, 100)
 BATCH = 100
@@ -38,7 +40,7 @@ def bench(
     options.run(lambda client: _run(client, seconds, size, as_json=options.as_json))
 
 
-async def _run(client: Client, seconds: float, size: int, *, as_json: bool) -> None:
+async def _run(client: "Client", seconds: float, size: int, *, as_json: bool) -> None:
     fields = {"ttl": LIFETIME, "retention": "until_ack", "desc": "mediator bench"}
     address = (await client.request("MAILBOX.CREATE", fields))["mail_address"]
     body = {"group_name": "bench", "deliver": "earliest", "config": {"num_msgs": BATCH, "max_wait_ms": 0}}
@@ -69,7 +71,7 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 async def _send(
-    client: Client, address: str, in_flight: int, seconds: float, payload: bytes, progress: "Progress", bar: "TaskID"
+    client: "Client", address: str, in_flight: int, seconds: float, payload: bytes, progress: "Progress", bar: "TaskID"
 ) -> dict[str, Any]:
     spans: list[float] = []
     started = time.perf_counter()
@@ -104,7 +106,7 @@ async def _send(
 
 
 async def _drain(
-    client: Client, address: str, body: dict[str, Any], sent: int, progress: "Progress", bar: "TaskID"
+    client: "Client", address: str, body: dict[str, Any], sent: int, progress: "Progress", bar: "TaskID"
 ) -> dict[str, Any]:
     spans: list[float] = []
     count = 0

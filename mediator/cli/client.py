@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,12 @@ from mediator.cli.context_files import (
 )
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandOptions, SettingsOptions
+from mediator.errors import LoginRefusedError, MediatorError, SetupError, UnavailableError, UnreachableError
 from mediator.login import Login
-from mediator.ops.units import format_count
+from mediator.system.extras import has_server
 
-PREFIX = "$mq9.AI."
-CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 5.0
+if TYPE_CHECKING:
+    from mediator.client import Client, Reply
 
 VARIABLE = "MEDIATOR_NATS_"
 """How the variables of these options begin; the option's name in capitals follows."""
@@ -71,21 +71,6 @@ TlsCert = Annotated[str | None, _file("TLS_CERT", "Show the server this certific
 TlsKey = Annotated[str | None, _file("TLS_KEY", "Its private key.")]
 
 
-class RefusedError(CommandError):
-    """The service replied with an error; ``fields`` are the rest of its reply."""
-
-
-class UnansweredError(CommandError):
-    """No reply: no server, no service, or not in time."""
-
-
-class ReplyFields(dict[str, Any]):
-    """The fields of a reply without error."""
-
-    raw: bytes
-    """The reply as the service sent it."""
-
-
 @dataclass(frozen=True)
 class ServerOptions:
     """Where a client connects."""
@@ -121,7 +106,7 @@ class NatsOptions(TlsOptions, CredentialOptions, ServerOptions):
     def login(self, service: SettingsOptions) -> Login:
         """Return these options, completed by a context, else by the service on the data directory.
 
-        Raises :class:`UnansweredError` when no server is named and no service runs there, :class:`CommandError` for
+        Raises :class:`UnreachableError` when no server is named and no service runs there, :class:`CommandError` for
         options that contradict each other or a context that cannot be used.
         """
         given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
@@ -153,162 +138,77 @@ def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
     """Ask the service on the data directory where its clients connect, and with which certificate.
 
     Where none runs, only a ``nats_url`` in the settings is used: another service may listen on the default port.
-    Raises :class:`UnansweredError`.
+    Raises :class:`UnreachableError`.
     """
-    from mediator.errors import SetupError, UnavailableError
+    if not has_server():
+        raise UnreachableError("no server is named; give --server, or remember one with `mediator context add`")
     from mediator.ops.control import send_command
 
     settings = options.load()
     try:
         answer = asyncio.run(send_command(settings.data_dir, "endpoints"))
     except UnavailableError as error:
-        raise UnansweredError(str(error)) from None
+        raise UnreachableError(str(error)) from None
     except SetupError as error:
         if (url := settings.client_nats_url) is not None:
             return url, None
-        raise UnansweredError(
+        raise UnreachableError(
             f"{error}; start `{options.serve_command}`, or name another directory with --data-dir, or a NATS server "
             "with --server"
         ) from None
     if answer["error"]:
-        raise UnansweredError(f"the service on {settings.data_dir} is not ready yet")
+        raise UnreachableError(f"the service on {settings.data_dir} is not ready yet")
     return answer["nats"], answer["certificate"]
 
 
-class Client:
-    """A connection, used as ``async with``. Raises :class:`UnansweredError` when it cannot be made."""
-
-    def __init__(self, login: Login, *, lasting: bool = False) -> None:
-        """``lasting``: reconnect when the connection breaks, for as long as it takes."""
-        self._login = login
-        self._lasting = lasting
-        self._errors: list[Exception] = []
-
-    async def __aenter__(self) -> Self:
-        """Connect; raises :class:`SetupError` for a login that cannot be used."""
-        from nats.errors import Error as NatsError
-
-        from mediator.nats.tls import TlsClient
-
-        options = self._login.nats_options
-        self._nats = TlsClient()
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._nats.connect(
-                    self._login.server.split(","),
-                    name="mediator command line",
-                    **options,
-                    connect_timeout=3,
-                    allow_reconnect=self._lasting,
-                    max_reconnect_attempts=-1 if self._lasting else 1,
-                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # parts of a second do
-                    error_cb=self._failed,
-                )
-        except (NatsError, OSError, TimeoutError, ValueError) as error:
-            await self._nats.close()
-            # It tries until the time is up; the reason is the error of the last attempt.
-            why = _why(self._errors[-1] if self._errors else error, self._login)
-            raise UnansweredError(f"cannot connect to {self._login.shown}: {why}") from error
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        """Close the connection."""
-        await self._nats.close()
-
-    async def _failed(self, error: Exception) -> None:
-        self._errors = [error]
-
-    async def request(
-        self,
-        verb: str,
-        body: bytes | Mapping[str, Any] = b"",
-        *,
-        headers: Mapping[str, str] | None = None,
-        wait: float = 0.0,
-    ) -> ReplyFields:
-        """Send a request of a verb and return the reply. ``wait``: seconds the service itself may wait.
-
-        Raises :class:`RefusedError` with the service's own words, :class:`UnansweredError` when none came.
-        """
-        import orjson
-        from nats.errors import Error as NatsError
-        from nats.errors import MaxPayloadError, NoRespondersError
-
-        data = body if isinstance(body, bytes) else orjson.dumps(dict(body))
-        seconds = ANSWER_SECONDS + wait
-        try:
-            message = await self._nats.request(
-                PREFIX + verb, data, timeout=seconds, headers=dict(headers) if headers else None
-            )
-        except NoRespondersError:
-            raise UnansweredError(f"no mediator answers on {self._login.shown}") from None
-        except MaxPayloadError:
-            raise UnansweredError(
-                f"payload: {format_count(len(data), 'byte')}, this NATS server takes at most {self._nats.max_payload}"
-            ) from None
-        except TimeoutError:
-            # The server reports a missing permission beside the request.
-            refused = f": {self._errors[-1]}" if self._errors else ""
-            raise UnansweredError(f"no answer from {self._login.shown} within {seconds:g} s{refused}") from None
-        except (NatsError, OSError) as error:
-            raise UnansweredError(f"{self._login.shown}: {error or type(error).__name__}") from None
-        try:
-            fields = ReplyFields(orjson.loads(message.data))
-            text = fields.get("error") or ""
-        except (ValueError, TypeError):
-            raise UnansweredError("the reply is not from a mediator") from None
-        if text:
-            raise RefusedError(str(text), **{name: value for name, value in fields.items() if name != "error"})
-        fields.raw = message.data
-        return fields
-
-
-_REFUSED = {
-    None: "it asks for a login; give --user and --password, --token, --nkey or --creds",
-    "user": "user or password is wrong; give --user and --password",
-    "token": "the token is wrong; give --token",
-    "nkey": "it does not know this nkey; give --nkey",
-    "creds": "it does not accept these credentials; give --creds",
+_LOGIN_ADVICE = {
+    None: "give --user and --password, --token, --nkey or --creds",
+    "user": "give --user and --password",
+    "token": "give --token",
+    "nkey": "give --nkey",
+    "creds": "give --creds",
 }
-"""What to say when a server refuses a login, by its kind."""
+"""What to do when a server refuses a login, by its kind."""
 
 
-def _why(error: Exception, login: Login) -> str:
-    """Explain why there is no connection, and what to do."""
-    import socket
+@asynccontextmanager
+async def connect(login: Login) -> "AsyncIterator[Client]":
+    """Connect once; raises :class:`UnreachableError` or :class:`LoginRefusedError`, with what to do about it."""
+    from mediator.client import Client
+
+    client = Client(login, patience=0, name="mediator command line")
+    try:
+        await client.__aenter__()
+    except (UnreachableError, LoginRefusedError) as error:
+        raise type(error)(f"{error}{_advice(error, login)}") from error
+    try:
+        yield client
+    finally:
+        await client.__aexit__()
+
+
+def _advice(error: MediatorError, login: Login) -> str:
     import ssl
 
-    text = str(error)
-    if "authorization violation" in text.lower() or "authentication" in text.lower():
-        return _REFUSED[login.kind or ("user" if "@" in login.server else None)]
-    match error:
+    if isinstance(error, LoginRefusedError):
+        return f"; {_LOGIN_ADVICE[login.kind or ('user' if '@' in login.server else None)]}"
+    match error.__cause__:
         case ssl.SSLCertVerificationError():
-            reason = error.verify_message.rstrip(".")
-            return f"its certificate is not trusted ({reason}); --tls-ca names a file with its authority"
-        case ssl.SSLError():
-            return f"TLS failed ({error.reason or text})"
+            return "; --tls-ca names a file with its authority"
         case ConnectionRefusedError():
-            return "nothing listens there; is `mediator serve` running?"
-        case socket.gaierror():
-            return "no such host"
-        case TimeoutError():
-            return f"no NATS server answers there within {CONNECT_SECONDS:g} s"
-    if "expecting INFO" in text or "json parse" in text:
-        return "it is not a NATS server"
-    return text.removeprefix("nats: ") or type(error).__name__
+            return "; is `mediator serve` running?"
+    return ""
 
 
 @dataclass(frozen=True)
 class ClientOptions(CommandOptions, NatsOptions):
     """Options of a command that is a NATS client."""
 
-    def run(self, work: Callable[[Client], Awaitable[None]], *, lasting: bool = False) -> None:
+    def run(self, work: "Callable[[Client], Awaitable[None]]", *, lasting: bool = False) -> None:
         """Connect and run ``work``; with ``lasting`` until it is interrupted."""
 
         async def connected() -> None:
-            async with Client(login, lasting=lasting) as client:
+            async with connect(login) as client:
                 await work(client)
 
         login = self.login(self)
@@ -320,11 +220,11 @@ class ClientOptions(CommandOptions, NatsOptions):
 
     def request(
         self, verb: str, body: bytes | Mapping[str, Any] = b"", *, headers: Mapping[str, str] | None = None
-    ) -> ReplyFields:
-        """Connect for one request and return its reply; raises as :meth:`Client.request`."""
+    ) -> "Reply":
+        """Connect for one request and return its reply; raises as :meth:`mediator.client.Client.request`."""
 
-        async def requested() -> ReplyFields:
-            async with Client(login) as client:
+        async def requested() -> "Reply":
+            async with connect(login) as client:
                 return await client.request(verb, body, headers=headers)
 
         login = self.login(self)

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import Client, ClientOptions, UnansweredError
+from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
 from mediator.cli.options import (
     MOMENT,
@@ -26,6 +26,10 @@ from mediator.cli.options import (
     span,
     words_of,
 )
+from mediator.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from mediator.client import Client
 
 LONGEST_WAIT = 4500
 """Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
@@ -182,7 +186,7 @@ def fetch(
     body = _given({**fields, "config": _given(bounds)})
     first = {**body, "force_deliver": True} if force else body
 
-    async def once(client: Client, request: dict[str, Any]) -> bool:
+    async def once(client: "Client", request: dict[str, Any]) -> bool:
         answer = await client.request(f"MSG.FETCH.{address}", request, wait=min(wait, LONGEST_WAIT) / 1000)
         messages = answer["messages"]
         if messages or not follow:
@@ -192,7 +196,7 @@ def fetch(
             await client.request(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})
         return bool(messages)
 
-    async def work(client: Client) -> None:
+    async def work(client: "Client") -> None:
         if follow:
             await _follow(client, once, first, body)
         elif not await once(client, first) and not options.as_json and start in (None, StartPosition.LATEST):
@@ -204,14 +208,14 @@ def fetch(
     options.run(work, lasting=follow)
 
 
-async def _follow(client: Client, once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
+async def _follow(client: "Client", once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
     """Fetch for ever, also across restarts of the service."""
     away = False
     request = first
     while True:
         try:
             await once(client, request)
-        except UnansweredError as error:
+        except UnreachableError as error:
             if not away:
                 output.print_hint(f"{error}; waiting for it")
             away = True

@@ -15,8 +15,8 @@
 from mediator.client.client import Client, Mailbox
 from mediator.client.connection import Reply
 from mediator.client.delivery import Delivery
-from mediator.client.login import Login
+from mediator.client.login import LoginOptions
 from mediator.client.message import Message, Outgoing
 from mediator.client.registry import Agent, Registration
 
-__all__ = ["Agent", "Client", "Delivery", "Login", "Mailbox", "Message", "Outgoing", "Registration", "Reply"]
+__all__ = ["Agent", "Client", "Delivery", "LoginOptions", "Mailbox", "Message", "Outgoing", "Registration", "Reply"]

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from mediator.client.connection import Connection, Reply
 from mediator.client.delivery import Delivery, Leases, log
-from mediator.client.login import Login
+from mediator.client.login import LoginOptions, read_login
 from mediator.client.message import Message, Outgoing, Payload, SendOptions, encode_bodies, message_fields, unix_seconds
 from mediator.client.registry import Agent, Registration, card_address
 from mediator.errors import (
@@ -20,6 +20,7 @@ from mediator.errors import (
     PartlyRefusedError,
     error_of_reply,
 )
+from mediator.login import Login
 
 PATIENCE = 30.0
 """Seconds for which a request is tried again while nobody answers."""
@@ -40,15 +41,22 @@ class Client:
     """A connection to a mediator, used as ``async with``; it connects again by itself, for as long as it is open."""
 
     def __init__(
-        self, url: str, *, patience: float = PATIENCE, name: str = "mediator client", **login: Unpack[Login]
+        self,
+        url: str | Login,
+        *,
+        patience: float = PATIENCE,
+        name: str = "mediator client",
+        **login: Unpack[LoginOptions],
     ) -> None:
-        """``url``: ``nats://HOST:PORT``, several joined by commas. ``name`` is what monitoring of NATS shows.
+        """``url``: ``nats://HOST:PORT``, several joined by commas, or a login as the commands make it.
+
+        ``name`` is what monitoring of NATS shows.
 
         ``patience``: seconds for which a request is tried again while nobody answers it, or the service is too busy.
 
-        Raises :class:`BadRequestError` naming the option that is wrong.
+        Raises :class:`SetupError` naming the option that is wrong.
         """
-        self._connection = Connection(url, patience=patience, name=name, login=login)
+        self._connection = Connection(*read_login(url, login), patience=patience, name=name)
         self._leases: WeakSet[Leases] = WeakSet()
 
     async def __aenter__(self) -> Self:
@@ -230,7 +238,7 @@ class Mailbox:
         *,
         create: bool = False,
         patience: float = PATIENCE,
-        **login: Unpack[Login],
+        **login: Unpack[LoginOptions],
     ) -> AsyncIterator[Self]:
         """Connect for one mailbox; ``create`` makes it if it is not there, and without an address a new one.
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import logging
 import random
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +22,7 @@ from nats.errors import (
 )
 from nats.errors import Error as NatsError
 
-from mediator.client.login import Login, connect_options, split_servers, tls_context
+from mediator.client.login import split_servers
 from mediator.errors import (
     BadRequestError,
     LoginRefusedError,
@@ -31,6 +32,7 @@ from mediator.errors import (
     UnreachableError,
     error_of_reply,
 )
+from mediator.login import Login
 
 PREFIX = "$mq9.AI."
 CONNECT_SECONDS = 5.0
@@ -41,8 +43,14 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 """Seconds between two attempts: doubled each time, between half and all of it."""
 PING_SECONDS = 10
+RESETS = 5
+"""Connections to one server that may be reset before that counts as the reason."""
 IN_FLIGHT = 256
 """Requests at the same time; others wait, so that each has its time for an answer to itself."""
+
+
+# nats-py's streams do not know that they were encrypted later, and asyncio says so whenever one of them is closed.
+logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in str(record.msg))
 
 
 class Reply(dict[str, Any]):
@@ -74,14 +82,14 @@ class _Nats(NatsPy):
 class Connection:
     """Connects, reconnects and asks."""
 
-    def __init__(self, url: str, *, patience: float, name: str, login: Login) -> None:
-        """Raises :class:`BadRequestError` naming the option that is wrong."""
-        self.servers, in_url = split_servers(url)
+    def __init__(self, login: Login, context: ssl.SSLContext | None, *, patience: float, name: str) -> None:
+        """``context`` takes the place of the login's own. Raises :class:`SetupError` naming what is wrong."""
+        self.servers, self._login = split_servers(login)
         self.patience = patience
         self._name = name
-        self._login: Login = {**in_url, **login}
         self._must_encrypt = any(server.startswith("tls://") for server in self.servers)
-        self._context = tls_context(login.get("tls"))
+        self._options = self._login.nats_options
+        self._context = context or self._options["tls"]
         self._nats: _Nats | None = None
         self._lock = asyncio.Lock()
         self._up = asyncio.Event()
@@ -162,7 +170,8 @@ class Connection:
         except NoRespondersError:
             raise UnreachableError(f"no mediator answers on {self.shown}") from None
         except MaxPayloadError:
-            raise MessageTooLargeError(len(data), nats.max_payload) from None
+            most = f"{len(data)} bytes, this NATS server takes at most {nats.max_payload}"
+            raise MessageTooLargeError.reported(f"payload: message_too_large, {most}") from None
         except TimeoutError:
             # The server reports a missing permission beside the request.
             why = "" if self._error is None else f": {_plain(self._error)}"
@@ -215,7 +224,9 @@ class Connection:
             nats.encrypted = False
             self._error = error
             failures += 1
-            out_of_time = failures >= len(self.servers) and time.monotonic() >= end
+            # A server that refuses a login may reset the connection before the client has read why.
+            attempts = RESETS if isinstance(error, ConnectionResetError | BrokenPipeError) else 1
+            out_of_time = failures >= attempts * len(self.servers) and time.monotonic() >= end
             if (out_of_time or not _passes(error)) and not given_up.done():
                 given_up.set_result(None)
 
@@ -236,13 +247,19 @@ class Connection:
             chosen = random.choice([server for server in servers if server.reconnects == tries])
             return chosen, min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.5, 1)
 
-        options = connect_options(self._login, check)
+        def secret(text: str | None) -> Callable[[], str] | None:
+            def show() -> str:
+                check()
+                return str(text)
+
+            return None if text is None else show
+
+        secrets = {name: secret(self._options[name]) for name in ("user", "password", "token")}
 
         async def connect() -> None:
             await nats.connect(
                 list(self.servers),
                 name=self._name,
-                tls=self._context,
                 connect_timeout=CONNECT_SECONDS,  # type: ignore[arg-type]  # parts of a second do
                 reconnect_time_wait=0.2,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
@@ -252,7 +269,7 @@ class Connection:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_connect,
-                **options,
+                **{**self._options, **secrets, "tls": self._context},
             )
             await on_connect()
 
@@ -267,12 +284,10 @@ class Connection:
         if error is None:
             return nats
         await nats.close()
-        if isinstance(error, MediatorError):
-            raise error
-        raise self._unreachable(error)
+        raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException | None) -> MediatorError:
-        text = f"cannot connect to {self.shown}: {_why(error, has_login=bool(self._login))}"
+        text = f"cannot connect to {self.shown}: {_why(error, self._login)}"
         return LoginRefusedError(text) if _is_refusal(error) else UnreachableError(text)
 
 
@@ -283,13 +298,23 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 def _passes(error: BaseException) -> bool:
     """Whether a failure to connect may be over by itself."""
-    return not (_is_refusal(error) or isinstance(error, ssl.SSLError | _UnencryptedError | MediatorError))
+    return not (_is_refusal(error) or isinstance(error, ssl.SSLError | _UnencryptedError))
 
 
-def _why(error: BaseException | None, *, has_login: bool) -> str:
+_REFUSED = {
+    None: "it asks for a login",
+    "user": "user or password is wrong",
+    "token": "the token is wrong",
+    "nkey": "it does not know this nkey",
+    "creds": "it does not accept these credentials",
+}
+"""What to say when a server refuses a login, by its kind."""
+
+
+def _why(error: BaseException | None, login: Login) -> str:
     """Explain why there is no connection."""
     if _is_refusal(error):
-        return "the login is wrong" if has_login else "it asks for a login"
+        return _REFUSED[login.kind]
     match error:
         case ssl.SSLCertVerificationError():
             reason = error.verify_message.rstrip(".")

@@ -16,12 +16,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 from mediator import client as aio
 from mediator.client.client import PATIENCE, Retention, Start
-from mediator.client.login import Login
+from mediator.client.login import LoginOptions
 from mediator.client.message import Message, Outgoing, Payload, SendOptions
 from mediator.client.registry import Agent
 from mediator.errors import BadRequestError
 
-__all__ = ["Agent", "Client", "Delivery", "Login", "Mailbox", "Message", "Outgoing", "Registration"]
+__all__ = ["Agent", "Client", "Delivery", "LoginOptions", "Mailbox", "Message", "Outgoing", "Registration"]
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Client:
     """A connection to a mediator, used as ``with``; see :class:`mediator.client.Client` for each method."""
 
     def __init__(
-        self, url: str, *, patience: float = PATIENCE, name: str = "mediator client", **login: Unpack[Login]
+        self, url: str, *, patience: float = PATIENCE, name: str = "mediator client", **login: Unpack[LoginOptions]
     ) -> None:
         """``url``: ``nats://HOST:PORT``; ``patience``: seconds for which requests are tried again."""
         self.inner = aio.Client(url, patience=patience, name=name, **login)
@@ -254,7 +254,7 @@ class Mailbox:
         *,
         create: bool = False,
         patience: float = PATIENCE,
-        **login: Unpack[Login],
+        **login: Unpack[LoginOptions],
     ) -> "Iterator[Mailbox]":
         """Connect for one mailbox; ``create`` makes it if it is not there, and without an address a new one."""
         with Client(url, patience=patience, **login) as client:

@@ -3,9 +3,15 @@
 import json
 import shlex
 from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "agent-mediator"
+
+
+def has_server() -> bool:
+    """Whether what the service needs is installed."""
+    return find_spec("peewee") is not None
 
 
 def install_command(extra: str) -> str:

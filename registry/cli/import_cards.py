@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import Client, ClientOptions, RefusedError
+from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.endpoint import Endpoint
-from mediator.errors import AddressRefusedError, MediatorError
+from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
 from mediator.ops.units import format_count
 
 if TYPE_CHECKING:
+    from mediator.client import Client
     from registry.cards.importing import AddressAssigner, CardSource
 
 IN_FLIGHT = 64
@@ -57,7 +58,7 @@ def import_(
     addresses = AddressAssigner(mailbox_prefix) if mailbox_prefix is not None else None
     result = _ImportResult()
 
-    async def work(client: Client) -> None:
+    async def work(client: "Client") -> None:
         try:
             async with fetching() as fetch:
                 await _import(client, sources, addresses, fetch, result)
@@ -100,7 +101,7 @@ class _ImportResult:
 
 
 async def _import(
-    client: Client,
+    client: "Client",
     sources: list[str],
     addresses: "AddressAssigner | None",
     fetch: Callable[[str], Awaitable[bytes]],
@@ -123,12 +124,12 @@ async def _import(
             async with asyncio.TaskGroup() as group:
                 for _ in range(IN_FLIGHT):
                     group.create_task(worker())
-        except* CommandError as errors:
+        except* (UnreachableError, CommandError) as errors:
             raise errors.exceptions[0] from None
 
 
 async def _register(
-    client: Client,
+    client: "Client",
     piece: "CardSource",
     addresses: "AddressAssigner | None",
     fetch: Callable[[str], Awaitable[bytes]],
@@ -151,7 +152,9 @@ async def _register(
         return
     try:
         answer = await client.request("AGENT.REGISTER", card)
-    except RefusedError as error:
+    except UnreachableError:
+        raise
+    except MediatorError as error:
         result.refuse(piece.where, str(error))
         return
     result.registered += 1

@@ -1,13 +1,16 @@
 """The commands `mediator agent list` and `discover`."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mediator.cli import output
-from mediator.cli.client import Client, ClientOptions
+from mediator.cli.client import ClientOptions
 from mediator.cli.options import CommandGroup, one_of, words_of
+
+if TYPE_CHECKING:
+    from mediator.client import Client
 from registry.agents.records import State
 
 PAGE = 1000
@@ -102,10 +105,10 @@ def _paging(
     shown: Callable[[list[dict[str, Any]], dict[str, Any]], Awaitable[None]],
     *,
     as_json: bool,
-) -> Callable[[Client], Awaitable[None]]:
+) -> "Callable[[Client], Awaitable[None]]":
     """Return a function that requests page by page, up to the limit."""
 
-    async def work(client: Client) -> None:
+    async def work(client: "Client") -> None:
         rows: list[dict[str, Any]] = []
         pages: list[dict[str, Any]] = []
         more: dict[str, Any] = {}

@@ -187,7 +187,7 @@ def test_a_damaged_context_is_one_line(alone, tmp_path, text, said):
 )
 def test_each_kind_of_login_is_refused_by_its_name(alone, external, tmp_path, monkeypatch, login, said):
     # A machine under load is no reason to call it something else.
-    monkeypatch.setattr("mediator.cli.client.CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr("mediator.client.connection.CONNECT_SECONDS", 60.0)
     port = external("authorization { token: right }")
     (tmp_path / "a.nk").write_text(Key("user").seed)
     result = alone("send", "a", "x", "--server", f"nats://127.0.0.1:{port}", *login)

@@ -94,7 +94,7 @@ def test_a_refused_login_is_called_so(alone, guarded, login, said):
 
 
 def test_a_server_that_cannot_be_used_is_called_so(alone, guarded, service, monkeypatch):
-    monkeypatch.setattr("mediator.cli.client.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("mediator.client.connection.CONNECT_SECONDS", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -16,6 +16,7 @@ from mediator.errors import (
     NoSuchMailboxError,
     NoSuchMessageError,
     PartlyRefusedError,
+    SetupError,
     UnreachableError,
 )
 from tests.harness.service import Service
@@ -296,5 +297,5 @@ async def test_errors_are_of_one_tree(service: Service, box: Mailbox) -> None:
         async with Client("nats://127.0.0.1:1", patience=0):
             pass
     for url in ("http://host", "nats://", "nats://host:port"):
-        with pytest.raises(BadRequestError, match="url: "):
+        with pytest.raises(SetupError, match="url: "):
             Client(url)

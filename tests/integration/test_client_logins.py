@@ -1,0 +1,112 @@
+"""How mediator.client proves who it is, and how it knows the server."""
+
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mediator.client import Client, Mailbox
+from mediator.errors import LoginRefusedError, NoSuchMailboxError, SetupError, UnreachableError
+from tests.harness.certificates import Certificate, issue
+from tests.harness.nkeys import Key
+from tests.harness.service import Service
+from tests.integration.test_cli import external, serving
+
+__all__ = ["external"]
+
+SETTINGS = """
+[gateway]
+tls_cert = "{folder}/cert.pem"
+tls_key = "{folder}/key.pem"
+[registry]
+enabled = false
+[tenants.acme]
+users = [{{ name = "ann", password = "right" }}, {{ name = "bea", nkey = "{nkey}" }}]
+[tenants.beta]
+users = [{{ name = "bob", password = "other" }}]
+"""
+BEA = Key("user")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return issue(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def service(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of two tenants, whose clients log in and encrypt."""
+    folder = certificate.cert.parent
+    (folder / "m.toml").write_text(SETTINGS.format(folder=folder, nkey=BEA.public))
+    (folder / "bea.nk").write_text(BEA.seed + "\n")
+    yield from serving(folder, config=folder / "m.toml")
+
+
+@pytest.fixture
+def url(service: Service) -> str:
+    return service.nats_url.replace("nats:", "tls:")
+
+
+async def test_users_and_nkeys_reach_their_tenant(url: str, certificate: Certificate) -> None:
+    tls = certificate.authority
+    async with Mailbox.open(url, user="ann", password="right", tls=tls) as box:
+        await box.send("mail")
+        async with Mailbox.open(url, box.address, nkey=tls.parent / "bea.nk", tls=str(tls)) as same:
+            assert [message.text for message in await same.query()] == ["mail"]
+        inside = url.replace("tls://", "nats://bob:other@")
+        context = ssl.create_default_context(cafile=tls)
+        async with Mailbox.open(inside, box.address, tls=context) as other:
+            with pytest.raises(NoSuchMailboxError):
+                await other.query()
+
+
+@pytest.mark.parametrize(
+    ("login", "said"),
+    [
+        ({"user": "ann", "password": "wrong"}, "user or password is wrong"),
+        ({"token": "wrong"}, "the token is wrong"),
+        ({}, "it asks for a login"),
+    ],
+)
+async def test_a_refused_login_is_not_tried_again(url: str, certificate: Certificate, login: Any, said: str) -> None:
+    with pytest.raises(LoginRefusedError, match=f"cannot connect to {url}: {said}"):
+        await Client(url, tls=certificate.authority, **login).__aenter__()
+
+
+async def test_an_untrusted_certificate_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UnreachableError, match="its certificate is not trusted"):
+        await Client(url, user="ann", password="right").__aenter__()
+
+
+async def test_no_password_goes_to_a_server_in_the_clear(external: Callable[[str], int]) -> None:
+    port = external("authorization { user: a, password: right }")
+    for host in (f"127.0.0.1:{external('')}", f"a:right@127.0.0.1:{port}"):
+        with pytest.raises(UnreachableError, match="the server does not encrypt, but the URL begins with tls://"):
+            await Client(f"tls://{host}", patience=0).__aenter__()
+    # In the clear it would have been let in.
+    async with Client(f"nats://a:right@127.0.0.1:{port}", patience=0) as client:
+        with pytest.raises(UnreachableError, match="no mediator answers on"):
+            await client.create()
+
+
+async def test_tokens_are_options_or_part_of_the_url(external: Callable[[str], int]) -> None:
+    port = external("authorization { token: secret }")
+    async with Client(f"nats://127.0.0.1:{port}", token="secret"), Client(f"nats://secret@127.0.0.1:{port}"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"user": "a", "token": "t"}, "token: there is another login, user"),
+        ({"password": "p"}, "user: expected the name that the password belongs to"),
+        ({"nkey": "not.there"}, "nkey: cannot read not.there"),
+        ({"creds": Path("not.there")}, "creds: cannot read not.there"),
+        ({"tls": "not.there"}, "tls_ca: cannot use not.there"),
+    ],
+)
+def test_what_cannot_be_used_is_named(options: Any, said: str) -> None:
+    with pytest.raises(SetupError, match=said):
+        Client("nats://host", **options)
