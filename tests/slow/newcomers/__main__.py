@@ -54,6 +54,7 @@ class Newcomer:
 NEWCOMERS = {
     "agent": Newcomer("Agents on NATS", "translate this"),
     "wallet": Newcomer("Wallets", "picked up"),
+    "langchain": Newcomer("LangChain", "send_mail"),
     "operator": Newcomer("Operators", "ready"),
     "contributor": Newcomer("Contributing", " passed"),
 }
