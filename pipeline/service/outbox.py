@@ -1,6 +1,5 @@
 """Removes archived messages from the outbox (S6): in the service in small transactions, for commands wherever it is."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,12 +36,11 @@ class ArchiveCommands:
         while copies:
             part, copies = copies[: size.limit], copies[size.limit :]
 
-            def work(tx: Transaction, _now: int, part: Sequence[Copy] = part) -> tuple[int, float]:
-                begun = time.perf_counter()
-                return tx.outbox.remove(part), begun
+            def work(tx: Transaction, _now: int, part: Sequence[Copy] = part) -> int:
+                return tx.outbox.remove(part)
 
-            count, begun = await self._broker.write_background(work, when_full=True)
-            size.took(len(part), time.perf_counter() - begun)
+            count, seconds = await self._broker.write_slice(work)
+            size.took(len(part), seconds)
             removed += count
         return {"removed": removed}
 
