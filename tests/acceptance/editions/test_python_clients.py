@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import AsyncExitStack
 
+import langsmith.run_helpers  # noqa: F401  # langchain does it in the first call; pytest rewrites it, which may fail there
 import pytest
 from langchain_core.tools import BaseTool
 from langchain_mq9 import Mq9Toolkit
