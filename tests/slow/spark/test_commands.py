@@ -139,7 +139,10 @@ def test_what_the_work_itself_refuses_is_a_failure(run, spark, error):
     assert (code, err.splitlines()[-1]) == (1, "mediator: lake: is no lake")
 
 
-def test_how_far_it_has_come_is_told_on_standard_error(run, spark):
+def test_how_far_it_has_come_is_shown_on_a_terminal(run, spark, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+
     def work(given):
         given.on_progress("segments", 1_200, 4_000)
         return "done"
