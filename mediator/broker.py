@@ -317,14 +317,7 @@ class Broker:
 
     async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
         """Run maintenance when requests leave time for it; ``when_full`` as for :meth:`write`."""
-        return (await self._writer.write_background(work, when_full=when_full))[0]
-
-    async def write_slice(self, work: Work[T]) -> tuple[T, float]:
-        """Remove or release something in the background, on a full disk too.
-
-        Returns the result, and how many seconds the transaction took until it was on disk.
-        """
-        return await self._writer.write_background(work, when_full=True)
+        return await self._writer.write_background(work, when_full=when_full)
 
     async def upkeep(self) -> None:
         """Let the store do its own maintenance: checkpoints, free space."""

@@ -1,6 +1,7 @@
 """The passes of the clean-up in small transactions, for the scheduler and for ``mediator cleanup`` (M1, S3, S5, F7)."""
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -166,12 +167,17 @@ class Collector:
     async def _slice(self, broker: Broker, step: CleanupStep, size: AdaptiveLimit) -> SliceResult | None:
         """Run one slice; None if the clock is not trusted."""
 
-        def work(tx: Transaction, now: int) -> SliceResult | None:
-            return step.run(tx, now, size.limit) if self.trusts(now) else None
+        def work(tx: Transaction, now: int) -> tuple[SliceResult, float] | None:
+            if not self.trusts(now):
+                return None
+            begun = time.perf_counter()
+            return step.run(tx, now, size.limit), begun
 
-        done, seconds = await broker.write_slice(work)
-        if done is not None:
-            size.took(done.count, seconds)
+        outcome = await broker.write_background(work, when_full=True)
+        if outcome is None:
+            return None
+        done, begun = outcome
+        size.took(done.count, time.perf_counter() - begun)
         return done
 
     def _count(self, removed: Mapping[str, int], total: Counter[str]) -> None:

@@ -1,6 +1,7 @@
 """Releases delayed mail when it is due, with one timer for the next due time (S4)."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from mediator.broker import Broker
@@ -72,12 +73,13 @@ class Releaser:
         while True:
             limit = self._slice.limit
 
-            def work(tx: Transaction, now: int, limit: int = limit) -> tuple[Released, int | None, bool]:
+            def work(tx: Transaction, now: int, limit: int = limit) -> tuple[Released, int | None, bool, float]:
+                begun = time.perf_counter()
                 released, next_due = sending.release(tx, now, limit, trusted=self._trusts(now)), tx.delays.next_due()
-                return released, next_due, next_due is not None and next_due <= now
+                return released, next_due, next_due is not None and next_due <= now, begun
 
-            (released, next_due, more), seconds = await self._broker.write_slice(work)
-            self._slice.took(released.count, seconds)
+            released, next_due, more, begun = await self._broker.write_background(work, when_full=True)
+            self._slice.took(released.count, time.perf_counter() - begun)
             for _ in range(released.count):
                 self._metrics.late_seconds.observe(released.latest / 1000)
             if not (more and released.count):

@@ -83,8 +83,6 @@ class _Job:
     work: Work[Any] | JointWork[Any, Any]
     done: Done
     when_full: bool = False
-    seconds: float = 0.0
-    """How long its transaction took until it was on disk."""
 
 
 class _FailureLog:
@@ -214,18 +212,14 @@ class Writer:
             self._jobs.extend(padded.jobs)
             self._wake()
 
-    async def write_background(self, work: Work[T], *, when_full: bool = False) -> tuple[T, float]:
-        """Run background work in a transaction of its own, when requests leave time for it.
-
-        Returns the result, and how many seconds the transaction took until it was on disk.
-        """
+    async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
+        """Run background work in a transaction of its own, when requests leave time for it."""
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        job = _Job(None, work, partial(_settle, answer), when_full)
-        self._background.append(job)
+        self._background.append(_Job(None, work, partial(_settle, answer), when_full))
         self._wake()
-        return await answer, job.seconds
+        return await answer
 
     async def upkeep(self) -> None:
         """Let the store do one step of its own maintenance, when requests leave time for it."""
@@ -374,7 +368,6 @@ class Writer:
         if committed is not None:
             _call(self._notify_listeners, committed)
         for job, outcome in outcomes:
-            job.seconds = 0.0 if committed is None else committed.seconds
             _call(job.done, outcome)
 
 
