@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.service import Service
+from tests.harness.trust import trusted
 from tests.harness.waiting import block_until
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +166,7 @@ def test_the_public_index_asks_for_no_torch(built: Path, tmp_path: Path) -> None
     subprocess.run(
         [*command, "--report", tmp_path / "report.json", f"{wheel}[postgres,search]"],
         check=True,
-        env={**environment, "PIP_CONFIG_FILE": os.devnull},
+        env={**environment, **trusted(), "PIP_CONFIG_FILE": os.devnull},
     )
     names = {package["metadata"]["name"] for package in json.loads((tmp_path / "report.json").read_bytes())["install"]}
     assert "onnxruntime" in names

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness.pages import ROOT, RUN, Block, parse, ready, until
+from tests.harness.trust import trusted
 from tests.slow.newcomers import network
 
 README = ROOT / "README.md"
@@ -35,8 +36,6 @@ TOOLS = (
     "readlink rm sed sh sleep sort tail tee test touch tr true uname wc xargs"
 )
 """The programs of a clean machine, beside Python."""
-TRUSTED = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""How this machine says which certificates to trust."""
 OTHER_TOOLS = ("nats ", "curl ", "npm ", "node ")
 """Blocks that begin so are for readers who have these tools."""
 
@@ -78,7 +77,7 @@ class Machine:
         self.environment = {
             "PATH": str(folder / "bin"),
             "PIP_CONFIG_FILE": "/dev/null",
-            **{name: os.environ[name] for name in TRUSTED if name in os.environ},
+            **trusted(),
         }
         if proxy:
             self.environment["https_proxy"] = proxy
