@@ -221,6 +221,9 @@ class Connection:
 
         async def on_error(error: Exception) -> None:
             nonlocal failures
+            if given_up.done():
+                # What comes while it is given up is not the reason.
+                return
             nats.encrypted = False
             self._error = error
             failures += 1
