@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, Unpack
 from weakref import WeakSet
 
 from mediator.client.connection import Connection, Reply
-from mediator.client.delivery import Delivery, Leases, log
+from mediator.client.delivery import ConsumerLeases, Delivery, log
 from mediator.client.login import LoginOptions, read_login
 from mediator.client.message import Message, Outgoing, Payload, SendOptions, encode_bodies, message_fields, unix_seconds
 from mediator.client.registry import Agent, Registration, card_address
@@ -57,7 +57,7 @@ class Client:
         Raises :class:`SetupError` naming the option that is wrong.
         """
         self._connection = Connection(*read_login(url, login), patience=patience, name=name)
-        self._leases: WeakSet[Leases] = WeakSet()
+        self._leases: WeakSet[ConsumerLeases] = WeakSet()
 
     async def __aenter__(self) -> Self:
         """Connect; raises :class:`LoginRefusedError`, or :class:`UnreachableError` when patience is over."""
@@ -75,7 +75,7 @@ class Client:
         """Bytes that the NATS server takes in one request."""
         return self._connection.max_payload
 
-    def track(self, leases: Leases) -> None:
+    def track(self, leases: ConsumerLeases) -> None:
         """Give back what a consumer holds when the client is closed."""
         self._leases.add(leases)
 
@@ -346,7 +346,7 @@ class Mailbox:
 
         A service that is away is waited for; raises what no waiting mends, as :class:`NoSuchMailboxError`.
         """
-        leases = Leases(self, group, lease)
+        leases = ConsumerLeases(self, group, lease)
         self.client.track(leases)
         try:
             while True:

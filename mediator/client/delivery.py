@@ -27,10 +27,10 @@ class Delivery(Message):
     raises, and its lease is extended while the block runs. Blocks may run at the same time, in tasks of their own.
     """
 
-    leases: "Leases" = field(repr=False, compare=False)
+    leases: "ConsumerLeases" = field(repr=False, compare=False)
 
     @classmethod
-    def read(cls, item: Mapping[str, Any], leases: "Leases") -> Self:
+    def read(cls, item: Mapping[str, Any], leases: "ConsumerLeases") -> Self:
         """Read an item of a FETCH."""
         return cls(**message_fields(item), leases=leases)
 
@@ -71,7 +71,7 @@ class Delivery(Message):
             self.leases.release(self.msg_id)
 
 
-class Leases:
+class ConsumerLeases:
     """The leases that one consumer holds."""
 
     def __init__(self, mailbox: "Mailbox", group: str, lease: float) -> None:
