@@ -50,6 +50,14 @@ class Live:
 
         await until(is_off, LIVE_WITHIN, "live mode is off")
 
+    async def ended(self) -> None:
+        """Wait, after the block, until the mediator has seen that the socket is closed: then nothing is leased to it."""
+
+        async def is_over() -> bool:
+            return (await self._holder.status()).live is not True
+
+        await until(is_over, LIVE_WITHIN, "the live session is over")
+
     async def mail(self) -> DeliveredMessage:
         """Return what was pushed next."""
         async with asyncio.timeout(LIVE_WITHIN):

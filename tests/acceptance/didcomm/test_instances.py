@@ -125,6 +125,7 @@ async def test_a_forward_at_one_reaches_a_live_socket_at_the_other(pair: Pair, o
                 await send(sender, holder, key, said, door)
                 assert await live.text() == said
         assert await live.silent()
+    await live.ended()
     assert (await holder.status()).count == 2 * TURNS
 
 
@@ -161,6 +162,8 @@ async def test_the_newest_session_gets_the_mail_wherever_it_is(pair: Pair, optio
             await send(sender, at_a, key, "to the first again", pair.b)
             assert await first.text() == "to the first again"
             assert await second.silent()
+    await first.ended()
+    await second.ended()
     assert (await at_b.status()).count == 6
 
 
@@ -188,6 +191,7 @@ async def test_who_was_live_at_a_killed_instance_goes_on_at_the_other(pair: Pair
         assert [one["live"] for one in await listed(pair.a)] == [False]
         await send(sender, at_a, key, "from the one that is back", pair.a)
         assert await live.text() == "from the one that is back"
+    await live.ended()
     mails = await at_a.fetch()
     assert await texts(at_a, mails) == [*left, "live again", "from the one that is back"]
     assert (await at_a.received([mail.id for mail in mails])).count == 0

@@ -90,6 +90,7 @@ async def test_an_envelope_that_comes_by_nats_is_picked_up(
     async with Live.of(holder) as live:
         assert not (await nats.send(address, envelopes[1])).error
         assert await live.text() == "live"
+    await live.ended()
     assert not (await nats.send(address, envelopes[2], priority="urgent")).error
     mails = await holder.fetch()
     assert await texts(holder, mails) == ["urgent", "plain", "live"]
