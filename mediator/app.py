@@ -30,14 +30,18 @@ from mediator.nats.opening import find_control_key, make_announcements, open_doo
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.ops.collector import forget_volatile
-from mediator.ops.commands import ControlCommands
 from mediator.ops.control import ControlServer
+from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.diagnosis import Finding
 from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
+from mediator.ops.operations import Operation, Operations, Right
 from mediator.ops.scheduler import Scheduler
+from mediator.ops.schemas import obj
+from mediator.ops.service_operations import ServiceOperations
 from mediator.parts import Host, find_parts
 from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.store.base import Store
@@ -73,7 +77,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
     _tune_interpreter()
     settings = fit_service(settings)
     parts = find_parts()
-    metrics, health, control = Metrics(), Health(), ControlServer(settings.data_dir)
+    metrics, health, operations = Metrics(), Health(), Operations()
     async with AsyncExitStack() as stack:
         # Storage and NATS.
         store = await asyncio.to_thread(_open_store, settings)
@@ -90,12 +94,13 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         await forget_volatile(broker, settings.instance)
 
         # What runs by the clock, and what operators ask for.
-        control.add_command("journal-rotate", journal.rotate)
+        operations.add(_journal_rotate(journal))
         cleanup_steps = [step for part in parts for step in part.cleanup_steps(settings)]
         keep_groups = settings.push.keep_days * DAY
-        scheduler = Scheduler(broker, settings.cleanup, cleanup_steps, metrics, control, keep_groups=keep_groups)
+        scheduler = Scheduler(broker, settings.cleanup, cleanup_steps, metrics, operations, keep_groups=keep_groups)
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
+        control = ControlServer(settings.data_dir, operations)
         await control.start()
         stack.push_async_callback(control.stop)
 
@@ -110,7 +115,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             metrics=metrics,
             health=health,
             scheduler=scheduler,
-            control=control,
+            operations=operations,
             announcer=partial(make_announcements, settings, connection),
             app=build_app(health, metrics.registry),
             http_port=http.port,
@@ -140,7 +145,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
-        ControlCommands(broker, settings, health, nats_url, http.port, host.doctor_checks).register(control)
+        _add_operations(host, health, nats_url)
         yield RunningService(nats_url, http.port, broker, health)
         log.info("stopping")
 
@@ -196,6 +201,26 @@ def _make_broker(
     metrics.pending.set_function(lambda: broker.pending)
     metrics.waiting.set_function(lambda: broker.waiting)
     return broker
+
+
+def _add_operations(host: Host, health: Health, nats_url: str) -> None:
+    MailboxOperations(host.broker).register(host.operations)
+    DeadOperations(host.broker).register(host.operations)
+    service = ServiceOperations(host.broker, host.settings, health, nats_url, host.http_port, host.doctor_checks)
+    service.register(host.operations)
+
+
+def _journal_rotate(journal: JournalWriter) -> Operation:
+    return Operation(
+        "journal-rotate",
+        journal.rotate,
+        Right.OPERATE,
+        "Close the journal's open file, so that readers can read all that was committed before",
+        obj(),
+        method="POST",
+        path="/journal/rotate",
+        audited=False,
+    )
 
 
 async def _examine_journal(journal: JournalWriter) -> list[Finding]:

@@ -168,6 +168,16 @@ class NotAuthenticatedError(MediatorError):
     text = "expected the API token of a tenant, as Authorization: Bearer TOKEN"
 
 
+class NotAllowedError(MediatorError):
+    """An operator without the right that the operation needs."""
+
+    code = "not_allowed"
+    status = 403
+
+    def __init__(self, right: str) -> None:
+        super().__init__(f"this needs the right {right}")
+
+
 class UnavailableError(MediatorError):
     """The store cannot be read or written now; nothing was changed (A9)."""
 

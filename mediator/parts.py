@@ -7,7 +7,7 @@ A part is a Python package that offers an instance of :class:`Part` under the en
 
 The service finds all installed parts at startup. A part brings a section of the settings, migrations, commands of
 ``mediator``, steps of the clean-up, and, while the service runs, whatever it registers with its :class:`Host`: NATS
-verbs, HTTP routes, health and doctor checks, jobs, and commands of the control socket. Every command loads the module
+verbs, HTTP routes, health and doctor checks, jobs, and operations for operators. Every command loads the module
 that the entry point names, so it should import heavy libraries only inside its methods.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from mediator.http.tenants import HttpTenants
     from mediator.nats.verbs import VerbHandler
     from mediator.ops.collector import CleanupStep
-    from mediator.ops.control import ControlServer
     from mediator.ops.diagnosis import DoctorCheck
     from mediator.ops.metrics import Metrics
+    from mediator.ops.operations import Operations
     from mediator.ops.scheduler import Scheduler
 
 GROUP = "mediator.parts"
@@ -91,7 +91,7 @@ class Host:
         metrics: "Metrics",
         health: "Health",
         scheduler: "Scheduler",
-        control: "ControlServer",
+        operations: "Operations",
         announcer: "Callable[[str], Announcer | None]",
         app: "web.Application",
         http_port: int,
@@ -108,8 +108,8 @@ class Host:
         self.doctor_checks: list[DoctorCheck] = []
         self._health = health
         self._scheduler = scheduler
-        self.control = control
-        """The control socket, which takes commands: ``control.add_command(name, command)``."""
+        self.operations = operations
+        """What operators can ask for: ``operations.add(Operation(…))``."""
         self.announcer = announcer
         """Returns a way to reach the other instances on this database, by a topic; None where there are no others."""
 

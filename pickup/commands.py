@@ -1,4 +1,4 @@
-"""The commands of the DIDComm door on the control socket."""
+"""The operations of the DIDComm door."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,7 +6,31 @@ from typing import Any
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
-from mediator.ops.control import ControlRequest, ControlServer, read_number, read_optional_number, read_text
+from mediator.ops.operations import (
+    Operation,
+    OperationRequest,
+    Operations,
+    Right,
+    read_number,
+    read_optional_number,
+    read_text,
+)
+from mediator.ops.schemas import (
+    COUNT,
+    FLAG,
+    MAIL_ADDRESS,
+    TENANT,
+    TEXT,
+    TEXTS,
+    TIME,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    or_null,
+    whole,
+)
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
@@ -20,10 +44,36 @@ MAX_ATTACHED = 1000
 MAX_ROUTES = 100
 """Keys of a connection that are shown; a DID may have thousands of characters."""
 
+_MAX_NUMBER = 1 << 62
+_INVITATION: dict[str, Schema] = {
+    "id": TEXT,
+    "tenant": TEXT,
+    "label": or_null(TEXT),
+    "created_at": TIME,
+    "expire_at": or_null(TIME),
+    "max_uses": or_null(COUNT),
+    "uses": COUNT,
+}
+_URLS = dict.fromkeys(("v1_url", "v1_short_url", "v2_url", "v2_short_url", "old_url", "page_url"), TEXT)
+_CONNECTION: dict[str, Schema] = {
+    "connection": COUNT,
+    "label": or_null(TEXT),
+    "didcomm": TEXT,
+    "created_at": TIME,
+    "seen_at": TIME,
+    "keys": COUNT,
+    "mail_address": or_null(TEXT),
+    "messages": COUNT,
+    "bytes": COUNT,
+    "live": FLAG,
+    "relayed": FLAG,
+}
+_ROUTE = obj(key=TEXT, mail_address=TEXT, created_at=TIME, used_at=TIME)
+
 Answer = dict[str, Any]
 
 
-class DidcommCommands:
+class DidcommOperations:
     """Invitations, connections, attached keys and identities. Times in replies are Unix seconds."""
 
     def __init__(
@@ -41,23 +91,129 @@ class DidcommCommands:
         self._sessions = sessions
         self._tenants = tenants
 
-    def register(self, control: ControlServer) -> None:
-        """Register the commands with the control server."""
-        for name, command in {
-            "invite": self._invite,
-            "invitations-list": self._list_invitations,
-            "invitations-remove": self._remove_invitation,
-            "connections-list": self._list,
-            "connections-show": self._show,
-            "connections-remove": self._remove,
-            "key-attach": self._attach,
-            "key-detach": self._detach,
-            "key-list": self._list_keys,
-            "identity-rotate": self._rotate,
-        }.items():
-            control.add_command(name, command)
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        tenant = {"tenant": TENANT}
+        no = {**tenant, "connection": whole("The number of a connection.", 0, _MAX_NUMBER)}
+        key = {**tenant, "key": about(TEXT, "A public key or DID.")}
+        operations.add(
+            Operation(
+                "invite",
+                self._invite,
+                Right.OPERATE,
+                "Make an invitation",
+                obj(**_INVITATION, **_URLS),
+                fields={
+                    **tenant,
+                    "label": about(TEXT, "How the mediator introduces itself."),
+                    "ttl_ms": or_null(whole("Milliseconds until it expires.", 1, MAX_TTL)),
+                    "uses": or_null(whole("How often it may be accepted.", 1, MAX_USES)),
+                },
+                method="POST",
+                path="/invitations",
+            ),
+            Operation(
+                "invitations-list",
+                self._list_invitations,
+                Right.READ,
+                "The invitations of a tenant",
+                obj(invitations=many(obj(**_INVITATION, open=FLAG))),
+                fields={**tenant, "limit": limit(MAX_INVITATIONS)},
+                path="/invitations",
+            ),
+            Operation(
+                "invitations-remove",
+                self._remove_invitation,
+                Right.OPERATE,
+                "Withdraw an invitation",
+                obj(id=TEXT, removed=FLAG),
+                fields={**tenant, "id": TEXT},
+                method="DELETE",
+                path="/invitations/{id}",
+            ),
+            Operation(
+                "connections-list",
+                self._list,
+                Right.READ,
+                "The DIDComm connections of a tenant",
+                obj(connections=many(obj(**_CONNECTION)), more=FLAG, total=COUNT),
+                fields={
+                    **tenant,
+                    "after": whole("Begin behind this connection.", 0, _MAX_NUMBER, default=0),
+                    "limit": limit(MAX_LISTED),
+                },
+                path="/connections",
+            ),
+            Operation(
+                "connections-show",
+                self._show,
+                Right.READ,
+                "One DIDComm connection with its keys",
+                obj(
+                    **_CONNECTION,
+                    their_did=or_null(TEXT),
+                    callers=TEXTS,
+                    endpoint=or_null(TEXT),
+                    push=or_null(TEXT),
+                    invitation=or_null(TEXT),
+                    routes=many(_ROUTE),
+                ),
+                fields=no,
+                path="/connections/{connection}",
+            ),
+            Operation(
+                "connections-remove",
+                self._remove,
+                Right.OPERATE,
+                "Remove a DIDComm connection with its queue",
+                obj(connection=COUNT, removed=FLAG),
+                fields=no,
+                method="DELETE",
+                path="/connections/{connection}",
+            ),
+            Operation(
+                "key-attach",
+                self._attach,
+                Right.OPERATE,
+                "Deliver mail for a key to a mailbox",
+                _ROUTE,
+                fields={**key, "mail_address": MAIL_ADDRESS},
+                required=("key", "mail_address"),
+                method="POST",
+                path="/keys",
+            ),
+            Operation(
+                "key-detach",
+                self._detach,
+                Right.OPERATE,
+                "Deliver no more mail for a key",
+                obj(key=TEXT, detached=FLAG),
+                fields=key,
+                method="DELETE",
+                path="/keys/{key}",
+            ),
+            Operation(
+                "key-list",
+                self._list_keys,
+                Right.READ,
+                "The keys attached to mailboxes",
+                obj(keys=many(_ROUTE)),
+                fields={**tenant, "limit": limit(MAX_ATTACHED)},
+                path="/keys",
+            ),
+            Operation(
+                "identity-rotate",
+                self._rotate,
+                Right.ADMIN,
+                "Give a tenant a new DIDComm identity; the old one keeps working",
+                obj(tenant=TEXT, key=TEXT, did=TEXT),
+                fields=tenant,
+                method="POST",
+                path="/identity/rotate",
+            ),
+        )
 
-    def _tenant(self, request: ControlRequest) -> str:
+    def _tenant(self, request: OperationRequest) -> str:
         tenant = read_text(request, "tenant") or DEFAULT_TENANT
         if tenant not in self._tenants:
             raise BadRequestError("tenant", f"expected one of {', '.join(self._tenants)}")
@@ -65,7 +221,7 @@ class DidcommCommands:
 
     # Invitations.
 
-    async def _invite(self, request: ControlRequest) -> Answer:
+    async def _invite(self, request: OperationRequest) -> Answer:
         made = await self._invitations.make(
             self._tenant(request),
             label=read_text(request, "label") or None,
@@ -75,28 +231,28 @@ class DidcommCommands:
         written = asdict(self._invitations.written(made))
         return {**_invitation(made), **{name: url for name, url in written.items() if name.endswith("_url")}}
 
-    async def _list_invitations(self, request: ControlRequest) -> Answer:
+    async def _list_invitations(self, request: OperationRequest) -> Answer:
         found = await self._mediation.list_invitations(
             self._tenant(request), read_number(request, "limit", 1, MAX_INVITATIONS)
         )
         now = self._mediation.clock()
         return {"invitations": [{**_invitation(one), "open": one.open(now)} for one in found]}
 
-    async def _remove_invitation(self, request: ControlRequest) -> Answer:
+    async def _remove_invitation(self, request: OperationRequest) -> Answer:
         id = read_text(request, "id")
         await self._mediation.remove_invitation(self._tenant(request), id)
         return {"id": id, "removed": True}
 
     # Connections.
 
-    async def _list(self, request: ControlRequest) -> Answer:
+    async def _list(self, request: OperationRequest) -> Answer:
         tenant = self._tenant(request)
-        after, limit = read_number(request, "after", 0, 1 << 62), read_number(request, "limit", 1, MAX_LISTED)
+        after, limit = read_number(request, "after", 0, _MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
         page = await self._mediation.list_connections(tenant, after, limit)
         return {"connections": [self._listed(view) for view in page.views], "more": page.more, "total": page.total}
 
-    async def _show(self, request: ControlRequest) -> Answer:
-        tenant, no = self._tenant(request), read_number(request, "connection", 0, 1 << 62)
+    async def _show(self, request: OperationRequest) -> Answer:
+        tenant, no = self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
         view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
         connection = view.connection
         return {
@@ -109,8 +265,8 @@ class DidcommCommands:
             "routes": [_route(route) for route in view.routes],
         }
 
-    async def _remove(self, request: ControlRequest) -> Answer:
-        tenant, no = self._tenant(request), read_number(request, "connection", 0, 1 << 62)
+    async def _remove(self, request: OperationRequest) -> Answer:
+        tenant, no = self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
         await self._mediation.disconnect(tenant, no)
         return {"connection": no, "removed": True}
 
@@ -132,23 +288,23 @@ class DidcommCommands:
 
     # Keys.
 
-    async def _attach(self, request: ControlRequest) -> Answer:
+    async def _attach(self, request: OperationRequest) -> Answer:
         tenant, key = self._tenant(request), read_text(request, "key")
         route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")))
         return _route(route)
 
-    async def _detach(self, request: ControlRequest) -> Answer:
+    async def _detach(self, request: OperationRequest) -> Answer:
         tenant, key = self._tenant(request), read_text(request, "key")
         await self._mediation.detach_key(tenant, key)
         return {"key": key, "detached": True}
 
-    async def _list_keys(self, request: ControlRequest) -> Answer:
+    async def _list_keys(self, request: OperationRequest) -> Answer:
         tenant, limit = self._tenant(request), read_number(request, "limit", 1, MAX_ATTACHED)
         return {"keys": [_route(route) for route in await self._mediation.list_attached_keys(tenant, limit)]}
 
     # Identities.
 
-    async def _rotate(self, request: ControlRequest) -> Answer:
+    async def _rotate(self, request: OperationRequest) -> Answer:
         identity = await self._identities.rotate(self._tenant(request))
         return {"tenant": identity.tenant, "key": identity.key, "did": identity.v2_did}
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.http.guard import Guard
-from mediator.ops.control import ControlServer
+from mediator.ops.operations import Operations
 from mediator.parts import Announcer
 from pickup.broker import MediationBroker
-from pickup.commands import DidcommCommands
+from pickup.commands import DidcommOperations
 from pickup.context import DidcommContext
 from pickup.did_pages import DidPages
 from pickup.dids.identities import OwnIdentities
@@ -76,7 +76,7 @@ async def didcomm_door(
     http_port: int,
     broker: Broker,
     registry: CollectorRegistry,
-    control: ControlServer,
+    operations: Operations,
     app: web.Application,
     announcer: Announcer | None,
 ) -> AsyncIterator[DidcommContext]:
@@ -144,7 +144,7 @@ async def didcomm_door(
             rate=options.rate,
             page=pages.door,
         ).add_routes(app)
-        DidcommCommands(mediation, invitations, identities, sessions, settings.tenant_names).register(control)
+        DidcommOperations(mediation, invitations, identities, sessions, settings.tenant_names).register(operations)
         await sessions.open()
         stack.push_async_callback(sessions.close)
         await relay.open()

@@ -53,7 +53,7 @@ class DidcommPart(Part):
 
         announcer = host.announcer("live")
         async with didcomm_door(
-            host.settings, host.http_port, host.broker, host.metrics.registry, host.control, host.app, announcer
+            host.settings, host.http_port, host.broker, host.metrics.registry, host.operations, host.app, announcer
         ):
             yield
 

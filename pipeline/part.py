@@ -34,19 +34,19 @@ class PipelinePart(Part):
     @asynccontextmanager
     async def open(self, host: Host) -> AsyncIterator[None]:
         """Keep the history of runs, and run what is due if that is wanted."""
-        from mediator.ops.runs.commands import RunCommands
+        from mediator.ops.runs.commands import RunOperations
         from mediator.ops.runs.history import RunHistory
-        from pipeline.service.outbox import ArchiveCommands
+        from pipeline.service.outbox import ArchiveOperations
         from pipeline.service.scheduler import LOOK_SECONDS, PipelineScheduler
         from pipeline.settings import PipelineSettings
 
         chosen = host.settings.section(PipelineSettings)
         history = RunHistory(host.broker, host.settings.instance, host.metrics)
         await history.measure()
-        commands = RunCommands(history, chosen.every)
-        commands.register(host.control)
-        ArchiveCommands(host.broker).register(host.control)
-        host.add_doctor_check(commands.examine)
+        runs = RunOperations(history, chosen.every)
+        runs.register(host.operations)
+        ArchiveOperations(host.broker).register(host.operations)
+        host.add_doctor_check(runs.examine)
         scheduler = PipelineScheduler(history, host.broker, host.settings)
         if chosen.every:
             host.add_job(scheduler.look, LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Control commands of the registry: its status, and cards and vectors in bulk from a model elsewhere (G1)."""
+"""Operations of the registry: its status, and cards and vectors in bulk from a model elsewhere (G1)."""
 
 import base64
 import binascii
@@ -9,7 +9,8 @@ import numpy as np
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.control import MAX_LONG_REQUEST, ControlRequest, ControlServer, read_text
+from mediator.ops.operations import MAX_LONG_REQUEST, Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.schemas import ANY, COUNT, FLAG, TENANT, TEXT, many, obj, or_null
 from registry.agents.records import CardVectors
 from registry.cards.card import Card
 from registry.directory import Directory
@@ -26,21 +27,59 @@ _NORM_TOLERANCE = 0.01
 """How far the length of a vector may be from one; half precision needs less."""
 
 
-class RegistryCommands:
-    """The commands ``registry``, ``agents-put`` and ``agents-embed``."""
+class RegistryOperations:
+    """The operations ``registry``, ``agents-put`` and ``agents-embed``."""
 
     def __init__(self, directory: Directory, updater: IndexUpdater, models: EmbeddingModels | None) -> None:
         self._directory = directory
         self._updater = updater
         self._models = models
 
-    def register(self, control: ControlServer) -> None:
-        """Add the commands to the control socket."""
-        control.add_command("registry", self._status)
-        control.add_command("agents-put", self._put, longest=MAX_LONG_REQUEST)
-        control.add_command("agents-embed", self._embed, longest=MAX_LONG_REQUEST)
+    def register(self, operations: Operations) -> None:
+        """Register the operations; cards and vectors in bulk come by the pipeline's commands."""
+        in_bulk = {"space": TEXT, "agents": many(ANY)}
+        operations.add(
+            Operation(
+                "registry",
+                self._status,
+                Right.READ,
+                "The index of agents, and the model that embeds them",
+                obj(
+                    loaded=FLAG,
+                    problem=or_null(TEXT),
+                    agents=COUNT,
+                    embedded=COUNT,
+                    space=or_null(TEXT),
+                    model=or_null(
+                        obj(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)
+                    ),
+                ),
+                path="/registry",
+            ),
+            Operation(
+                "agents-put",
+                self._put,
+                Right.ADMIN,
+                "Register agents with their vectors",
+                obj(),
+                fields={"tenant": TENANT, **in_bulk},
+                method="POST",
+                longest=MAX_LONG_REQUEST,
+            ),
+            Operation(
+                "agents-embed",
+                self._embed,
+                Right.ADMIN,
+                "Keep vectors of agents",
+                obj(embedded=COUNT),
+                fields=in_bulk,
+                method="POST",
+                audited=False,
+                longest=MAX_LONG_REQUEST,
+            ),
+        )
 
-    async def _status(self, _request: ControlRequest) -> dict[str, Any]:
+    async def _status(self, _request: OperationRequest) -> dict[str, Any]:
         updater, models = self._updater, self._models
         return {
             "loaded": updater.loaded,
@@ -59,7 +98,7 @@ class RegistryCommands:
             },
         }
 
-    async def _put(self, request: ControlRequest) -> dict[str, Any]:
+    async def _put(self, request: OperationRequest) -> dict[str, Any]:
         """Register cards with their vectors; ``agents``: lists of a card as text and its packed vectors in base64."""
         space = self._own_space(read_text(request, "space"))
         dims = _dims(space)
@@ -76,7 +115,7 @@ class RegistryCommands:
         tenant = read_text(request, "tenant") or DEFAULT_TENANT
         return (await self._directory.register_many(tenant, space, cards, packed))._asdict()
 
-    async def _embed(self, request: ControlRequest) -> dict[str, Any]:
+    async def _embed(self, request: OperationRequest) -> dict[str, Any]:
         """Keep vectors; ``agents``: lists of number, card revision, and the packed vectors of that card in base64.
 
         The space may be one that the service does not use yet.
@@ -111,7 +150,7 @@ def _dims(space: str) -> int:
     return parsed.dims
 
 
-def _rows(request: ControlRequest, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:
+def _rows(request: OperationRequest, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:
     rows = request.get(name)
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_TOGETHER:
         raise BadRequestError(name, f"expected a list of 1 to {MAX_TOGETHER}")

@@ -13,7 +13,7 @@ from mediator.parts import Announcer, Host
 from registry.agents.records import Liveness
 from registry.api.rest import RegistryApi
 from registry.api.verbs import add_verbs
-from registry.commands import RegistryCommands
+from registry.commands import RegistryOperations
 from registry.diagnosis import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
@@ -88,7 +88,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         if models is not None:
             metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
         host.add_health_check("registry", updater.check)
-        RegistryCommands(made.directory, updater, models).register(host.control)
+        RegistryOperations(made.directory, updater, models).register(host.operations)
         host.add_doctor_check(partial(examine, updater, models))
         add_verbs(host, made.directory)
         RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)

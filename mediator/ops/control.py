@@ -1,12 +1,15 @@
-"""The control socket: commands on the same machine send requests to a running service, one line of JSON each way.
+"""The control socket: commands on the same machine ask for operations of a running service, a line of JSON each way.
 
-``{"command": "status"}`` is answered ``{"error": "", …}``. Only the owner of the file may open the socket.
+``{"command": "status"}`` is answered ``{"error": "", …}``. Only the owner of the file may open the socket, and has all
+rights.
 """
 
 import asyncio
 import os
+import pwd
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+import struct
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,46 +18,32 @@ import orjson
 import structlog
 
 from mediator.errors import BadRequestError, MediatorError, SetupError, UnavailableError
+from mediator.ops.operations import MAX_LONG_REQUEST, MAX_REQUEST, Actor, Operations, Right
 from mediator.system.private_files import OTHERS, make_folder
 
 SOCKET_FILE = "control.sock"
-MAX_REQUEST = 64 * 1024
-"""Bytes of a request, unless its command allows more, up to :data:`MAX_LONG_REQUEST`."""
-MAX_LONG_REQUEST = 4 * 1024 * 1024
 MAX_ANSWER = 1024 * 1024
 MAX_CONNECTIONS = 16
 IDLE_SECONDS = 10.0
 """A connection that sends no complete request, or reads no answer, for this long is closed."""
-COMMAND_SECONDS = 25.0
 ANSWER_SECONDS = 30.0
+_PEER = struct.Struct("3i")
+"""Process, user and group of a peer, as the kernel gives them."""
 _MAX_PATH = 100
 """Bytes of a path that fit into a socket address on every platform."""
-
-ControlRequest = dict[str, Any]
-Command = Callable[[ControlRequest], Awaitable[dict[str, Any]]]
-"""Gets the request, returns the fields of the answer, raises :class:`MediatorError` to refuse."""
 
 _log = structlog.get_logger("control")
 
 
 class ControlServer:
-    """Serves commands on the control socket of a data directory."""
+    """Serves operations on the control socket of a data directory."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, operations: Operations) -> None:
         self._path = data_dir / SOCKET_FILE
-        self._commands: dict[str, tuple[Command, float, int]] = {}
+        self._operations = operations
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._serving: set[asyncio.Task[Any]] = set()
-
-    def add_command(
-        self, name: str, command: Command, within: float = COMMAND_SECONDS, longest: int = MAX_REQUEST
-    ) -> None:
-        """Answer ``name`` with ``command`` from now on; it is given up after ``within`` seconds.
-
-        Its requests have ``longest`` bytes at most, and no command's more than :data:`MAX_LONG_REQUEST`.
-        """
-        self._commands[name] = command, within, longest
 
     async def start(self) -> None:
         """Listen; :class:`SetupError` when another service does so here, or the socket cannot be made."""
@@ -125,51 +114,23 @@ class ControlServer:
             return False
         if not line.endswith(b"\n"):
             return False
-        await _send(writer, await self._answer(line))
+        await _send(writer, await self._answer(line, _actor(writer)))
         return True
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, actor: Actor) -> dict[str, Any]:
         try:
             request = _parse(line)
-            command, within, longest = self._command(request)
-            if len(line) > longest:
-                raise BadRequestError("request", f"longer than {longest} bytes")
-            async with asyncio.timeout(within):
-                return {"error": ""} | await command(request)
+            operation = self._operations.get(request.get("command"))
+            if len(line) > operation.longest:
+                raise BadRequestError("request", f"longer than {operation.longest} bytes")
+            return {"error": ""} | await self._operations.run(actor, operation.name, request)
         except MediatorError as error:
             return {"error": str(error)}
         except TimeoutError:
-            return {"error": f"{request['command']}: no answer within {within:g} s"}
+            return {"error": f"{request['command']}: no answer within {operation.within:g} s"}
         except Exception:
             _log.exception("command failed")
             return {"error": "internal error"}
-
-    def _command(self, request: dict[str, Any]) -> tuple[Command, float, int]:
-        name = request.get("command")
-        if not isinstance(name, str) or name not in self._commands:
-            raise BadRequestError("command", f"expected one of {', '.join(sorted(self._commands))}")
-        return self._commands[name]
-
-
-def read_text(request: ControlRequest, name: str) -> str:
-    """Return a text, empty if absent; :class:`BadRequestError` names the field, also in the functions below."""
-    value = request.get(name, "")
-    if not isinstance(value, str):
-        raise BadRequestError(name, "expected text")
-    return value
-
-
-def read_number(request: ControlRequest, name: str, lowest: int, highest: int) -> int:
-    """Return a required whole number."""
-    value = request.get(name)
-    if type(value) is not int or not lowest <= value <= highest:
-        raise BadRequestError(name, f"expected {lowest} to {highest}")
-    return value
-
-
-def read_optional_number(request: ControlRequest, name: str, lowest: int, highest: int) -> int | None:
-    """Return a whole number, None if it is absent or null."""
-    return None if request.get(name) is None else read_number(request, name, lowest, highest)
 
 
 async def send_command(
@@ -219,6 +180,17 @@ async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
 async def _discard(reader: asyncio.StreamReader) -> None:
     while await reader.read(MAX_REQUEST):
         pass
+
+
+def _actor(writer: asyncio.StreamWriter) -> Actor:
+    """Return the user of this machine that asks."""
+    credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    uid = _PEER.unpack(credentials)[1]
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return Actor(name, frozenset(Right), "socket")
 
 
 def _parse(line: bytes) -> dict[str, Any]:

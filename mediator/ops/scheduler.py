@@ -17,9 +17,10 @@ from mediator.config.sections import CleanupSettings
 from mediator.ops.clock import steady_clock
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, Collector
-from mediator.ops.control import ControlServer
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Operation, OperationRequest, Operations, Right
 from mediator.ops.releaser import Releaser
+from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, many, obj, or_null, table
 
 BEAT_SECONDS = 1
 STILL_SECONDS = 10.0
@@ -41,11 +42,11 @@ class Scheduler:
         cleanup: CleanupSettings,
         steps: Sequence[CleanupStep],
         metrics: Metrics,
-        control: ControlServer,
+        operations: Operations,
         *,
         keep_groups: int = 0,
     ) -> None:
-        """``control`` gets the commands ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
+        """``operations`` gets ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
 
         ``steps`` and ``keep_groups`` are those of :class:`Collector`.
         """
@@ -61,10 +62,52 @@ class Scheduler:
         )
         self._pulse: asyncio.Task[None] | None = None
         self.beat_at = time.monotonic()
-        control.add_command("cleanup", self._clean_up_now, PASS_SECONDS)
-        control.add_command("cleanup-plan", self._plan)
-        control.add_command("confirm-clock", self._confirm_clock)
-        control.add_command("status", self._status)
+        operations.add(
+            Operation(
+                "cleanup",
+                self._clean_up_now,
+                Right.OPERATE,
+                "Remove now what has expired",
+                obj(removed=table(COUNT)),
+                method="POST",
+                path="/cleanup",
+                within=PASS_SECONDS,
+            ),
+            Operation(
+                "cleanup-plan",
+                self._plan,
+                Right.READ,
+                "What the clean-up would remove now, and why",
+                obj(
+                    findings=many(obj(what=TEXT, why=TEXT, count=COUNT, examples=many(ANY), more=FLAG)),
+                    paused=or_null(TEXT),
+                ),
+                path="/cleanup/plan",
+            ),
+            Operation(
+                "confirm-clock",
+                self._confirm_clock,
+                Right.OPERATE,
+                "Accept a clock that jumped ahead, so that mail expires again",
+                obj(ahead_seconds={"type": "integer"}),
+                method="POST",
+                path="/clock/confirm",
+            ),
+            Operation(
+                "status",
+                self._status,
+                Right.READ,
+                "The scheduler of the instance that answers",
+                obj(
+                    pid=COUNT,
+                    scheduler=or_null(TEXT),
+                    collecting=FLAG,
+                    last_removed=table(COUNT),
+                    next_due=or_null(TIME),
+                ),
+                path="/status",
+            ),
+        )
 
     async def start(self) -> None:
         """Start; mail that fell due while no service ran is released at once (S4)."""
@@ -137,20 +180,20 @@ class Scheduler:
         for job in self.jobs.get_jobs():
             job.modify(next_run_time=datetime.now(UTC) + timedelta(milliseconds=1))
 
-    # Control commands.
+    # Operations.
 
-    async def _clean_up_now(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _clean_up_now(self, _request: OperationRequest) -> dict[str, Any]:
         return {"removed": dict(await self.collector.run(self._broker))}
 
-    async def _plan(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _plan(self, _request: OperationRequest) -> dict[str, Any]:
         findings = await self.collector.plan(self._broker)
         return {"findings": [asdict(finding) for finding in findings], "paused": self.collector.paused}
 
-    async def _confirm_clock(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _confirm_clock(self, _request: OperationRequest) -> dict[str, Any]:
         ahead = self.collector.confirm(self._broker.clock())
         return {"ahead_seconds": ahead // 1000}
 
-    async def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
+    async def _status(self, _request: OperationRequest) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "scheduler": await self.check(),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError
-from mediator.ops.control import MAX_LONG_REQUEST, send_command
+from mediator.ops.control import send_command
+from mediator.ops.operations import MAX_LONG_REQUEST
 from registry.commands import MAX_TOGETHER
 
 ROOM = MAX_LONG_REQUEST - 64 * 1024

@@ -9,7 +9,8 @@ from mediator.config.settings import Settings
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import Copy
 from mediator.ops.adaptive_limit import AdaptiveLimit
-from mediator.ops.control import ControlRequest, ControlServer
+from mediator.ops.operations import Operation, OperationRequest, Operations, Right
+from mediator.ops.schemas import ANY, COUNT, many, obj
 from mediator.ops.store_access import Answer, ask_or_use_store
 from mediator.store.base import Store, Transaction
 
@@ -19,17 +20,28 @@ SLICE_SECONDS = 0.0015
 """Target duration of a transaction until it is on disk; senders wait that long behind it."""
 
 
-class ArchiveCommands:
-    """The control command ``archive-remove``."""
+class ArchiveOperations:
+    """The operation ``archive-remove``."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def register(self, control: ControlServer) -> None:
-        """Register the command."""
-        control.add_command("archive-remove", self._remove)
+    def register(self, operations: Operations) -> None:
+        """Register the operation; the history of runs is its log."""
+        operations.add(
+            Operation(
+                "archive-remove",
+                self._remove,
+                Right.ADMIN,
+                "Remove archived messages from the outbox",
+                obj(removed=COUNT),
+                fields={"copies": many(ANY)},
+                method="POST",
+                audited=False,
+            )
+        )
 
-    async def _remove(self, request: ControlRequest) -> dict[str, Any]:
+    async def _remove(self, request: OperationRequest) -> dict[str, Any]:
         """Remove copies while senders leave time for it; return how many were there."""
         copies = _read_copies(request.get("copies"))
         size = AdaptiveLimit(SLICE_SECONDS)

@@ -18,6 +18,7 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Operations
 from mediator.ops.scheduler import Scheduler
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
@@ -46,7 +47,7 @@ class Core:
     broker: Broker
     metrics: Metrics
     scheduler: Scheduler
-    control: ControlServer
+    operations: Operations
 
     async def create(self, address: str = BOX, **options: Any) -> int:
         created = await self.broker.create(Create(TENANT, address, **options))
@@ -89,14 +90,15 @@ async def core(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bo
     try:
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()
-        control = ControlServer(data_dir)
+        operations = Operations()
+        control = ControlServer(data_dir, operations)
         cleanup = CleanupSettings(enabled=enabled, interval_seconds=1)
         steps = [UnusedConnections(MediationRules().idle), OldReplays(), SilentAgents(Liveness()), RemovedAgents()]
-        scheduler = Scheduler(broker, cleanup, steps, metrics, control)
+        scheduler = Scheduler(broker, cleanup, steps, metrics, operations)
         try:
             await scheduler.start()
             await control.start()
-            yield Core(data_dir, clock, broker, metrics, scheduler, control)
+            yield Core(data_dir, clock, broker, metrics, scheduler, operations)
         finally:
             await control.stop()
             await scheduler.stop()

@@ -51,7 +51,7 @@ class Live:
         await until(is_off, LIVE_WITHIN, "live mode is off")
 
     async def ended(self) -> None:
-        """Wait, after the block, until the mediator has seen that the socket is closed: then nothing is leased to it."""
+        """Wait, after the block, until the mediator has seen the socket close; then nothing is leased to it."""
 
         async def is_over() -> bool:
             return (await self._holder.status()).live is not True

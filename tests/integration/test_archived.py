@@ -13,7 +13,7 @@ from mediator.ops.store_access import ask_or_use_store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.service import outbox as outbox_module
-from pipeline.service.outbox import MAX_COPIES, ArchiveCommands, OutboxClient
+from pipeline.service.outbox import MAX_COPIES, ArchiveOperations, OutboxClient
 from tests.harness.core import core
 from tests.harness.samples import add, put
 
@@ -61,7 +61,7 @@ async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(outbox_module, "ask_or_use_store", counting)
     async with core(tmp_path) as home:
-        ArchiveCommands(home.broker).register(home.control)
+        ArchiveOperations(home.broker).register(home.operations)
         outbox = OutboxClient(Settings.of(data_dir=tmp_path))
         assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
         assert asked == [MAX_COPIES, MAX_COPIES, 5]
@@ -82,7 +82,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
             tx.outbox.add(other, put(tx, other, created_at=former[0].created_at + 1))
     store.close()
     async with core(tmp_path / "now") as home:
-        ArchiveCommands(home.broker).register(home.control)
+        ArchiveOperations(home.broker).register(home.operations)
         await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path / "now")).remove, former[1:])
         assert home.rows("outbox") == 3
 
@@ -105,7 +105,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
 async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> None:
     fill(tmp_path, 3)
     async with core(tmp_path) as home:
-        ArchiveCommands(home.broker).register(home.control)
+        ArchiveOperations(home.broker).register(home.operations)
         answer = await home.ask("archive-remove", copies=copies)
         assert answer["error"].startswith("copies: expected ")
         assert home.rows("outbox") == 3

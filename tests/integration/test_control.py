@@ -15,18 +15,25 @@ from mediator.errors import NoSuchMailboxError, SetupError, UnavailableError
 from mediator.ops import control
 from mediator.ops.control import (
     MAX_CONNECTIONS,
-    MAX_LONG_REQUEST,
-    MAX_REQUEST,
     SOCKET_FILE,
     ControlServer,
     send_command,
 )
+from mediator.ops.operations import MAX_LONG_REQUEST, MAX_REQUEST, Command, Operation, Operations, Right
+
+
+def operation(name: str, run: Command, **options: Any) -> Operation:
+    return Operation(name, run, Right.READ, "", {}, **options)
+
+
+def server_on(data_dir: Path, *operations: Operation) -> ControlServer:
+    registry = Operations()
+    registry.add(*operations)
+    return ControlServer(data_dir, registry)
 
 
 @asynccontextmanager
-async def serving(data_dir: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(data_dir)
-
+async def serving(data_dir: Path, *further: Operation) -> AsyncIterator[ControlServer]:
     async def echo(request: dict[str, Any]) -> dict[str, Any]:
         return {"got": request}
 
@@ -40,10 +47,9 @@ async def serving(data_dir: Path) -> AsyncIterator[ControlServer]:
         await asyncio.Event().wait()
         return {}
 
-    for name, command in {"echo": echo, "refuse": refuse, "fail": fail}.items():
-        server.add_command(name, command)
-    server.add_command("hang", hang, within=0.05)
-    server.add_command("wait", hang)
+    commands = {"echo": echo, "refuse": refuse, "fail": fail, "wait": hang}
+    usual = [operation(name, command) for name, command in commands.items()]
+    server = server_on(data_dir, *usual, operation("hang", hang, within=0.05), *further)
     await server.start()
     try:
         yield server
@@ -125,12 +131,10 @@ async def test_an_oversize_request_is_refused_and_ends_the_connection(tmp_path: 
 
 
 async def test_only_a_command_that_says_so_is_asked_at_length(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server:
+    async def swallow(_request: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
-        async def swallow(_request: dict[str, Any]) -> dict[str, Any]:
-            return {}
-
-        server.add_command("swallow", swallow, longest=2 * MAX_REQUEST)
+    async with serving(tmp_path, operation("swallow", swallow, longest=2 * MAX_REQUEST)):
         long = b'"x": "%b"}\n' % (b"x" * MAX_REQUEST)
         answers = await raw(
             tmp_path,
@@ -188,15 +192,14 @@ async def test_a_service_that_does_not_answer_in_time(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_stops_meanwhile(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server:
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def begin(_request: dict[str, Any]) -> dict[str, Any]:
-            begun.set()
-            await asyncio.Event().wait()
-            return {}
+    async def begin(_request: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        await asyncio.Event().wait()
+        return {}
 
-        server.add_command("begin", begin)
+    async with serving(tmp_path, operation("begin", begin)) as server:
         asking = asyncio.create_task(send_command(tmp_path, "begin"))
         await asyncio.wait_for(begun.wait(), 10)
         await server.stop()
@@ -216,14 +219,14 @@ async def test_the_socket_of_a_dead_service_is_replaced(tmp_path: Path) -> None:
 async def test_a_living_service_keeps_its_socket(tmp_path: Path) -> None:
     async with serving(tmp_path):
         with pytest.raises(SetupError, match="another service answers"):
-            await ControlServer(tmp_path).start()
+            await server_on(tmp_path).start()
         assert (await send_command(tmp_path, "echo"))["error"] == ""
 
 
 async def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / SOCKET_FILE).write_text("mine")
     with pytest.raises(SetupError, match="cannot listen"):
-        await ControlServer(tmp_path).start()
+        await server_on(tmp_path).start()
     assert (tmp_path / SOCKET_FILE).read_text() == "mine"
 
 
@@ -233,5 +236,5 @@ async def test_a_path_may_be_longer_than_a_socket_address(tmp_path: Path) -> Non
     async with serving(deep):
         assert (await send_command(deep, "echo"))["error"] == ""
         with pytest.raises(SetupError, match="another service answers"):
-            await ControlServer(deep).start()
+            await server_on(deep).start()
     assert not (deep / SOCKET_FILE).exists()

@@ -25,6 +25,7 @@ from mediator.http.server import HttpServer
 from mediator.mailboxes.bounds import Bounds
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Operations
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
@@ -126,12 +127,13 @@ async def mediating(
         stack.callback(store.close)
         broker = Broker(store, Bounds(max_message=MAX_MESSAGE))
         stack.push_async_callback(broker.close)
-        health, metrics, control = Health(), Metrics(), ControlServer(data_dir)
+        health, metrics, operations = Health(), Metrics(), Operations()
+        control = ControlServer(data_dir, operations)
         stack.push_async_callback(health.close)
         app, server = build_app(health, metrics.registry), HttpServer(Endpoint("127.0.0.1", 0))
         await server.bind()
         await stack.enter_async_context(
-            didcomm_door(settings, server.port, broker, metrics.registry, control, app, None)
+            didcomm_door(settings, server.port, broker, metrics.registry, operations, app, None)
         )
         await control.start()
         stack.push_async_callback(control.stop)

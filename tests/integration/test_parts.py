@@ -42,6 +42,9 @@ class EchoPart(Part):
     async def open(self, host):
         from aiohttp import web
 
+        from mediator.ops.operations import Operation, Right
+        from mediator.ops.schemas import TEXT, obj
+
         greeting = host.settings.section(EchoSettings).greeting
 
         async def say(tenant, data, room):
@@ -59,7 +62,7 @@ class EchoPart(Part):
         host.add_verb("ECHO.SAY", "ECHO", say)
         host.app.router.add_get("/echo", page)
         host.add_health_check("echo", healthy)
-        host.control.add_command("echo", command)
+        host.operations.add(Operation("echo", command, Right.READ, "Say the greeting", obj(said=TEXT), path="/echo"))
         yield
 
 

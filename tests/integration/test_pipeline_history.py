@@ -13,7 +13,7 @@ from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.ops import store_access
 from mediator.ops.runs.client import RunHistoryClient
-from mediator.ops.runs.commands import RunCommands
+from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.store.opening import database_path
@@ -39,7 +39,7 @@ def _no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(home: Core) -> None:
-    RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
+    RunOperations(RunHistory(home.broker, "here", home.metrics), 0).register(home.operations)
 
 
 # Where they are kept.

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from mediator.config.settings import Settings
 from mediator.ops.processes import is_gone, process_name
-from mediator.ops.runs.commands import RunCommands
+from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import SCHEDULED, RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
 from pipeline.service import child_process as child
@@ -224,11 +224,11 @@ async def test_a_failed_run_keeps_its_reason(tmp_path: Path) -> None:
         assert home.value("mediator_pipeline_failing") == 1
         assert [entry["reason"] for entry in logs if entry["event"] == "pipeline run failed"] == ["no Java was found"]
         assert len(await ran(made, book)) == 2
-        [finding] = await RunCommands(book, 1).examine()
+        [finding] = await RunOperations(book, 1).examine()
         assert finding.level == "problem"
         assert "mediator pipeline ingest" in finding.text
         assert "no Java was found" in finding.text
-        [finding] = await RunCommands(book, 0).examine()
+        [finding] = await RunOperations(book, 0).examine()
         assert finding.level == "note"
         # One that is run by hand and succeeds ends the alarm.
         no = await book.begin("ingest", [], process_name())
@@ -298,11 +298,11 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
         " numbers={'events': 7}))"
     )
     async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
-        RunCommands(book, 1).register(home.control)
+        RunOperations(book, 1).register(home.operations)
         runs = await ran(made, book)
         assert [run.numbers for run in runs] == [{"events": 7}] * len(SCHEDULED)
         assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == len(SCHEDULED)
-        [finding] = await RunCommands(book, 1).examine()
+        [finding] = await RunOperations(book, 1).examine()
         assert finding.level == "ok"
 
 
@@ -336,7 +336,7 @@ async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
 ) -> None:
     async with core(tmp_path) as home:
         book = RunHistory(home.broker, "here", home.metrics)
-        RunCommands(book, 0).register(home.control)
+        RunOperations(book, 0).register(home.operations)
         no = await book.begin("ingest", [], process_name())
         assert no == 1
         assert await home.ask(command, **fields) == {"error": error}
@@ -346,7 +346,7 @@ async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
 
 async def test_a_run_over_the_socket_from_its_beginning_to_its_end(tmp_path: Path) -> None:
     async with core(tmp_path) as home:
-        RunCommands(RunHistory(home.broker, "here", home.metrics), 0).register(home.control)
+        RunOperations(RunHistory(home.broker, "here", home.metrics), 0).register(home.operations)
         begun = await home.ask(
             "run-begin", name="replay", arguments=["--password", "HUSH", *["x"] * 100], process=process_name()
         )

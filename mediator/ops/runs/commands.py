@@ -1,32 +1,72 @@
-"""Control commands for the history of runs, and the doctor's findings about them."""
+"""Operations for the history of runs, and the doctor's findings about them."""
 
 from typing import Any
 
 from mediator.errors import BadRequestError
-from mediator.ops.control import ControlRequest, ControlServer, read_number, read_text
 from mediator.ops.diagnosis import Finding, Level
+from mediator.ops.operations import Operation, OperationRequest, Operations, Right, read_number, read_text
 from mediator.ops.runs.history import SCHEDULED, RunHistory, describe_run
 from mediator.ops.runs.records import KEPT, Outcome, Run
 from mediator.ops.runs.rules import MAX_ARGUMENTS, find_failed
+from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, limit, many, obj, or_null, table
 from mediator.ops.units import format_time
 
+_RUN = obj(
+    run=COUNT,
+    command=TEXT,
+    arguments=TEXTS,
+    instance=TEXT,
+    started_at=TIME,
+    ended_at=or_null(TIME),
+    outcome=TEXT,
+    numbers=table({"type": "number"}),
+    error=TEXT,
+)
 _MAX_NUMBER = 2**63 - 1
 _ENDS = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
 
 
-class RunCommands:
-    """The commands ``run-begin``, ``run-end`` and ``run-list``, and findings. Times in answers are Unix seconds."""
+class RunOperations:
+    """The operations ``run-begin``, ``run-end`` and ``run-list``, and findings. Times in answers are Unix seconds."""
 
     def __init__(self, book: RunHistory, every: int) -> None:
         """``every``: hours between scheduled runs; 0: none."""
         self._book = book
         self._every = every
 
-    def register(self, control: ControlServer) -> None:
-        """Register the commands."""
-        control.add_command("run-begin", self._begin)
-        control.add_command("run-end", self._end)
-        control.add_command("run-list", self._list)
+    def register(self, operations: Operations) -> None:
+        """Register the operations. Runs begin and end by commands of the pipeline; this history is their log."""
+        operations.add(
+            Operation(
+                "run-begin",
+                self._begin,
+                Right.ADMIN,
+                "Record that a run of the pipeline begins",
+                obj(run=COUNT),
+                fields={"name": TEXT, "arguments": TEXTS, "process": TEXT},
+                method="POST",
+                audited=False,
+            ),
+            Operation(
+                "run-end",
+                self._end,
+                Right.ADMIN,
+                "Record how a run of the pipeline ended",
+                obj(ended=FLAG),
+                fields={"run": COUNT, "outcome": TEXT, "numbers": table({"type": "number"}), "error_text": TEXT},
+                method="POST",
+                audited=False,
+            ),
+            Operation(
+                "run-list",
+                self._list,
+                Right.READ,
+                "The newest runs of the pipeline",
+                obj(runs=many(_RUN)),
+                fields={"limit": limit(KEPT)},
+                path="/runs",
+            ),
+        )
 
     async def examine(self) -> list[Finding]:
         """Return findings about commands whose last run failed."""
@@ -45,7 +85,7 @@ class RunCommands:
             "`mediator pipeline runs` shows earlier ones. The next successful run does what this one has not done.",
         )
 
-    async def _begin(self, request: ControlRequest) -> dict[str, Any]:
+    async def _begin(self, request: OperationRequest) -> dict[str, Any]:
         arguments = request.get("arguments", [])
         if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
             raise BadRequestError("arguments", "expected a list of texts")
@@ -53,7 +93,7 @@ class RunCommands:
         arguments = arguments[: MAX_ARGUMENTS + 1]
         return {"run": await self._book.begin(read_text(request, "name"), arguments, read_text(request, "process"))}
 
-    async def _end(self, request: ControlRequest) -> dict[str, Any]:
+    async def _end(self, request: OperationRequest) -> dict[str, Any]:
         outcome = _ENDS.get(read_text(request, "outcome"))
         if outcome is None:
             raise BadRequestError("outcome", f"expected one of {', '.join(_ENDS)}")
@@ -63,7 +103,7 @@ class RunCommands:
         run = read_number(request, "run", 1, _MAX_NUMBER)
         return {"ended": await self._book.end(run, outcome, numbers, read_text(request, "error_text"))}
 
-    async def _list(self, request: ControlRequest) -> dict[str, Any]:
+    async def _list(self, request: OperationRequest) -> dict[str, Any]:
         return {"runs": [describe_run(run) for run in await self._book.newest(read_number(request, "limit", 1, KEPT))]}
 
 

@@ -1,0 +1,271 @@
+"""Operations on mailboxes, of every tenant: list, show, diagnose, change and delete them."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from mediator.broker import Broker
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
+from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
+from mediator.mailboxes.mailbox import Mailbox
+from mediator.ops.diagnosis import diagnose
+from mediator.ops.mailbox_view import GroupView, MailboxView, inspect_mailbox
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.schemas import (
+    COUNT,
+    FINDINGS,
+    FLAG,
+    LANE,
+    PLACE,
+    TEXT,
+    TEXTS,
+    TIME,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    or_null,
+    table,
+    whole,
+)
+from mediator.store.base import Transaction
+
+MAX_LISTED = 1000
+
+_LISTED: dict[str, Schema] = {
+    "mail_address": TEXT,
+    "tenant": TEXT,
+    "number": COUNT,
+    "messages": COUNT,
+    "bytes": COUNT,
+    "newest_at": or_null(TIME),
+    "expire_at": or_null(TIME),
+    "retention": TEXT,
+}
+_GROUP = obj(
+    name=TEXT,
+    settled=table({"type": "integer"}),
+    waiting=COUNT,
+    open=COUNT,
+    exact=FLAG,
+    leased=COUNT,
+    due=COUNT,
+    dead=COUNT,
+    dead_more=FLAG,
+    next_lease_end=or_null(TIME),
+    max_deliver=or_null(COUNT),
+)
+_SHOWN = obj(
+    **_LISTED,
+    send_address=TEXT,
+    created_at=TIME,
+    desc=TEXT,
+    tags=TEXTS,
+    public=FLAG,
+    archive=FLAG,
+    ack_wait_ms=or_null(COUNT),
+    default_ack_wait_ms=COUNT,
+    connection=or_null(COUNT),
+    next_id=COUNT,
+    oldest=or_null(obj(msg_id=COUNT, created_at=TIME)),
+    counted=COUNT,
+    lanes=many(obj(lane=LANE, messages=COUNT, oldest_id=or_null(COUNT), oldest_at=or_null(TIME))),
+    delayed=obj(messages=COUNT, bytes=COUNT, next_due_at=or_null(TIME)),
+    group_count=COUNT,
+    groups=many(_GROUP),
+)
+
+
+class MailboxOperations:
+    """The operations. Times in their answers are Unix seconds."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        one, path = PLACE, "/mailboxes/{mail_address}"
+        operations.add(
+            Operation(
+                "mailbox-list",
+                self._list,
+                Right.READ,
+                "Mailboxes in order of tenant and address; of all tenants if none is named",
+                obj(mailboxes=many(obj(**_LISTED)), more=FLAG),
+                fields={
+                    "tenant": about(TEXT, "Of this tenant alone."),
+                    "prefix": about(TEXT, "Addresses that begin so."),
+                    "after_tenant": about(TEXT, "With `after`: the tenant of the last mailbox of the page before."),
+                    "after": about(TEXT, "The last address of the page before."),
+                    "limit": limit(MAX_LISTED),
+                },
+                path="/mailboxes",
+            ),
+            Operation("mailbox-show", self._show, Right.READ, "One mailbox in detail", _SHOWN, fields=one, path=path),
+            Operation(
+                "mailbox-set",
+                self._set,
+                Right.OPERATE,
+                "Change how long a message is leased to the member of a group that fetched it",
+                obj(mail_address=TEXT, ack_wait_ms=or_null(COUNT)),
+                fields={
+                    **one,
+                    "ack_wait_ms": or_null(
+                        whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)
+                    ),
+                },
+                method="PATCH",
+                path=path,
+            ),
+            Operation(
+                "mailbox-delete",
+                self._delete,
+                Right.OPERATE,
+                "Delete a mailbox with all its mail",
+                obj(mail_address=TEXT, deleted=FLAG),
+                fields=one,
+                method="DELETE",
+                path=path,
+            ),
+            Operation(
+                "doctor",
+                self._doctor,
+                Right.READ,
+                "Why a mailbox is stuck",
+                obj(findings=FINDINGS),
+                fields=one,
+                path=f"{path}/doctor",
+            ),
+        )
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        """List mailboxes in order of tenant and address; all tenants if none is named."""
+        tenant, after_tenant = read_text(request, "tenant"), read_text(request, "after_tenant")
+        prefix, after = read_text(request, "prefix"), read_text(request, "after")
+        limit = read_number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
+            found: list[Mailbox] = []
+            for name in [tenant] if tenant else tx.mailboxes.tenants():
+                if name >= after_tenant and len(found) <= limit:
+                    start = after if tenant or name == after_tenant else ""
+                    found += _beginning_with(prefix, tx, name, start, limit + 1 - len(found), now)
+            return found[:limit], len(found) > limit
+
+        found, more = await self._broker.read(look)
+        return {"mailboxes": [_listed(mailbox) for mailbox in found], "more": more}
+
+    async def _show(self, request: OperationRequest) -> Answer:
+        return _shown(await self._look(request), self._broker.bounds.default_ack_wait)
+
+    async def _look(self, request: OperationRequest) -> MailboxView:
+        tenant, address = read_place(request)
+        broker = self._broker
+        return await broker.read(
+            lambda tx, now: inspect_mailbox(tx, tenant, address, broker.bounds.tenant, now, broker.hooks)
+        )
+
+    async def _set(self, request: OperationRequest) -> Answer:
+        ack_wait = None
+        if request.get("ack_wait_ms") is not None:
+            ack_wait = read_number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
+            if 0 < ack_wait < MIN_ACK_WAIT:
+                raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
+        mailbox = await self._broker.set_ack_wait(*read_place(request), ack_wait)
+        return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
+
+    async def _delete(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        await self._broker.delete_mailbox(tenant, address)
+        return {"mail_address": address, "deleted": True}
+
+    async def _doctor(self, request: OperationRequest) -> Answer:
+        view = await self._look(request)
+        return {"findings": [asdict(one) for one in diagnose(view, self._broker.bounds, self._broker.clock())]}
+
+
+def read_place(request: OperationRequest) -> tuple[str, str]:
+    """Return the tenant and address that a request names; :class:`BadRequestError` when the address is none."""
+    return read_text(request, "tenant") or DEFAULT_TENANT, parse_address(read_text(request, "mail_address"))
+
+
+def seconds(at: int | None) -> float | None:
+    """Return milliseconds since the epoch as Unix seconds."""
+    return None if at is None else at / 1000
+
+
+def _beginning_with(prefix: str, tx: Transaction, tenant: str, after: str, limit: int, now: int) -> Iterator[Mailbox]:
+    # Addresses are ordered by bytes, so those with a common prefix are adjacent.
+    if prefix and not after:
+        exact = tx.mailboxes.find(tenant, prefix)
+        if exact is not None and exact.lives(now):
+            yield exact
+    for mailbox in tx.mailboxes.list(tenant, max(after, prefix), limit, now):
+        if mailbox.address.startswith(prefix):
+            yield mailbox
+
+
+def _listed(mailbox: Mailbox) -> Answer:
+    return {
+        "mail_address": mailbox.address,
+        "tenant": mailbox.tenant,
+        "number": mailbox.no,
+        "messages": mailbox.messages,
+        "bytes": mailbox.bytes,
+        "newest_at": seconds(mailbox.last_at or None),
+        "expire_at": seconds(mailbox.expire_at),
+        "retention": mailbox.retention.value,
+    }
+
+
+def _shown(view: MailboxView, default_ack_wait: int) -> Answer:
+    mailbox = view.mailbox
+    oldest = view.oldest
+    return {
+        **_listed(mailbox),
+        "send_address": view.send_address,
+        "created_at": seconds(mailbox.created_at),
+        "desc": mailbox.desc,
+        "tags": list(mailbox.tags),
+        "public": mailbox.public,
+        "archive": mailbox.archive,
+        "ack_wait_ms": mailbox.ack_wait,
+        "default_ack_wait_ms": default_ack_wait,
+        "connection": view.connection_no,
+        "next_id": mailbox.next_id,
+        "oldest": None if oldest is None else {"msg_id": oldest.msg_id, "created_at": seconds(oldest.created_at)},
+        "counted": view.counted,
+        "lanes": [
+            {
+                "lane": lane.lane.name.lower(),
+                "messages": lane.messages,
+                "oldest_id": lane.oldest_id,
+                "oldest_at": seconds(lane.oldest_at),
+            }
+            for lane in view.lanes
+        ],
+        "delayed": {
+            "messages": view.delayed.messages,
+            "bytes": view.delayed.bytes,
+            "next_due_at": seconds(view.next_due),
+        },
+        "group_count": view.group_count,
+        "groups": [_group(view, group) for group in view.groups],
+    }
+
+
+def _group(view: MailboxView, group: GroupView) -> Answer:
+    return {
+        "name": group.name,
+        "settled": {lane.lane.name.lower(): settled for lane, settled in zip(view.lanes, group.settled, strict=True)},
+        "waiting": group.waiting,
+        "open": group.open,
+        "exact": group.exact,
+        "leased": group.leased,
+        "due": group.due,
+        "dead": group.dead,
+        "dead_more": group.dead_more,
+        "next_lease_end": seconds(group.next_lease_end),
+        "max_deliver": group.max_deliver,
+    }

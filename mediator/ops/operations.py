@@ -1,0 +1,173 @@
+"""What operators can ask of a running service: one registry for the control socket, the admin API and the console.
+
+An :class:`Operation` takes a JSON object and returns one. It says which right it needs, and describes its fields and
+its answer as JSON schemas, from which the admin API and its OpenAPI document are made. :meth:`Operations.run` checks
+the right, runs the operation, and audits what changes something; doors call nothing else.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
+from mediator.ops.schemas import RIGHT, Schema
+
+MAX_REQUEST = 64 * 1024
+"""Bytes of a request, unless its operation allows more, up to :data:`MAX_LONG_REQUEST`."""
+MAX_LONG_REQUEST = 4 * 1024 * 1024
+OPERATION_SECONDS = 25.0
+
+OperationRequest = dict[str, Any]
+Answer = dict[str, Any]
+Command = Callable[[OperationRequest], Awaitable[Answer]]
+"""Gets the request, returns the fields of the answer, raises :class:`MediatorError` to refuse."""
+
+
+class Right(StrEnum):
+    """What an operation needs its actor to be allowed."""
+
+    READ = "read"
+    OPERATE = "operate"
+    READ_PAYLOAD = "read-payload"
+    ADMIN = "admin"
+
+
+ROLES: Mapping[str, frozenset[Right]] = {
+    "read": frozenset({Right.READ}),
+    "operate": frozenset({Right.READ, Right.OPERATE}),
+    "read-payload": frozenset({Right.READ, Right.READ_PAYLOAD}),
+    "admin": frozenset(Right),
+}
+"""The rights of each role; who has several roles has the rights of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who asks: a name for the audit log, rights, and the way in (``socket``, ``token``, ``session`` or ``local``)."""
+
+    name: str
+    rights: frozenset[Right]
+    via: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that operators can ask for."""
+
+    name: str
+    """The command of the control socket, such as ``mailbox-show``."""
+    run: Command
+    right: Right
+    summary: str
+    answer: Schema
+    fields: Mapping[str, Schema] = field(default_factory=dict)
+    """The schema of each field. One with a ``default`` gets it when the request has none."""
+    required: tuple[str, ...] = ()
+    """Fields that the request must have, beside those in the path."""
+    method: str = "GET"
+    path: str | None = None
+    """The path below ``/api/v1``, with fields in braces; None: on the control socket alone."""
+    audited: bool = True
+    """Whether it goes to the audit log. Reads never do, nor steps of a job that has a history of its own."""
+    within: float = OPERATION_SECONDS
+    """Seconds after which it is given up."""
+    longest: int = MAX_REQUEST
+    """Bytes of a request, at most :data:`MAX_LONG_REQUEST`."""
+
+
+Audit = Callable[[Actor, Operation, OperationRequest, str], Awaitable[None]]
+"""Keeps an act and its result: ``ok``, or the code of the error."""
+
+
+class Operations:
+    """The operations of a service. Used on the event loop."""
+
+    def __init__(self, audit: Audit | None = None) -> None:
+        self._operations: dict[str, Operation] = {}
+        self._audit = audit
+
+    def add(self, *operations: Operation) -> None:
+        """Answer more operations; :class:`SetupError` when a name, or a method on a path, is taken."""
+        for one in operations:
+            for other in self._operations.values():
+                if other.name == one.name or (one.path and (other.method, other.path) == (one.method, one.path)):
+                    raise SetupError(f"two parts bring the operation {one.name}; uninstall one of them")
+            self._operations[one.name] = one
+
+    def all(self) -> list[Operation]:
+        """Return the operations in order of their names."""
+        return [self._operations[name] for name in sorted(self._operations)]
+
+    def get(self, name: object) -> Operation:
+        """Return an operation; :class:`BadRequestError` lists those that exist."""
+        if not isinstance(name, str) or name not in self._operations:
+            raise BadRequestError("command", f"expected one of {', '.join(sorted(self._operations))}")
+        return self._operations[name]
+
+    async def run(self, actor: Actor, name: object, request: OperationRequest) -> Answer:
+        """Return the answer, without what the actor may not see.
+
+        Raises :class:`MediatorError` when the operation is unknown, refused or fails, :class:`TimeoutError` when it
+        takes too long.
+        """
+        operation = self.get(name)
+        if operation.method == "GET" or not operation.audited or self._audit is None:
+            return await self._run(actor, operation, request)
+        result = "internal"
+        try:
+            answer = await self._run(actor, operation, request)
+            result = "ok"
+        except MediatorError as error:
+            result = error.code
+            raise
+        except TimeoutError:
+            result = "timeout"
+            raise
+        finally:
+            await self._audit(actor, operation, request, result)
+        return answer
+
+    async def _run(self, actor: Actor, operation: Operation, request: OperationRequest) -> Answer:
+        if operation.right not in actor.rights:
+            raise NotAllowedError(operation.right)
+        defaults = {name: schema["default"] for name, schema in operation.fields.items() if "default" in schema}
+        async with asyncio.timeout(operation.within):
+            answer = await operation.run(defaults | request)
+        return answer if Right.READ_PAYLOAD in actor.rights else _without_payloads(answer, operation.answer)
+
+
+def _without_payloads(value: Any, schema: Schema) -> Any:
+    """Return a copy of a part of an answer without what its schema reserves for the right to read payloads."""
+    if isinstance(value, dict) and "properties" in schema:
+        shown = schema["properties"]
+        return {
+            name: _without_payloads(item, shown.get(name, {}))
+            for name, item in value.items()
+            if RIGHT not in shown.get(name, {})
+        }
+    if isinstance(value, list) and "items" in schema:
+        return [_without_payloads(item, schema["items"]) for item in value]
+    return value
+
+
+def read_text(request: OperationRequest, name: str) -> str:
+    """Return a text, empty if absent; :class:`BadRequestError` names the field, also in the functions below."""
+    value = request.get(name, "")
+    if not isinstance(value, str):
+        raise BadRequestError(name, "expected text")
+    return value
+
+
+def read_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int:
+    """Return a required whole number."""
+    value = request.get(name)
+    if type(value) is not int or not lowest <= value <= highest:
+        raise BadRequestError(name, f"expected {lowest} to {highest}")
+    return value
+
+
+def read_optional_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int | None:
+    """Return a whole number, None if it is absent or null."""
+    return None if request.get(name) is None else read_number(request, name, lowest, highest)

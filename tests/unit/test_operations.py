@@ -1,0 +1,112 @@
+"""The registry of operations: rights, defaults, what an answer withholds, and what is audited."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mediator.errors import BadRequestError, NoSuchMailboxError, NotAllowedError, SetupError
+from mediator.ops.operations import ROLES, Actor, Operation, Operations, Right
+from mediator.ops.schemas import COUNT, TEXT, limit, many, obj, payload
+
+OWNER = Actor("ada", frozenset(Right), "socket")
+
+
+def actor(role: str) -> Actor:
+    return Actor("eve", ROLES[role], "token")
+
+
+async def echo(request: dict[str, Any]) -> dict[str, Any]:
+    return {"got": request}
+
+
+def operation(name: str = "echo", run: Any = echo, right: Right = Right.READ, **options: Any) -> Operation:
+    return Operation(name, run, right, "", options.pop("answer", {}), **options)
+
+
+class Log(list[tuple[str, str, str]]):
+    """Keeps what would be audited."""
+
+    async def audit(self, actor: Actor, operation: Operation, request: dict[str, Any], result: str) -> None:
+        self.append((actor.name, operation.name, result))
+
+
+@pytest.mark.parametrize("right", Right)
+@pytest.mark.parametrize("role", ROLES)
+async def test_only_the_right_lets_in(role: str, right: Right) -> None:
+    operations = Operations()
+    operations.add(operation(right=right))
+    if right in ROLES[role]:
+        assert await operations.run(actor(role), "echo", {"a": 1}) == {"got": {"a": 1}}
+    else:
+        with pytest.raises(NotAllowedError, match=f"this needs the right {right}"):
+            await operations.run(actor(role), "echo", {})
+
+
+async def test_a_default_stands_where_a_field_is_absent() -> None:
+    operations = Operations()
+    operations.add(operation(fields={"limit": limit(50), "tenant": TEXT}))
+    assert await operations.run(OWNER, "echo", {}) == {"got": {"limit": 50}}
+    assert await operations.run(OWNER, "echo", {"limit": 2}) == {"got": {"limit": 2}}
+
+
+async def test_payloads_need_their_own_right() -> None:
+    async def show(_request: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"id": 1, "body": "secret"}], "body": "open", "first": {"body": "secret"}}
+
+    message = obj(id=COUNT, body=payload(TEXT))
+    operations = Operations()
+    operations.add(operation("show", show, answer=obj(messages=many(message), body=TEXT, first=message)))
+    assert await operations.run(actor("read"), "show", {}) == {"messages": [{"id": 1}], "body": "open", "first": {}}
+    assert (await operations.run(actor("read-payload"), "show", {}))["first"] == {"body": "secret"}
+
+
+async def test_each_act_is_audited_with_its_result() -> None:
+    async def refuse(_request: dict[str, Any]) -> dict[str, Any]:
+        raise NoSuchMailboxError("task")
+
+    async def fail(_request: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("a secret of ours")
+
+    async def hang(_request: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    log = Log()
+    operations = Operations(log.audit)
+    for name, run in {"act": echo, "refuse": refuse, "fail": fail}.items():
+        operations.add(operation(name, run, method="POST"))
+    operations.add(operation("hang", hang, method="POST", within=0.0), operation())
+    operations.add(
+        operation("step", method="POST", audited=False), operation("power", method="POST", right=Right.ADMIN)
+    )
+    await operations.run(OWNER, "echo", {})
+    await operations.run(OWNER, "step", {})
+    await operations.run(OWNER, "act", {})
+    for name, error in {"refuse": NoSuchMailboxError, "fail": RuntimeError, "hang": TimeoutError}.items():
+        with pytest.raises(error):
+            await operations.run(OWNER, name, {})
+    with pytest.raises(NotAllowedError):
+        await operations.run(actor("operate"), "power", {})
+    assert log == [
+        ("ada", "act", "ok"),
+        ("ada", "refuse", "mailbox_not_found"),
+        ("ada", "fail", "internal"),
+        ("ada", "hang", "timeout"),
+        ("eve", "power", "not_allowed"),
+    ]
+
+
+@pytest.mark.parametrize("other", [operation(path="/other"), operation("other", path="/echo")])
+def test_names_and_paths_belong_to_one_part(other: Operation) -> None:
+    operations = Operations()
+    operations.add(operation(path="/echo"))
+    with pytest.raises(SetupError, match="two parts bring the operation"):
+        operations.add(other)
+
+
+async def test_an_unknown_operation_lists_the_known() -> None:
+    operations = Operations()
+    operations.add(operation("b"), operation("a"))
+    with pytest.raises(BadRequestError, match="expected one of a, b"):
+        await operations.run(OWNER, "c", {})
