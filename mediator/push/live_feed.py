@@ -148,7 +148,8 @@ class LiveFeed:
         while subscriber.room and not (subscription.closed or self._gone):
             async with self._reads:
                 found = await self._read(subscription.cursor, min(READ, window.room), window.room_bytes)
-                if found is None or subscription.closed:
+                # While it was read for, the client may have stopped reading.
+                if found is None or subscription.closed or not subscriber.room:
                     return
                 messages = found.messages
                 whole = True
