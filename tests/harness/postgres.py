@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,8 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+
+from tests.harness.service import free_port
 
 STARTS_WITHIN = 60
 PROGRAMS = "/usr/lib/postgresql"
@@ -95,7 +96,7 @@ class PrivateServer(Server):
             self._as_owner = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            port = port or _free_port()
+            port = port or free_port()
             super().__init__(f"postgresql://postgres:{self._initialise(programs)}@127.0.0.1:{port}/postgres")
             self._start(programs, port)
         except BaseException:
@@ -220,13 +221,6 @@ def _owner() -> pwd.struct_passwd | None:
         return pwd.getpwnam("postgres")
     except KeyError:
         missing("PostgreSQL does not run as root, and there is no user postgres")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Cluster(PrivateServer):

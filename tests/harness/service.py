@@ -1,8 +1,11 @@
 """Runs `mediator serve` as a user would: a process of its own, ready when its HTTP port says so, killed at will."""
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import http.client
+import itertools
 import json
 import os
 import random
@@ -21,18 +24,40 @@ READY_WITHIN = 40.0
 ENDS_WITHIN = 20.0
 LOOK_EVERY = 0.02
 LOG_TAIL = 60
+PORTS_OF_ONE = 500
 OPTIONS = ("nats", "http", "database_url", "nats_url", "config")
 
 _LEASH = Path(mediator.system.leash.__file__)
 
 
 def free_port() -> int:
-    """Find a loopback port that nobody listens on, outside the range from which the kernel serves outgoing calls."""
+    """Find a loopback port that nobody listens on, and that no other process of tests is given.
+
+    It is outside the range from which the kernel takes ports for outgoing calls, and comes again only when all others
+    of the process have been given out.
+    """
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = next(_ports())
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """Go round in a block of ports that this process has to itself: who holds its name holds the block."""
+    blocks = list(range(10_000, 32_000, PORTS_OF_ONE))
+    random.SystemRandom().shuffle(blocks)
+    for block in blocks:
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0ports of tests {block}")
+        except OSError:
+            name.close()
+        else:
+            atexit.register(name.close)
+            return itertools.cycle(range(block, block + PORTS_OF_ONE))
+    raise AssertionError("as many processes of tests run as there are blocks of ports")
 
 
 def listening(port: int) -> bool:

@@ -11,7 +11,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import pytest
 from mediator.cli import main
 from mediator.nats.server import find_binary
 from mediator.ops.journal.segments import GAPS
-from tests.harness.service import Service
+from tests.harness.service import Service, free_port
 from tests.harness.waiting import block_until
 
 WITHIN = 40.0
@@ -406,14 +405,8 @@ def test_every_command_names_a_mailbox_that_is_not_there(mediator, command):
 # When nobody answers.
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_no_server_is_one_line(alone):
-    result = alone("send", "a", "x", "--server", f"nats://u:secret@127.0.0.1:{unused_port()}")
+    result = alone("send", "a", "x", "--server", f"nats://u:secret@127.0.0.1:{free_port()}")
     assert result.code == 1
     assert "cannot connect to nats://127.0.0.1:" in result.err
     assert "is `mediator serve` running?" in result.err
@@ -777,7 +770,6 @@ def test_the_snippet_makes_a_server_that_check_is_content_with(alone, external, 
     other = "\n".join(lines[start:-1]).replace("ACME", "OTHER").replace(users.acme, users.other)
     port = external("\n".join([*lines[:-1], other, "}"]) + "\n", MQ9_PASSWORD="pw")
     monkeypatch.setenv("MEDIATOR_NATS_URL", f"nats://mediator:pw@127.0.0.1:{port}")
-    monkeypatch.setattr("mediator.cli.check.ARRIVE_SECONDS", 1.0)
     served = alone("check")
     assert served.code == 0, served.err
     assert "not proved this login may listen on mq9.*.$mq9.AI.>" in served.out
@@ -800,6 +792,7 @@ def test_the_snippet_makes_a_server_that_check_is_content_with(alone, external, 
         wrong = alone("check", "--user", "a", "--password", "no")
     assert (wrong.code, "cannot connect to NATS" in wrong.err) == (2, True)
     # The login of a tenant instead of the service's own.
+    monkeypatch.setattr("mediator.cli.check.ARRIVE_SECONDS", 1.0)
     monkeypatch.setenv("MEDIATOR_NATS_URL", f"nats://a:pa@127.0.0.1:{port}")
     tenant = alone("check", "--user", "a", "--password", "pa")
     assert (tenant.code, "must be of the account that exports" in tenant.err) == (1, True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import AddressRefusedError, UnreachableError
 from mediator.http.guard import Guard, Network
+from tests.harness.service import free_port
 
 PATIENCE = 10.0
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.1/32"),)
@@ -193,11 +194,9 @@ async def test_refused_and_silent_addresses_are_told_apart(host: str) -> None:
 
 
 async def test_a_server_that_is_not_there_may_be_tried_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     async with guarding() as guard:
         with pytest.raises(UnreachableError) as raised:
-            await guard.get(f"http://127.0.0.1:{port}/", 100, PATIENCE)
+            await guard.get(f"http://127.0.0.1:{free_port()}/", 100, PATIENCE)
         assert raised.value.retry
 
 
