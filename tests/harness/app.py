@@ -20,7 +20,7 @@ from mediator.config.settings import Settings
 from tests.harness.door import parsed
 
 PREFIX = "$mq9.AI."
-PATIENCE = 15.0
+PATIENCE = 30.0
 """Seconds until a test gives up on an answer that does not come."""
 ADA, BOB = "ada-" + "t0ken" * 4, "bob-" + "t0ken" * 4
 TENANTS = {

@@ -120,7 +120,7 @@ async def open_tab() -> AsyncIterator[Tab]:
         missing("needs Chromium")
     assert program is not None
     nowhere = asyncio.subprocess.DEVNULL
-    with tempfile.TemporaryDirectory(prefix="browser") as folder:
+    with tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
             program, *OPTIONS, f"--user-data-dir={folder}", stdout=nowhere, stderr=nowhere
         )

@@ -35,7 +35,7 @@ from tests.harness.waiting import until
 from tests.harness.wire import CONTROL_KEY
 
 PREFIX = "$mq9.AI."
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds until a test gives up on an answer that does not come."""
 
 PUSH = PushSettings()

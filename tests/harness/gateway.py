@@ -14,7 +14,7 @@ from mediator.nats.accounts import TenantAccount
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.push.gateway.gateway import Gateway
 from mediator.store.base import Store
-from tests.harness.door import PUSH, Service, serving
+from tests.harness.door import PATIENCE, PUSH, Service, serving
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Raw:
 
     async def line(self) -> bytes:
         """Return the next line, without its end; empty when the connection is over."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return (await self.reader.readline()).rstrip(b"\r\n")
 
     async def until(self, start: bytes) -> bytes:
@@ -79,7 +79,7 @@ class Raw:
 
     async def rest(self) -> bytes:
         """Return all until the end of the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await self.reader.read()
 
 

@@ -8,7 +8,7 @@ from pickup.client import DeliveredMessage, Holder, NoAnswerError
 from tests.harness.didcomm_service import text
 from tests.harness.waiting import until
 
-LIVE_WITHIN = 5.0
+LIVE_WITHIN = 30.0
 
 
 class Live:

@@ -113,7 +113,7 @@ async def test_connection_is_remade_when_its_reading_ends() -> None:
     heard: list[Request] = []
     try:
         await connection.subscribe("a", "", heard.append)
-        await until(lambda: heard, 5)
+        await until(lambda: heard)
         assert (heard[0].data, connections) == (b"hi", 2)
     finally:
         await connection.close()
@@ -135,7 +135,9 @@ class Open:
 
     async def client(self, url: str | None = None) -> Client:
         problems: asyncio.Queue[Exception] = asyncio.Queue()
-        client = await nats.connect(url or self.service.nats_url, error_cb=problems.put, allow_reconnect=False)
+        client = await nats.connect(
+            url or self.service.nats_url, error_cb=problems.put, allow_reconnect=False, connect_timeout=PATIENCE
+        )
         client.problems = problems
         self.stack.push_async_callback(client.close)
         return client
@@ -440,7 +442,9 @@ async def test_half_requests_shut_out_neither_nats_nor_health(tmp_path: Path) ->
             async with asyncio.timeout(PATIENCE):
                 async with ClientSession() as session, session.get(f"http://127.0.0.1:{http_port}/readyz") as answer:
                     assert answer.status == 200, await answer.text()
-                client = await nats.connect(f"nats://127.0.0.1:{nats_port}", allow_reconnect=False)
+                client = await nats.connect(
+                    f"nats://127.0.0.1:{nats_port}", allow_reconnect=False, connect_timeout=PATIENCE
+                )
                 reply = await client.request("$mq9.AI.MAILBOX.CREATE", b"{}", timeout=PATIENCE)
                 assert json.loads(reply.data)["error"] == ""
                 await client.close()

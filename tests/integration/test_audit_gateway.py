@@ -217,6 +217,7 @@ async def test_a_client_without_the_authority_is_told_why(encrypted: Edge, certi
                 tls=context,
                 allow_reconnect=False,
                 max_reconnect_attempts=0,
+                connect_timeout=PATIENCE,
                 error_cb=failed,
                 **options,
             )

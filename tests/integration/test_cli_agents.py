@@ -37,7 +37,7 @@ def _nobody_left(mediator: Mediator, service: Service) -> Iterator[None]:
     async def unregister(mailboxes: list[str]) -> None:
         client = await nats.connect(service.nats_url)
         for mailbox in mailboxes:
-            await client.request("$mq9.AI.AGENT.UNREGISTER", json.dumps({"mailbox": mailbox}).encode())
+            await client.request("$mq9.AI.AGENT.UNREGISTER", json.dumps({"mailbox": mailbox}).encode(), timeout=40)
         await client.close()
 
     yield

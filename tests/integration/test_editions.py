@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import LANES, Lane
-from tests.harness.door import PREFIX, Service, both_ways, ids, payloads, refused, serving
+from tests.harness.door import PATIENCE, PREFIX, Service, both_ways, ids, payloads, refused, serving
 from tests.harness.wire import flushed
 
 __all__ = ["both_ways"]
@@ -56,14 +56,14 @@ async def test_mailbox_query_returns_what_is_unread(service: Service, stock: Cli
     assert made["inbox"] == f"$mq9.AI.INBOX.{made['mail_id']}"
     await stock.publish(made["inbox"] + ".normal", SENT_FROM.encode())
     await stock.publish(made["inbox"] + ".urgent", b'{ "type":"emergency_stop" }')
-    await stock.request(made["inbox"] + ".notify", b"\xff\x00")
+    await stock.request(made["inbox"] + ".notify", b"\xff\x00", timeout=PATIENCE)
     answer = await stock.request(
-        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode()
+        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode(), timeout=PATIENCE
     )
     expected = f'[{{ "type":"emergency_stop" }},{SENT_FROM},"{base64.b64encode(bytes([255, 0])).decode()}"]'
     assert answer.data.decode() == f'{{"error":"","mail_id":"{made["mail_id"]}","unread":3,"messages":{expected}}}'
     again = await stock.request(
-        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode()
+        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode(), timeout=PATIENCE
     )
     assert again.data == answer.data
 
@@ -71,7 +71,7 @@ async def test_mailbox_query_returns_what_is_unread(service: Service, stock: Cli
 @pytest.mark.rule("E4", "N1")
 async def test_without_its_token_nobody_is_told_what_is_unread(service: Service, stock: Client) -> None:
     await service.create("m001")
-    await stock.request("$mq9.AI.INBOX.m001.normal", b"x")
+    await stock.request("$mq9.AI.INBOX.m001.normal", b"x", timeout=PATIENCE)
     empty = {"mail_id": "", "unread": 0, "messages": []}
     for body in ({"token": "wrong"}, {}, {"token": None}):
         answer = await service.ask("MAILBOX.QUERY.m001", body)
@@ -110,7 +110,7 @@ async def test_unread_counts_all_and_shows_what_fits(tmp_path: Path) -> None:
 async def test_a_mailbox_of_type_latest_keeps_one_message(service: Service, stock: Client) -> None:
     token = await service.create("status", type="latest")
     for state in (b'"starting"', b'"running"', b'"done"'):
-        await stock.request("$mq9.AI.INBOX.status.normal", state)
+        await stock.request("$mq9.AI.INBOX.status.normal", state, timeout=PATIENCE)
     reply = await service.done("MAILBOX.QUERY.status", {"token": token})
     assert (reply["unread"], reply["messages"]) == (1, ["done"])
 
@@ -157,7 +157,7 @@ async def test_examples_of_sending_in_the_first_edition(service: Service, stock:
     for word, body in examples[:-1]:
         await stock.publish(f"{inbox}.{word}", json.dumps(body).encode())
     word, last = examples[-1]
-    await stock.request(f"{inbox}.{word}", json.dumps(last).encode())
+    await stock.request(f"{inbox}.{word}", json.dumps(last).encode(), timeout=PATIENCE)
     reply = await service.done(f"MAILBOX.QUERY.{made['mail_id']}", {"token": made["token"]})
     assert reply["messages"] == [examples[1][1], examples[0][1], last]
     assert (reply["mail_id"], reply["unread"]) == (made["mail_id"], 3)
@@ -427,7 +427,7 @@ async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> N
     try:
 
         async def ask(subject: str, body: Any = None) -> dict[str, Any]:
-            answer = await client.request(PREFIX + subject, json.dumps(body or {}).encode(), timeout=10)
+            answer = await client.request(PREFIX + subject, json.dumps(body or {}).encode(), timeout=PATIENCE)
             reply: dict[str, Any] = json.loads(answer.data)
             return reply
 
@@ -436,7 +436,9 @@ async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> N
         assert made["mail_id"] == "board"
         for lane in ("high", "normal", "low"):
             assert await ask(f"MAILBOX.MSG.board.{lane}", lane) == {"msg_id": {"high": 0, "normal": 1, "low": 2}[lane]}
-        answer = await client.request(PREFIX + "MSG.SEND.board", b"urgent", headers={"mq9-priority": "urgent"})
+        answer = await client.request(
+            PREFIX + "MSG.SEND.board", b"urgent", timeout=PATIENCE, headers={"mq9-priority": "urgent"}
+        )
         assert json.loads(answer.data) == {"msg_id": 3}
         listed = await ask("MAILBOX.LIST.board")
         assert set(listed) == {"messages"}
@@ -456,7 +458,7 @@ async def test_robustmq_gets_no_error_where_there_is_none(service: Service) -> N
 async def test_nobody_else_is_taken_for_robustmq(service: Service, stock: Client) -> None:
     await service.create("board")
     forged = {"Nats-Request-Info": '{"name":"robustmq-mq9-python"}', "x": '{"name":"robustmq-mq9-python"}'}
-    answer = await stock.request("$mq9.AI.MAILBOX.LIST.board", b"{}", headers=forged)
+    answer = await stock.request("$mq9.AI.MAILBOX.LIST.board", b"{}", timeout=PATIENCE, headers=forged)
     assert json.loads(answer.data) == {"error": "", "messages": []}
     await service.done("MAILBOX.MSG.board", b"x", forged)
     [message] = await service.query("board")

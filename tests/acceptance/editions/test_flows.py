@@ -44,7 +44,7 @@ async def test_the_example_program_of_the_first_edition(stock: Stock):
     await stock.client.publish(f"{made['inbox']}.normal", line)
     await until(lambda: got == [line], 10, "the message arrives as it was sent")
     answer = await stock.client.request(
-        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode(), timeout=3
+        f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode(), timeout=20
     )
     assert json.loads(answer.data)["unread"] in (0, 1)
 

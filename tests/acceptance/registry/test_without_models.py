@@ -39,7 +39,7 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
     client = await nats.connect(service.nats_url)
 
     async def ask(verb: str, body: bytes) -> dict[str, Any]:
-        reply: dict[str, Any] = orjson.loads((await client.request(PREFIX + verb, body, 5)).data)
+        reply: dict[str, Any] = orjson.loads((await client.request(PREFIX + verb, body, 20)).data)
         assert reply["error"] == ""
         return reply
 
