@@ -170,10 +170,10 @@ async def test_a_block_acknowledges_or_gives_back(box: Mailbox) -> None:
 
 async def test_a_lease_is_extended_while_its_block_runs(box: Mailbox) -> None:
     await box.send("long work")
-    async for message in box.consume(group="g", lease=1):
+    async for message in box.consume(group="g", lease=2):
         async with message:
-            # Twice the lease: nobody else gets it meanwhile.
-            assert await box.fetch(group="g", lease=1, wait=2) == []
+            # Half as long again as the lease: nobody else gets it meanwhile.
+            assert await box.fetch(group="g", lease=2, wait=3) == []
         break
     assert await box.fetch(group="g", lease=60, wait=0) == []
 

@@ -70,9 +70,9 @@ def test_a_block_acknowledges_or_gives_back(box: sync.Mailbox) -> None:
 def test_a_lease_is_extended_while_its_block_blocks(service: Service, box: sync.Mailbox) -> None:
     box.send("long work")
     with sync.Client(service.nats_url) as other:
-        for message in box.consume(group="g", lease=1):
+        for message in box.consume(group="g", lease=2):
             with message:
-                assert other.mailbox(box.address).fetch(group="g", lease=1, wait=2) == []
+                assert other.mailbox(box.address).fetch(group="g", lease=2, wait=3) == []
             break
     assert box.fetch(group="g", lease=60, wait=0) == []
 

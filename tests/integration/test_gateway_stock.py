@@ -166,7 +166,7 @@ async def test_clients_find_their_way_back_when_nats_server_dies(house):
     assert (await stored.next_msg(timeout=PATIENCE)).data == b"one"
     lost = house.service.lost
     os.kill(house.server.pid, signal.SIGKILL)
-    await until(lambda: not client.is_connected)
+    await until(lambda: client.stats["reconnects"])
     await until(lambda: client.is_connected and house.service.lost > lost and house.service.connection.connected)
     assert (await client.request("a", b"x", timeout=PATIENCE)).data == b"x"
     # It begins anew with the new connection.

@@ -13,7 +13,19 @@ import pytest
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.nats.replies import message_limit, payload_limit
-from tests.harness.door import EMPTY, PREFIX, Service, both_ways, ids, parsed, payloads, raw, refused, serving
+from tests.harness.door import (
+    EMPTY,
+    PATIENCE,
+    PREFIX,
+    Service,
+    both_ways,
+    ids,
+    parsed,
+    payloads,
+    raw,
+    refused,
+    serving,
+)
 from tests.harness.waiting import until
 from tests.harness.wire import flushed
 
@@ -160,7 +172,7 @@ async def test_a_request_without_a_reply_subject_is_carried_out(service: Service
     assert payloads(await service.fetch(wait=4500)) == [b"hello"]
     await client.publish(PREFIX + "MSG.DELETE.task.0")
     await flushed(client)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while await service.query():
             pass
 
@@ -334,7 +346,9 @@ async def test_no_reply_is_larger_than_the_server_takes(tmp_path: Path) -> None:
         assert taken == sent
         before, paged = 24, list[int]()
         while before:
-            answer = await client.request(PREFIX + "MSG.QUERY.task", json.dumps({"before_id": before}).encode())
+            answer = await client.request(
+                PREFIX + "MSG.QUERY.task", json.dumps({"before_id": before}).encode(), timeout=10
+            )
             assert len(answer.data) <= most
             page = ids(parsed(answer.data)["messages"])
             assert page == list(range(page[0], before)), "the newest stay, in ascending order"
@@ -694,9 +708,9 @@ async def test_a_wait_ends_with_the_release_of_a_delayed_message(service: Servic
 async def test_a_wait_ends_with_a_nack_and_with_the_end_of_a_lease(service: Service) -> None:
     await service.create()
     await service.send(b"1")
-    lease = {"ack_wait_ms": 1000}
-    (message,) = await service.fetch(group_name="g", config=lease)
+    (message,) = await service.fetch(group_name="g", config={"ack_wait_ms": 60_000})
     assert message["deliveries"] == 1
+    lease = {"ack_wait_ms": 1000}
     async with service.in_time():
         waiting = asyncio.create_task(service.fetch(wait=4500, group_name="g", config=lease))
         await service.waits(2)
@@ -744,10 +758,10 @@ async def test_leases_keep_others_off(service: Service) -> None:
     assert await service.ask("MSG.EXTEND.task", body) == {"error": "", "extended": 2}
     service.clock.ahead = 60_001
     assert ids(await service.fetch(group_name="g", config=lease)) == [2]
-    body = {"group_name": "g", "msg_ids": [0, 9], "delay_ms": 1000}
+    body = {"group_name": "g", "msg_ids": [0, 9], "delay_ms": 30_000}
     assert await service.ask("MSG.NACK.task", body) == {"error": "", "returned": 1}
     assert await service.fetch(group_name="g", config=lease) == []
-    service.clock.ahead = 61_002
+    service.clock.ahead = 90_002
     assert ids(await service.fetch(group_name="g", config=lease)) == [0]
     service.clock.ahead = 300_000
     await service.done("MSG.ACK.task", {"group_name": "g", "msg_ids": [0, 2]})
@@ -775,11 +789,11 @@ async def test_a_message_delivered_too_often_is_dead(service: Service) -> None:
 
 @pytest.mark.rule("F8")
 async def test_a_mailbox_leases_for_clients_that_cannot_ask(service: Service) -> None:
-    await service.create(ack_wait_ms=1000)
+    await service.create(ack_wait_ms=60_000)
     await service.send(b"1")
     assert ids(await service.fetch(group_name="g")) == [0]
     assert await service.fetch(group_name="g") == []
-    service.clock.ahead = 1001
+    service.clock.ahead = 60_001
     (message,) = await service.fetch(group_name="g", config={"ack_wait_ms": 0})
     assert ids(await service.fetch(group_name="g", config={"ack_wait_ms": 0})) == [message["msg_id"]]
 

@@ -26,7 +26,7 @@ from mediator.nats.announcements import Announcements
 from mediator.nats.connection import connect
 from mediator.nats.control_messages import OVERHEAD
 from mediator.nats.server import NatsServer, find_binary
-from tests.harness.waiting import until
+from tests.harness.waiting import block_until, until
 from tests.harness.wire import flushed
 
 ANYTHING = "".join(chr(c) for c in range(33, 127)) + " ü€😀"
@@ -96,6 +96,12 @@ def alive(pid):
 def listening(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def bound(port):
+    """Take a port, if it is free."""
+    with contextlib.suppress(OSError):
+        return socket.create_server(("127.0.0.1", port))
 
 
 async def test_starts_answers_and_stops_without_a_trace(tmp_path):
@@ -315,8 +321,10 @@ async def test_a_killed_child_returns_on_its_port_with_its_logins(tmp_path):
 async def test_it_keeps_trying_while_the_port_is_taken(tmp_path):
     async with running(tmp_path) as server:
         os.kill(server.pid, signal.SIGKILL)
-        await until(lambda: not server.running)
-        with capture_logs() as logs, socket.create_server(("127.0.0.1", server.port)):
+        # While this blocks, the event loop cannot start the next one.
+        other = block_until(lambda: bound(server.port))
+        with capture_logs() as logs, other:
+            await until(lambda: not server.running)
             await until(lambda: len([e for e in logs if e["event"] == "nats-server was not started again"]) >= 2)
             delays = [entry["retry_in"] for entry in logs if "retry_in" in entry]
             assert delays[:2] == [0.2, 0.4]

@@ -45,7 +45,7 @@ async def test_a_push_has_its_headers_and_its_bytes(service: Service, pushes: Pu
     client = await service.client()
     headers = {"mq9-key": "k", "mq9-tags": "a,b", "mq9-reply-to": "back", "Trace": "é 1", "mq9-priority": "urgent"}
     payload = b"SUB x 1\r\n\x00\xff"
-    await client.request("$mq9.AI.MSG.SEND.task", payload, headers=headers)
+    await client.request("$mq9.AI.MSG.SEND.task", payload, timeout=10, headers=headers)
     subscriber = await pushes.subscribe("MAILBOX.MSG.task.*")
     await subscriber.got(1)
     [message] = subscriber.messages
@@ -116,6 +116,8 @@ async def test_who_leaves_while_others_are_served_gets_nothing(
     monkeypatch.setattr("mediator.push.live_feed.TURN", 1)
     await service.create()
     first, *others, last = [await pushes.subscribe("MAILBOX.MSG.task.*") for _ in range(5)]
+    # Together, which they are once each has read what is stored.
+    await pushes.settled()
     # Between the pushes to it and to the others, its confirmation has a turn.
     monkeypatch.setattr(first, "confirm", lambda: last.end("unsub"))
     await fill(service, "normal")
@@ -258,6 +260,7 @@ async def test_what_was_confirmed_is_read(service: Service, pushes: Pushes) -> N
 async def test_nothing_is_pushed_to_a_client_that_does_not_read(service: Service, pushes: Pushes) -> None:
     await service.create()
     slow, fast = [await pushes.subscribe("MAILBOX.MSG.task.*") for _ in range(2)]
+    await pushes.settled()
     slow.full = True
     await fill(service, "normal", "critical", "low")
     await fast.got(3)

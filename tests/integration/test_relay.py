@@ -265,6 +265,7 @@ async def test_a_hanging_endpoint_times_out_and_blocks_nobody(home: Setup, monke
     slow, _fast = await home.holder(1, "/slow"), await home.holder(2, "/fast")
     await home.forward(b"slow")
     await home.endpoint.count(1)
+    monkeypatch.setattr(outbound, "POST_SECONDS", PATIENCE)
     await home.forward(b"fast", to=key(2))
     assert await home.endpoint.count(2) == [b"slow", b"fast"]
     await until(lambda: home.pauses.taken == [endpoint_relay.PAUSES[0]])

@@ -16,6 +16,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.ports import Transaction
+from mediator.store import writer as writer_module
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, Committed, JointWork, Writer
@@ -365,7 +366,11 @@ async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Wri
 
 
 @pytest.mark.parametrize(("first", "sizes"), [(LOOK_AT - 1, [LOOK_AT - 1, 5]), (LOOK_AT, [LOOK_AT + 5])])
-async def test_many_at_once_wait_for_those_that_follow(store: Gated, first: int, sizes: list[int]) -> None:
+async def test_many_at_once_wait_for_those_that_follow(
+    store: Gated, monkeypatch: pytest.MonkeyPatch, first: int, sizes: list[int]
+) -> None:
+    # However slowly the machine runs, no batch is parted.
+    monkeypatch.setattr(writer_module, "BATCH_SECONDS", 60.0)
     commits: list[Committed] = []
     writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
     store.fast = True
