@@ -16,6 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 from docs.generators import asyncapi, didcomm, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
+from mediator.config.operators import OperatorToken
 from mediator.config.settings import all_settings
 from mediator.config.sources import CONFIG_VARIABLE, options, variable_name
 from mediator.config.tenants import TenantSettings, UserSettings
@@ -63,6 +64,8 @@ def configuration() -> str:
         if (table := _table_of(field)) is not None:
             sections.append(f"## {path[0]}\n\n{_sentence(table)}\n")
             sections += [_option((*path, *inner), inside) for inner, inside in options(table)]
+    sections.append(f"## operators.tokens\n\n{_sentence(OperatorToken)} Each entry of the list has:\n")
+    sections += [_plain(path, field) for path, field in options(OperatorToken)]
     sections.append(f"## tenants.NAME\n\n{_sentence(TenantSettings)}\n")
     sections += [_plain(("tenants", "NAME", *path), field) for path, field in options(TenantSettings)]
     sections.append(f"## tenants.NAME.users\n\n{_sentence(UserSettings)} Each entry of the list has:\n")

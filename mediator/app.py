@@ -18,6 +18,9 @@ from functools import partial
 
 import structlog
 
+from mediator.admin.access import Access
+from mediator.admin.sessions import CookieSealer
+from mediator.admin.sign_in import SignIn
 from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.http.app import build_app
@@ -120,6 +123,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             app=build_app(health, metrics.registry),
             http_port=http.port,
             http_tenants=HttpTenants.from_settings(settings),
+            access=Access(settings, CookieSealer(control_key)),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
         for part in parts:
@@ -142,10 +146,10 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS)
+        _serve_operators(host, health, nats_url)
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
-        _add_operations(host, health, nats_url)
         yield RunningService(nats_url, http.port, broker, health)
         log.info("stopping")
 
@@ -203,7 +207,9 @@ def _make_broker(
     return broker
 
 
-def _add_operations(host: Host, health: Health, nats_url: str) -> None:
+def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
+    """Add the core's operations, and what leads to them over HTTP."""
+    SignIn(host.access, host.settings, host.http_port).add_routes(host.app)
     MailboxOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
     service = ServiceOperations(host.broker, host.settings, health, nats_url, host.http_port, host.doctor_checks)

@@ -168,6 +168,43 @@ class NotAuthenticatedError(MediatorError):
     text = "expected the API token of a tenant, as Authorization: Bearer TOKEN"
 
 
+class NotSignedInError(NotAuthenticatedError):
+    """A request to the console or the admin API by nobody whom the settings know."""
+
+    code = "not_signed_in"
+    text = "expected the token of an operator, as Authorization: Bearer TOKEN, or a session of the console"
+
+
+class ForgedRequestError(MediatorError):
+    """A browser sent a change in somebody's name from a page that is not the console's."""
+
+    code = "forged_request"
+    status = 403
+    text = "this request did not come from a page of the console; reload the page and repeat it"
+
+
+class TooManyAttemptsError(MediatorError):
+    """An address failed to sign in too often."""
+
+    code = "too_many_attempts"
+    status = 429
+    retry = True
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"too many wrong tokens from this address; try again in {seconds} s")
+
+
+class SignInFailedError(MediatorError):
+    """The OpenID Connect provider did not say who somebody is, or the settings give that person no role."""
+
+    code = "sign_in_failed"
+    status = 403
+    retry = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"sign-in failed: {why}")
+
+
 class NotAllowedError(MediatorError):
     """An operator without the right that the operation needs."""
 

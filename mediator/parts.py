@@ -24,6 +24,7 @@ from mediator.errors import SetupError
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from mediator.admin.access import Access
     from mediator.broker import Broker
     from mediator.cli.options import CommandGroup
     from mediator.config.settings import Settings
@@ -96,14 +97,19 @@ class Host:
         app: "web.Application",
         http_port: int,
         http_tenants: "HttpTenants",
+        access: "Access",
     ) -> None:
-        """``app`` takes routes until the parts are open; ``http_tenants`` says which tenant a request belongs to."""
+        """``app`` takes routes until the parts are open.
+
+        ``http_tenants`` says which tenant a request belongs to, ``access`` which operator it comes from.
+        """
         self.settings = settings
         self.broker = broker
         self.metrics = metrics
         self.app = app
         self.http_port = http_port
         self.http_tenants = http_tenants
+        self.access = access
         self.verbs: dict[str, tuple[str, VerbHandler, Mapping[str, Any]]] = {}
         self.doctor_checks: list[DoctorCheck] = []
         self._health = health

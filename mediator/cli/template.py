@@ -56,6 +56,8 @@ def _comment(text: str) -> str:
 def _value(default: Any) -> str:
     if isinstance(default, list):
         return f"[{', '.join(map(_value, default))}]"
+    if isinstance(default, dict):
+        return f"{{ {', '.join(f'{name} = {_value(value)}' for name, value in default.items())} }}"
     if default is PydanticUndefined or default is None:
         raise ValueError("an option without a plain default needs an example")
     if isinstance(default, bool):

@@ -13,6 +13,7 @@ def contradictions(settings: "Settings") -> Iterator[str]:
     """Say which options contradict each other; each line begins with the option to change."""
     yield from _managed(settings) if settings.nats_url is None else _external(settings)
     yield from _tenants(settings)
+    yield from _operators(settings)
 
 
 def _managed(settings: "Settings") -> Iterator[str]:
@@ -70,3 +71,11 @@ def _tenants(settings: "Settings") -> Iterator[str]:
                 shown = "a token" if kind == "api_tokens" else what
                 yield f"tenants.{name}.{kind}: {shown} is already one of tenant {owners[kind, what]}"
             owners[kind, what] = name
+
+
+def _operators(settings: "Settings") -> Iterator[str]:
+    taken = {token.get_secret_value() for tenant in settings.tenants.values() for token in tenant.api_tokens}
+    for token in settings.operators.tokens:
+        if (secret := token.token.get_secret_value()) in taken:
+            yield f"operators.tokens: the token of {token.name} is already one of a tenant or of another operator"
+        taken.add(secret)

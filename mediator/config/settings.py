@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, create_m
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mediator.config.consistency import contradictions
+from mediator.config.operators import OidcSettings, OperatorsSettings
 from mediator.config.sections import (
     CleanupSettings,
     EditionsSettings,
@@ -255,6 +256,10 @@ class Settings(BaseSettings):
     editions: EditionsSettings = Field(default=EditionsSettings(), description="The older editions of the protocol.")
     gateway: GatewaySettings = Field(default=GatewaySettings(), description="The gateway before the NATS server.")
     push: PushSettings = Field(default=PushSettings(), description="Mail that is pushed to subscriptions.")
+    operators: OperatorsSettings = Field(
+        default=OperatorsSettings(), description="Who may use the console and the admin API."
+    )
+    oidc: OidcSettings = Field(default=OidcSettings(), description="Sign-in through an OpenID Connect provider.")
     instance: str = Field(
         default_factory=_instance,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
@@ -338,7 +343,12 @@ class Settings(BaseSettings):
         """
         separated = self.nats_accounts or self.has_users or self.has_several_tenants or self._has_api_tokens
         proxied = any(section.behind_proxy for section in self.part_sections.values())
-        return not separated and self.http.loopback and not proxied
+        return not separated and self.http.loopback and not proxied and self.operators.public_url is None
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether the console and the admin API know somebody: then nobody may use them without signing in."""
+        return bool(self.operators.tokens) or self.oidc.issuer is not None
 
     @property
     def client_nats_url(self) -> str | None:

@@ -36,7 +36,7 @@ class HttpTenants:
         given = headers.getall("Authorization", [])
         if not given:
             # A web page may point a name of its own at this machine (DNS rebinding); the request then has that name.
-            if self._anonymous and _names_this_machine(headers.get("Host", "")):
+            if self._anonymous and names_this_machine(headers.get("Host", "")):
                 return DEFAULT
             raise NotAuthenticatedError
         scheme, _, token = given[0].partition(" ")
@@ -58,7 +58,8 @@ def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
-def _names_this_machine(host: str) -> bool:
+def names_this_machine(host: str) -> bool:
+    """Whether the header ``Host`` of a request names this machine itself."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -193,6 +193,22 @@ WRONG = [
     ("pipeline.every", "-1", "expected at least 0, got '-1'"),
     ("pipeline.max_minutes", "0", "expected at least 1, got '0'"),
     ("pipeline.archive_key_file", "7", "expected text, got '7'"),
+    ("operators", "1", "expected a table of options, got '1'"),
+    ("operators.tokens", '["hidden"]', ".0: expected a table of options"),
+    (
+        "operators.tokens",
+        '[{name = "a", token = "hidden"}]',
+        ".0.token: expected 16 to 256 printable characters without spaces",
+    ),
+    ("operators.public_url", '"https://a.example/b"', "expected https://HOST, perhaps with a port, and no path"),
+    ("operators.audit_days", "0", "expected at least 1, got '0'"),
+    ("oidc", "1", "expected a table of options, got '1'"),
+    ("oidc.issuer", '"login.example.com"', "expected https://HOST, perhaps with a port and a path"),
+    ("oidc.client_id", "1", "expected text"),
+    ("oidc.client_secret", "1", "expected text"),
+    ("oidc.scopes", '["a b"]', r".0: expected text that matches ^[!#-\[\]-~]{1,64}$"),
+    ("oidc.claim", '""', "expected at least 1 characters"),
+    ("oidc.roles", '{boss = ["a"]}', ".boss: expected read, operate, read-payload or admin"),
     ("tenants", "[]", "expected a table of options"),
     ("tenants.Acme", "{}", "expected text that matches ^[a-z0-9][a-z0-9_-]{0,62}$"),
     ("tenants.a.accounts", '["A.B"]', r".0: expected text that matches ^[^\s.*>]{1,128}$"),
@@ -497,9 +513,30 @@ def test_every_option_is_documented_with_its_variable() -> None:
             f"## {path[0]}"
             if path[0]
             in {"quotas", "journal", "cleanup", "didcomm", "editions", "gateway", "push", "registry", "pipeline"}
+            | {"operators", "oidc"}
             and len(path) == 1
             else None
         )
         assert (heading or f"### {'.'.join(path)}") + "\n" in page
         if heading is None:
             assert "`MEDIATOR_" + "__".join(path).upper() + "`" in page
+
+
+def test_a_token_belongs_to_one_operator_or_tenant(tmp_path: Path) -> None:
+    token = "hidden-hidden-hidden"
+    operators = f'[operators]\ntokens = [{{name = "ada", token = "{token}"}}, {{name = "eve", token = "{token}"}}]\n'
+    [line] = problems(toml(tmp_path, operators))
+    assert line.startswith("operators.tokens: the token of eve is already one of a tenant or of another operator")
+    one = f'[operators]\ntokens = [{{name = "ada", token = "{token}"}}]\n'
+    config = toml(tmp_path, f'{one}[tenants.default]\napi_tokens = ["{token}"]\n')
+    assert any("the token of ada" in line for line in problems(config))
+    assert not any("hidden" in line for line in problems(config))
+
+
+@pytest.mark.parametrize("missing", ["client_id", "roles", "scopes"])
+def test_a_provider_needs_its_options(tmp_path: Path, missing: str) -> None:
+    options = {"client_id": '"x"', "roles": '{read = ["a"]}', "scopes": '["openid"]'}
+    options[missing] = {"client_id": '""', "roles": "{}", "scopes": "[]"}[missing]
+    lines = [f"{name} = {value}" for name, value in options.items()]
+    [line] = problems(toml(tmp_path, '[oidc]\nissuer = "https://login.example.com"\n' + "\n".join(lines)))
+    assert line.startswith(f"oidc.{missing}: expected")

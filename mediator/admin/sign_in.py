@@ -1,0 +1,185 @@
+"""The routes by which operators sign in and out: with a token, or through the OpenID Connect provider."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from html import escape
+from urllib.parse import quote
+
+import structlog
+from aiohttp import hdrs, web
+
+from mediator.admin.access import HTML_HEADERS, SIGN_IN, Access
+from mediator.admin.oidc import Challenge, OidcClient
+from mediator.admin.sessions import SESSION_SECONDS
+from mediator.config.settings import Settings
+from mediator.errors import MediatorError, SignInFailedError, TooManyAttemptsError
+
+CALLBACK = f"{SIGN_IN}/callback"
+BEGIN = f"{SIGN_IN}/oidc"
+SIGN_OUT = "/console/sign-out"
+HOME = "/console"
+CHALLENGE_SECONDS = 600
+"""For how long somebody may stay at the provider."""
+_CHALLENGE = "mediator_oidc"
+
+_log = structlog.get_logger("access")
+
+
+@dataclass(frozen=True, slots=True)
+class SignInView:
+    """What the page of the sign-in shows."""
+
+    next: str
+    """The path to go on to."""
+    tokens: bool
+    """Whether one can sign in with a token."""
+    provider: str
+    """Where one signs in through the provider; empty: one cannot."""
+    error: str = ""
+    """Why the last try failed."""
+
+
+class SignIn:
+    """Signs operators in and out."""
+
+    def __init__(self, access: Access, settings: Settings, port: int) -> None:
+        """``port``: where browsers of this machine reach the console."""
+        self._access = access
+        self._client = OidcClient(settings.oidc)
+        self._port = port
+        self.render: Callable[[SignInView], Awaitable[str]] = _render
+        """Writes the page."""
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add the routes."""
+        app.router.add_get(SIGN_IN, self._show)
+        app.router.add_post(SIGN_IN, self._enter)
+        app.router.add_get(BEGIN, self._leave)
+        app.router.add_get(CALLBACK, self._return)
+        app.router.add_post(SIGN_OUT, self._sign_out)
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return await self._page(_next(request.query.get("next")))
+
+    async def _page(self, path: str, error: MediatorError | None = None) -> web.Response:
+        provider = f"{BEGIN}?next={quote(path, safe='/')}" if self._access.has_provider else ""
+        view = SignInView(path, self._access.has_tokens, provider, "" if error is None else str(error))
+        text, status = await self.render(view), 200 if error is None else error.status
+        return web.Response(text=text, status=status, content_type="text/html", headers=HTML_HEADERS)
+
+    async def _enter(self, request: web.Request) -> web.Response:
+        """Take the token of the form."""
+        self._access.check_page(request)
+        form = await request.post()
+        path, attempts = _next(form.get("next")), self._access.attempts
+        if seconds := attempts.wait(request.remote):
+            return await self._page(path, TooManyAttemptsError(seconds))
+        found = self._access.token_of(str(form.get("token", "")).strip())
+        if found is None:
+            attempts.add(request.remote)
+            _log.warning("sign-in refused", address=request.remote)
+            return await self._page(path, SignInFailedError("no operator has this token"))
+        actor, fingerprint = found
+        return self._signed_in(request, path, self._access.sealer.seal_session(name=actor.name, token=fingerprint))
+
+    async def _leave(self, request: web.Request) -> web.Response:
+        """Send the browser to the provider."""
+        path = _next(request.query.get("next"))
+        if not self._access.has_provider:
+            raise web.HTTPNotFound
+        try:
+            url, challenge = await self._client.begin(self._callback(request))
+        except MediatorError as error:
+            return await self._page(path, error)
+        response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: url})
+        sealed = self._access.sealer.seal({**asdict(challenge), "next": path})
+        self._set(request, response, _CHALLENGE, sealed, CHALLENGE_SECONDS, CALLBACK)
+        return response
+
+    async def _return(self, request: web.Request) -> web.Response:
+        """Take what the provider sent the browser back with."""
+        if not self._access.has_provider:
+            raise web.HTTPNotFound
+        kept = self._access.sealer.open(request.cookies.get(_CHALLENGE, ""), CHALLENGE_SECONDS)
+        path = _next(kept.get("next")) if isinstance(kept, dict) else HOME
+        try:
+            cookie = await self._identify(request, kept)
+        except MediatorError as error:
+            _log.warning("sign-in refused", address=request.remote, reason=str(error))
+            response = await self._page(path, error)
+        else:
+            response = self._signed_in(request, path, cookie)
+        response.del_cookie(_CHALLENGE, path=CALLBACK)
+        return response
+
+    async def _identify(self, request: web.Request, kept: object) -> str:
+        query = request.query
+        if not isinstance(kept, dict) or "state" not in kept or query.get("state") != kept["state"]:
+            raise SignInFailedError("it took too long, or began in another browser; try again")
+        if "code" not in query:
+            raise SignInFailedError(f"the provider said {query.get('error', 'nothing')[:64]!r}")
+        challenge = Challenge(kept["state"], kept["nonce"], kept["verifier"])
+        identity = await self._client.finish(query["code"], challenge, self._callback(request))
+        if not self._access.rights_by_claims(identity.claims):
+            raise SignInFailedError(f"{identity.name} has no role here")
+        return self._access.sealer.seal_session(
+            name=identity.name, provider=self._access.provider, claims=identity.claims
+        )
+
+    def _callback(self, request: web.Request) -> str:
+        return self._access.base_url(request, self._port) + CALLBACK
+
+    def _signed_in(self, request: web.Request, path: str, cookie: str) -> web.Response:
+        _log.info("operator signed in", address=request.remote)
+        response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: path})
+        self._set(request, response, self._access.cookie_name(request), cookie, SESSION_SECONDS, "/")
+        return response
+
+    def _set(
+        self, request: web.Request, response: web.Response, name: str, value: str, seconds: int, path: str
+    ) -> None:
+        # Lax: the provider sends the browser here from its own site, and links in mail lead to the console. What
+        # changes something needs the token of a page as well.
+        response.set_cookie(
+            name,
+            value,
+            max_age=seconds,
+            path=path,
+            secure=self._access.secure(request),
+            httponly=True,
+            samesite="Lax",
+        )
+
+    async def _sign_out(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        if self._access.actor(request) is not None:
+            self._access.check_form(request, str(form.get("csrf", "")))
+        response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: SIGN_IN})
+        response.del_cookie(
+            self._access.cookie_name(request), path="/", secure=self._access.secure(request), httponly=True
+        )
+        return response
+
+
+def _next(given: object) -> str:
+    """Return a path of ours to go on to: no other host, and no line breaks in a header."""
+    path = given if isinstance(given, str) else ""
+    ours = path == HOME or path.startswith((f"{HOME}/", f"{HOME}?", "/api/v1"))
+    return path if ours and path.isascii() and path.isprintable() and "\\" not in path else HOME
+
+
+async def _render(view: SignInView) -> str:
+    """Write a page without any style, for a service without the console."""
+    parts = [f"<p role=alert>{escape(view.error)}</p>"] if view.error else []
+    if view.tokens:
+        parts.append(
+            f'<form method=post action="{SIGN_IN}"><input type=hidden name=next value="{escape(view.next)}">'
+            "<label>Token <input type=password name=token autocomplete=current-password required autofocus></label> "
+            "<button>Sign in</button></form>"
+        )
+    if view.provider:
+        parts.append(f'<p><a href="{escape(view.provider)}">Sign in through your organisation</a></p>')
+    if not (view.tokens or view.provider):
+        parts.append("<p>No operator is configured: add one under <code>operators</code> in the settings.</p>")
+    head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    return f"{head}<title>Sign in · Mediator</title><main><h1>Sign in</h1>{''.join(parts)}</main></html>"

@@ -1,0 +1,373 @@
+"""Operators' access over HTTP: tokens, sessions, OpenID Connect, and requests that other sites make browsers send."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from aiohttp import ClientResponse, ClientSession, CookieJar, web
+from aiohttp.test_utils import TestServer
+from joserfc.jwk import RSAKey
+from prometheus_client import CollectorRegistry
+
+from mediator.admin.access import CSRF_HEADER, SIGN_IN, Access
+from mediator.admin.attempts import MAX_FAILURES, WINDOW, FailedAttempts
+from mediator.admin.sessions import SESSION_SECONDS, CookieSealer
+from mediator.admin.sign_in import BEGIN, SIGN_OUT, SignIn
+from mediator.config.settings import Settings
+from mediator.http.app import build_app
+from mediator.http.health import Health
+from mediator.ops.operations import Right
+from tests.harness.oidc_provider import CLIENT, SECRET, OidcProvider, oidc_provider
+
+READER, ADMIN = "token-of-the-reader", "token-of-the-admin"
+TOKENS = [
+    {"name": "monitor", "token": READER, "roles": ["read"]},
+    {"name": "ada", "token": ADMIN, "roles": ["admin"]},
+]
+KEY = b"k" * 32
+
+
+class Site:
+    """A service with two routes: anybody's name, and an act that needs the right to operate."""
+
+    def __init__(self, session: ClientSession, server: TestServer) -> None:
+        self.session = session
+        self.server = server
+
+    def url(self, path: str) -> str:
+        return str(self.server.make_url(path))
+
+    @property
+    def origin(self) -> str:
+        return self.url("").rstrip("/")
+
+    async def get(self, path: str = "/who", **options: Any) -> ClientResponse:
+        return await self.session.get(self.url(path), allow_redirects=False, **options)
+
+    async def post(self, path: str = "/act", **options: Any) -> ClientResponse:
+        return await self.session.post(self.url(path), allow_redirects=False, **options)
+
+    async def who(self, **options: Any) -> str:
+        return await (await self.get(**options)).text()
+
+    async def sign_in(self, token: str = ADMIN, path: str = "/console/x") -> ClientResponse:
+        return await self.post(SIGN_IN, data={"token": token, "next": path}, headers={"Origin": self.origin})
+
+    async def csrf(self) -> str:
+        return await (await self.get("/csrf")).text()
+
+
+@asynccontextmanager
+async def site(
+    tmp_path: Path, key: bytes = KEY, session: ClientSession | None = None, **options: Any
+) -> AsyncIterator[Site]:
+    settings = Settings.of(data_dir=tmp_path, **options)
+    access = Access(settings, CookieSealer(key))
+    app = build_app(Health(), CollectorRegistry())
+
+    async def who(request: web.Request) -> web.Response:
+        actor = access.require(request, Right.READ)
+        return web.Response(text=f"{actor.name} by {actor.via}: {' '.join(sorted(actor.rights))}")
+
+    async def act(request: web.Request) -> web.Response:
+        access.require(request, Right.OPERATE)
+        return web.Response(text="done")
+
+    async def csrf(request: web.Request) -> web.Response:
+        visitor = await access.visitor(request)
+        return web.Response(text="" if visitor is None else visitor[1])
+
+    async def form(request: web.Request) -> web.Response:
+        access.check_form(request, str((await request.post()).get("csrf", "")))
+        return web.Response(text="done")
+
+    app.router.add_get("/who", who)
+    app.router.add_post("/act", act)
+    app.router.add_get("/csrf", csrf)
+    app.router.add_post("/form", form)
+    SignIn(access, settings, 0).add_routes(app)
+    async with TestServer(app) as server:
+        if session is not None:
+            yield Site(session, server)
+            return
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as own:
+            yield Site(own, server)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site(tmp_path, operators={"tokens": TOKENS}) as made:
+        yield made
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[Site]:
+    """One that no operator is configured for."""
+    async with site(tmp_path) as made:
+        yield made
+
+
+# Tokens.
+
+
+async def test_a_token_names_its_operator(guarded: Site) -> None:
+    assert await guarded.who(headers=bearer(READER)) == "monitor by token: read"
+    assert await guarded.who(headers=bearer(ADMIN)) == "ada by token: admin operate read read-payload"
+
+
+@pytest.mark.parametrize("given", [{}, bearer("wrong"), {"Authorization": f"Basic {ADMIN}"}, bearer(ADMIN + "\xff")])
+async def test_without_a_known_token_nobody_is_let_in(guarded: Site, given: dict[str, str]) -> None:
+    answer = await guarded.get(headers=given)
+    assert (answer.status, (await answer.json())["code"]) == (401, "not_signed_in")
+
+
+async def test_a_token_may_do_what_its_roles_say(guarded: Site) -> None:
+    refused = await guarded.post(headers=bearer(READER))
+    assert (refused.status, (await refused.json())["error"]) == (403, "this needs the right operate")
+    assert (await guarded.post(headers=bearer(ADMIN))).status == 200
+
+
+async def test_wrong_tokens_are_counted_and_right_ones_still_let_in(guarded: Site) -> None:
+    for _ in range(MAX_FAILURES):
+        assert (await guarded.get(headers=bearer("guess"))).status == 401
+    refused = await guarded.get(headers=bearer("guess"))
+    assert (refused.status, (await refused.json())["code"]) == (429, "too_many_attempts")
+    assert (await guarded.sign_in()).status == 429
+    assert (await guarded.get(headers=bearer(READER))).status == 200
+
+
+def test_failures_are_forgotten_after_a_while() -> None:
+    now = [0.0]
+    attempts = FailedAttempts(lambda: now[0])
+    for _ in range(MAX_FAILURES):
+        attempts.add("2001:db8::1")
+    assert attempts.wait("2001:db8::ffff") == WINDOW + 1
+    assert attempts.wait("2001:db8:0:1::1") == 0
+    now[0] = WINDOW
+    assert attempts.wait("2001:db8::1") == 0
+
+
+# This machine.
+
+
+async def test_this_machine_reads_and_operates_where_nobody_is_configured(alone: Site) -> None:
+    assert await alone.who() == "local by local: operate read"
+    assert (await alone.post()).status == 200
+
+
+@pytest.mark.parametrize("given", [{"Host": "mail.example.com"}, {"X-Forwarded-For": "192.0.2.1"}])
+async def test_a_page_under_another_name_is_not_this_machine(alone: Site, given: dict[str, str]) -> None:
+    assert (await alone.get(headers=given)).status == 401
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"http": "0.0.0.0:8080"},
+        {"tenants": {"default": {"users": [{"name": "a", "password": "b"}]}}},
+        {"operators": {"public_url": "https://mail.example.com"}},
+        {"operators": {"tokens": TOKENS}},
+    ],
+)
+async def test_nobody_is_let_in_unasked_elsewhere(tmp_path: Path, options: dict[str, Any]) -> None:
+    async with site(tmp_path, **options) as made:
+        assert (await made.get()).status == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+async def test_other_sites_do_not_act_for_this_machine(alone: Site, given: dict[str, str], status: int) -> None:
+    assert (await alone.post(headers=given)).status == status
+    csrf = await alone.csrf()
+    assert (await alone.post("/form", data={"csrf": csrf}, headers=given)).status == status
+    assert (await alone.post("/form", data={}, headers=given)).status == 403
+
+
+# Sessions.
+
+
+async def test_a_session_begins_with_a_token_and_ends_at_sign_out(guarded: Site) -> None:
+    page = await guarded.get(SIGN_IN, params={"next": "/console/x"})
+    assert 'value="/console/x"' in await page.text()
+    entered = await guarded.sign_in()
+    assert (entered.status, entered.headers["Location"]) == (303, "/console/x")
+    cookie = entered.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Lax" in cookie
+    assert ADMIN not in cookie
+    assert await guarded.who() == "ada by session: admin operate read read-payload"
+    assert (await guarded.post(SIGN_OUT, data={"csrf": "x"}, headers={"Origin": guarded.origin})).status == 403
+    left = await guarded.post(SIGN_OUT, data={"csrf": await guarded.csrf()}, headers={"Origin": guarded.origin})
+    assert (left.status, left.headers["Location"]) == (303, SIGN_IN)
+    assert (await guarded.get()).status == 401
+
+
+async def test_a_wrong_token_begins_no_session(guarded: Site) -> None:
+    refused = await guarded.sign_in("guess")
+    assert refused.status == 403
+    assert "no operator has this token" in await refused.text()
+    assert (await guarded.get()).status == 401
+
+
+async def test_away_from_this_machine_cookies_need_tls(guarded: Site) -> None:
+    headers = {"Host": "mail.example.com", "Origin": "https://mail.example.com"}
+    entered = await guarded.post(SIGN_IN, data={"token": ADMIN}, headers=headers)
+    assert entered.headers["Set-Cookie"].startswith("__Host-mediator=")
+    assert "Secure" in entered.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize(
+    "path", ["https://evil.example", "//evil.example", "/console\\x", "/console/\r\nX: y", "/else"]
+)
+async def test_sign_in_leads_nowhere_else(guarded: Site, path: str) -> None:
+    assert (await guarded.sign_in(path=path)).headers["Location"] == "/console"
+
+
+async def test_a_session_changes_things_by_our_pages_alone(guarded: Site) -> None:
+    await guarded.sign_in()
+    csrf, ours = await guarded.csrf(), {"Origin": guarded.origin}
+    for headers in (
+        {},
+        ours,
+        {CSRF_HEADER: csrf},
+        {**ours, CSRF_HEADER: "x"},
+        {CSRF_HEADER: csrf, "Origin": "https://evil.example"},
+        {CSRF_HEADER: csrf, "Origin": "null"},
+        {CSRF_HEADER: csrf, **ours, "Sec-Fetch-Site": "cross-site"},
+    ):
+        answer = await guarded.post(headers=headers)
+        assert (answer.status, (await answer.json())["code"]) == (403, "forged_request")
+    assert (await guarded.post(headers={**ours, CSRF_HEADER: csrf})).status == 200
+    assert (await guarded.post(headers={CSRF_HEADER: csrf, "Sec-Fetch-Site": "same-origin"})).status == 200
+
+
+async def test_another_site_signs_nobody_in(guarded: Site) -> None:
+    answer = await guarded.post(SIGN_IN, data={"token": ADMIN}, headers={"Origin": "https://evil.example"})
+    assert answer.status == 403
+
+
+async def test_instances_share_sessions_and_a_removed_token_ends_them(guarded: Site, tmp_path: Path) -> None:
+    await guarded.sign_in()
+    changed = [{"name": "ada", "token": ADMIN, "roles": ["read"]}]
+    for options, key, expected in (
+        ({"tokens": TOKENS}, KEY, "ada by session: admin operate read read-payload"),
+        ({"tokens": changed}, KEY, "ada by session: read"),
+        ({"tokens": TOKENS[:1]}, KEY, None),
+        ({"tokens": TOKENS}, b"x" * 32, None),
+    ):
+        async with site(tmp_path, key, guarded.session, operators=options) as other:
+            answer = await other.get()
+            assert answer.status == (200 if expected else 401)
+            assert expected is None or await answer.text() == expected
+
+
+def test_a_session_lasts_twelve_hours() -> None:
+    now = [1_000_000.0]
+    sealer = CookieSealer(KEY, lambda: now[0])
+    cookie = sealer.seal_session(name="ada", token="x")
+    now[0] += SESSION_SECONDS
+    assert sealer.open_session(cookie) is not None
+    now[0] += 1
+    assert sealer.open_session(cookie) is None
+    assert sealer.open_session("x" + cookie[1:]) is None
+    assert sealer.open_session(sealer.seal({"state": "x"})) is None
+
+
+# OpenID Connect.
+
+
+@asynccontextmanager
+async def with_provider(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[Site, OidcProvider]]:
+    roles = {"admin": ["admins"], "read": ["staff"]}
+    async with oidc_provider() as provider:
+        oidc = {"issuer": provider.issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": roles, **more}
+        async with site(tmp_path, oidc=oidc) as made:
+            yield made, provider
+
+
+async def through(made: Site) -> ClientResponse:
+    """Follow the browser's way to the provider and back."""
+    begun = await made.get(BEGIN, params={"next": "/console/x"})
+    back = await made.session.get(begun.headers["Location"], allow_redirects=False)
+    return await made.session.get(back.headers["Location"], allow_redirects=False)
+
+
+async def test_the_provider_says_who_somebody_is(tmp_path: Path) -> None:
+    async with with_provider(tmp_path) as (made, provider):
+        assert (await made.get()).status == 401
+        entered = await through(made)
+        assert (entered.status, entered.headers["Location"]) == (303, "/console/x")
+        assert await made.who() == "ada by oidc: admin operate read read-payload"
+        assert provider.asked[0]["redirect_uri"] == f"{made.origin}/console/sign-in/callback"
+        assert provider.asked[0]["scope"] == "openid profile email"
+
+
+async def test_a_claim_may_lie_deeper(tmp_path: Path) -> None:
+    async with with_provider(tmp_path, claim="realm.roles") as (made, provider):
+        provider.claims = {"sub": "7", "realm": {"roles": "staff"}}
+        await through(made)
+        assert await made.who() == "7 by oidc: read"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"aud": "another"}, "ID token is not valid"),
+        ({"iss": "https://evil.example"}, "ID token is not valid"),
+        ({"exp": 1}, "ID token is not valid"),
+        ({"nonce": "x"}, "ID token is not valid"),
+        ({"groups": ["nobody"]}, "ada has no role here"),
+    ],
+)
+async def test_what_the_provider_says_wrong_is_refused(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
+    async with with_provider(tmp_path) as (made, provider):
+        provider.wrong = wrong
+        refused = await through(made)
+        assert refused.status == 403
+        assert why in await refused.text()
+        assert (await made.get()).status == 401
+
+
+async def test_only_the_keys_of_the_provider_sign(tmp_path: Path) -> None:
+    async with with_provider(tmp_path) as (made, provider):
+        provider.signed_with = RSAKey.generate_key(2048, {"kid": "one"})
+        assert "ID token is not valid" in await (await through(made)).text()
+
+
+async def test_a_code_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    async with with_provider(tmp_path) as (made, provider):
+        begun = await made.get(BEGIN)
+        asked = parse_qs(urlsplit(begun.headers["Location"]).query)
+        back = await made.session.get(begun.headers["Location"], allow_redirects=False)
+        callback = urlsplit(back.headers["Location"])
+        forged = await made.get(callback.path, params={"code": parse_qs(callback.query)["code"][0], "state": "x"})
+        assert "began in another browser" in await forged.text()
+        again = await made.get(BEGIN)
+        state = parse_qs(urlsplit(again.headers["Location"]).query)["state"]
+        assert state != asked["state"]
+        # The code belongs to the verifier of another request.
+        mixed = await made.get(callback.path, params={"code": next(iter(provider.codes)), "state": state[0]})
+        assert "the provider refused the code" in await mixed.text()
+
+
+async def test_a_provider_that_is_away_is_said(tmp_path: Path) -> None:
+    oidc = {"issuer": "http://127.0.0.1:1", "client_id": CLIENT, "roles": {"admin": ["x"]}}
+    async with site(tmp_path, oidc=oidc) as made:
+        answer = await made.get(BEGIN)
+        assert answer.status == 502
+        assert "did not answer correctly" in await answer.text()
