@@ -157,7 +157,7 @@ def test_failures_are_forgotten_after_a_while() -> None:
 # This machine.
 
 
-async def test_this_machine_reads_and_operates_where_nobody_is_configured(alone: Site) -> None:
+async def test_this_machine_is_let_in_where_nobody_is_configured(alone: Site) -> None:
     assert await alone.who() == "local by local: operate read"
     assert (await alone.post()).status == 200
 
