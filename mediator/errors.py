@@ -141,6 +141,28 @@ class QuotaExceededError(MediatorError):
         super().__init__(f"quota_exceeded: {what}, limit {limit}, in use {use}")
 
 
+class RateLimitedError(MediatorError):
+    """More messages a second than an address or a connection may send; HTTP says in Retry-After when to go on."""
+
+    code = "rate_limited"
+    status = 429
+    retry = True
+    problem = "e.p.me.res.rate"
+
+    def __init__(self, what: str, seconds: int) -> None:
+        super().__init__(f"rate_limited: too many messages from this {what}, retry after {seconds} s")
+        self.seconds = seconds
+
+
+class DeniedError(MediatorError):
+    """The operator denies this sender, or the network it comes from."""
+
+    code = "denied"
+    status = 403
+    problem = "e.p.req.denied"
+    text = "denied: the operator of this mediator refuses messages from here"
+
+
 class ArchiveBacklogFullError(MediatorError):
     """Too many messages wait for the archive (S6)."""
 

@@ -16,6 +16,7 @@ from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Place, Transaction
 from pickup.caller_cache import CallerCache
 from pickup.mediation import (
+    access,
     attached_keys,
     connecting,
     forwarding,
@@ -30,7 +31,16 @@ from pickup.mediation.keylist import KeylistResult, KeylistUpdate
 from pickup.mediation.listing import ConnectionPage, ConnectionView, DeviceQueue
 from pickup.mediation.message_queue import QueueStatus
 from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection, Invitation, MediationRules, NewConnection, PushDevice, Route
+from pickup.mediation.records import (
+    AccessRule,
+    Connection,
+    Invitation,
+    MediationRules,
+    NewConnection,
+    PushDevice,
+    Route,
+    Verdict,
+)
 from pickup.mediation.replays import ReplayedError, SeenEnvelope
 from pickup.tables import MediationTables
 
@@ -184,6 +194,26 @@ class MediationBroker:
     async def find_invitation(self, key: str, id: str | None = None) -> Invitation | None:
         """Return the invitation that has a canonical key, else the one with an id."""
         return await self.read(lambda tx, _now: invitations.find(tx, key, id))
+
+    # Allow and deny lists.
+
+    async def list_access_rules(self) -> list[AccessRule]:
+        """Return the operator's allow and deny lists, the oldest first."""
+        return await self.read(lambda tx, _now: tx.access_rules.all())
+
+    async def add_access_rule(self, rule: AccessRule) -> AccessRule:
+        """Put a name on a list as of now, and return it; see :func:`access.add`."""
+
+        def work(tx: MediationTransaction, now: int) -> AccessRule:
+            dated = replace(rule, created_at=now)
+            access.add(tx, dated)
+            return dated
+
+        return await self.write(work)
+
+    async def remove_access_rule(self, name: str, verdict: Verdict) -> None:
+        """Take a name off a list; see :func:`access.remove`."""
+        await self.write(lambda tx, _now: access.remove(tx, name, verdict), when_full=True)
 
     # Keylists.
 

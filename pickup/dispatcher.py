@@ -176,7 +176,7 @@ class Dispatcher:
         except MediatorError as error:
             if request.caller is None:
                 raise
-            return self._refused(request, error)
+            return self.refuse(request, error)
         return [] if request.caller is None else list(replies)
 
     def _entry(self, request: InboundRequest) -> _Registration:
@@ -188,7 +188,8 @@ class Dispatcher:
             raise NotEnrolledError("the message is anonymous")
         return entry
 
-    def _refused(self, request: InboundRequest, error: MediatorError) -> list[ReplyMessage]:
+    def refuse(self, request: InboundRequest, error: MediatorError) -> list[ReplyMessage]:
+        """Return the problem report about a refused message, none for one that is a report itself."""
         log.debug("message refused", code=error.code, generation=request.message.generation.value)
         if is_report(request.message.type):
             # A report in reply to a report could go on for ever.

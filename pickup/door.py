@@ -1,7 +1,7 @@
 """The DIDComm door: builds its services over the broker, opens them, and closes them in reverse order."""
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_network
 
@@ -11,9 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
 from mediator.config.settings import Settings
+from mediator.http.client_address import ClientAddresses
 from mediator.http.guard import Guard
 from mediator.ops.operations import Operations
 from mediator.parts import Announcer
+from pickup.access_lists import AccessLists
+from pickup.access_operations import AccessOperations
+from pickup.address_gate import AddressGate
 from pickup.broker import MediationBroker
 from pickup.commands import DidcommOperations
 from pickup.context import DidcommContext
@@ -46,6 +50,7 @@ from pickup.protocols import (
     trust_ping,
 )
 from pickup.push_notifier import PushNotifier
+from pickup.rate_limits import RateLimiter
 from pickup.receiver import MessageReceiver
 from pickup.reply_sender import ReplySender
 from pickup.settings import DidcommSettings
@@ -78,11 +83,11 @@ async def didcomm_door(
     registry: CollectorRegistry,
     operations: Operations,
     app: web.Application,
-    announcer: Announcer | None,
+    announcer: Callable[[str], Announcer | None],
 ) -> AsyncIterator[DidcommContext]:
     """Serve DIDComm with ``app`` on ``http_port`` inside this block.
 
-    ``announcer`` reaches the instances that share the database.
+    ``announcer`` reaches the instances that share the database, by a topic.
 
     Raises :class:`SetupError` when the identities cannot be opened.
     """
@@ -92,6 +97,9 @@ async def didcomm_door(
         guard = Guard([ip_network(network) for network in options.outbound_networks])
         stack.push_async_callback(guard.close)
         mediation = MediationBroker(broker, options.rules)
+        access = AccessLists(mediation, announcer("access"))
+        stack.push_async_callback(access.close)
+        await access.open()
         vault = Vault.load(base64.b64decode(options.key.get_secret_value()) if options.key else None, settings.data_dir)
         identities = await OwnIdentities.open(mediation, vault, settings.tenant_names, public_url)
         resolver = CachingResolver(identities, DidWebResolver(guard))
@@ -115,7 +123,7 @@ async def didcomm_door(
             metrics,
             live_lease=options.rules.live_lease,
             instance=settings.instance,
-            announcer=announcer,
+            announcer=announcer("live"),
         )
         dispatcher = Dispatcher()
         for protocol in PROTOCOLS:
@@ -135,15 +143,25 @@ async def didcomm_door(
         pages = InvitationPages(mediation, invitations)
         pages.add_routes(app)
         DidPages(identities, public_url).add_routes(app)
-        Transports(
-            MessageReceiver(context, replies, relay.look),
+        proxies = [ip_network(network) for network in settings.http_trusted_proxies]
+        addresses = ClientAddresses(proxies, settings.http_forwarded_header)
+        transports = Transports(
+            MessageReceiver(context, replies, relay.look, access, _limiter(options.connection_rate, options)),
             sessions,
             metrics,
             max_message=max_envelope,
             max_sockets=options.max_sockets,
             rate=options.rate,
             page=pages.door,
-        ).add_routes(app)
+            gate=AddressGate(addresses, access, _limiter(options.address_rate, options), metrics),
+        )
+        transports.add_routes(app)
+
+        async def close_denied() -> None:
+            await transports.close_denied(sessions.end(access.denies_connection))
+
+        access.changed = close_denied
+        AccessOperations(access).register(operations)
         DidcommOperations(mediation, invitations, identities, sessions, settings.tenant_names).register(operations)
         await sessions.open()
         stack.push_async_callback(sessions.close)
@@ -155,3 +173,7 @@ async def didcomm_door(
             stack.push_async_callback(notifier.stop)
         log.info("DIDComm door open", url=public_url, envelope_library=options.envelope_library)
         yield context
+
+
+def _limiter(rate: int, options: DidcommSettings) -> RateLimiter | None:
+    return RateLimiter(rate, options.burst_seconds) if rate else None

@@ -14,6 +14,7 @@ from mediator.mailboxes.message import Message
 from mediator.store.base import Place
 from mediator.store.writer import Committed
 from pickup.broker import MediationBroker
+from pickup.mediation.access import is_denied
 from pickup.mediation.records import Connection
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage, Sleep, is_endpoint
@@ -208,7 +209,7 @@ class EndpointRelay:
         settled = 0
         try:
             connection = await self._mediation.get_connection(no)
-            if connection is None or not _has_endpoint(connection):
+            if connection is None or not _has_endpoint(connection) or is_denied(self._mediation.rules, connection):
                 return 0, None
             cursor = self._passed.get(connection.mailbox_no or 0, 0)
             arrived = await self._mediation.next_arrived(connection, cursor, BATCH, BATCH_BYTES)

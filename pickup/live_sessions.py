@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -164,6 +164,13 @@ class LiveSessions:
     def has(self, connection_no: int) -> bool:
         """Whether the holder has a session on this instance."""
         return connection_no in self._of
+
+    def end(self, which: Callable[[Connection], bool]) -> set[TransportChannel]:
+        """End the sessions of these connections, and return their channels; unacknowledged mail stays queued."""
+        ended = [session for session in self._of.values() if which(session.connection)]
+        for session in ended:
+            self._end(session)
+        return {session.channel for session in ended}
 
     async def left(self, channel: TransportChannel) -> None:
         """End the sessions of a closed channel."""

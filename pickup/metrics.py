@@ -47,6 +47,12 @@ class DidcommMetrics:
             ["code"],
             registry=registry,
         )
+        self._limited = Counter(
+            "mediator_didcomm_rate_limited",
+            "Messages above a rate, by limit: address (POSTs refused, frames delayed), or connection (refused).",
+            ["limit"],
+            registry=registry,
+        )
         self.sockets = Gauge("mediator_didcomm_sockets", "Open WebSockets.", registry=registry)
         self.live = Gauge(
             "mediator_didcomm_live", "Holders with a session: live mode and implicit pickup.", registry=registry
@@ -72,6 +78,10 @@ class DidcommMetrics:
     def relayed(self, outcome: str, count: int = 1) -> None:
         """Count attempts to send; ``outcome`` is a ``DeliveryOutcome``, gave_up or dropped (D10)."""
         self._relays.labels(outcome).inc(count)
+
+    def limited(self, limit: str) -> None:
+        """Count a message above a rate; ``limit`` is address or connection."""
+        self._limited.labels(limit).inc()
 
     def reported(self, code: str) -> None:
         """Count one problem report, by its error's code (D12)."""

@@ -25,10 +25,11 @@ class DidcommPart(Part):
         return DidcommSettings
 
     def add_commands(self, app: "CommandGroup") -> None:
-        """Add invite, invitations, connections, keys, identity and try."""
-        from pickup.cli import didcomm, try_mediator
+        """Add invite, invitations, connections, keys, identity, didcomm and try."""
+        from pickup.cli import access, didcomm, try_mediator
 
         app.include(didcomm.app)
+        app.include(access.app)
         app.include(try_mediator.app)
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
@@ -51,9 +52,8 @@ class DidcommPart(Part):
             return
         from pickup.door import didcomm_door
 
-        announcer = host.announcer("live")
         async with didcomm_door(
-            host.settings, host.http_port, host.broker, host.metrics.registry, host.operations, host.app, announcer
+            host.settings, host.http_port, host.broker, host.metrics.registry, host.operations, host.app, host.announcer
         ):
             yield
 

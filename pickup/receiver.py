@@ -1,10 +1,12 @@
 """Opens what comes in at any transport, identifies its sender, and has it handled and answered."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from mediator.errors import EnvelopeError
+from mediator.errors import DeniedError, EnvelopeError, MediatorError, RateLimitedError
+from pickup.access_lists import AccessLists
 from pickup.context import DidcommContext
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.mediation.names import canonical
@@ -12,7 +14,8 @@ from pickup.mediation.records import Connection
 from pickup.mediation.replays import ReplayedError
 from pickup.message import read
 from pickup.problem_reports import is_report
-from pickup.reply_sender import ReplySender
+from pickup.rate_limits import RateLimiter
+from pickup.reply_sender import ReplySender, returns_here
 
 MAX_REMEMBERED = 100_000
 """Envelopes of known senders that this instance recognises when they come again.
@@ -24,11 +27,23 @@ Those that may be handled only once are stored too, for all instances (D13).
 class MessageReceiver:
     """Handles envelopes from the transports."""
 
-    def __init__(self, context: DidcommContext, post: ReplySender, seen: Callable[[Connection], None]) -> None:
-        """``seen`` is called with each connection that makes a request and has an endpoint (D10)."""
+    def __init__(
+        self,
+        context: DidcommContext,
+        post: ReplySender,
+        seen: Callable[[Connection], None],
+        access: AccessLists | None = None,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        """``seen`` is called with each connection that makes a request and has an endpoint (D10).
+
+        ``access`` says whose messages are refused, ``limiter`` how many a second each connection may send.
+        """
         self._context = context
         self._post = post
         self._seen = seen
+        self._access = access
+        self._limiter = limiter
         self._handled: OrderedDict[bytes, None] = OrderedDict()
 
     async def receive(self, data: bytes, channel: TransportChannel) -> None:
@@ -51,16 +66,25 @@ class MessageReceiver:
             me=opened.recipient,
             caller=caller,
             sender=opened.sender,
-            connection=await self._connection(tenant, caller),
+            connection=await self._find_connection(tenant, caller),
             channel=channel,
             mark=opened.mark,
             repeated=opened.mark in self._handled,
         )
+        refusal = self._refusal(request)
+        if refusal is not None:
+            # Where a report cannot go back at once, the transport must say that the message was not taken.
+            if not channel.persistent or not returns_here(request):
+                raise refusal
+            await self._post.answer(request, context.dispatcher.refuse(request, refusal))
+            return
+        if request.connection is not None:
+            await self._note(request.connection)
         try:
             replies = await context.dispatcher.handle(request)
         except ReplayedError:
             # The first copy of the envelope may have made the connection meanwhile.
-            connection = await self._connection(tenant, caller)
+            connection = await self._find_connection(tenant, caller)
             request = replace(request, connection=connection, repeated=True, after=[])
             replies = await context.dispatcher.handle(request)
         if caller is not None and not any(is_report(reply.type) for reply in replies):
@@ -68,20 +92,30 @@ class MessageReceiver:
             self._remember(opened.mark)
         await self._post.answer(request, replies)
 
+    def _refusal(self, request: InboundRequest) -> MediatorError | None:
+        connection = request.connection
+        if self._access is not None and (
+            self._access.denies([request.caller])
+            or (connection is not None and self._access.denies_connection(connection))
+        ):
+            return DeniedError()
+        if self._limiter is not None and connection is not None:
+            wait = self._limiter.take(connection.no)
+            if wait:
+                request.context.metrics.limited("connection")
+                return RateLimitedError("connection", math.ceil(wait))
+        return None
+
     def _remember(self, mark: bytes) -> None:
         self._handled[mark] = None
         self._handled.move_to_end(mark)
         if len(self._handled) > MAX_REMEMBERED:
             self._handled.popitem(last=False)
 
-    async def _connection(self, tenant: str, caller: str | None) -> Connection | None:
-        if caller is None:
-            return None
-        mediation = self._context.mediation
-        connection = await mediation.find_connection(tenant, caller)
-        if connection is None:
-            return None
-        await mediation.note_use(connection)
+    async def _find_connection(self, tenant: str, caller: str | None) -> Connection | None:
+        return None if caller is None else await self._context.mediation.find_connection(tenant, caller)
+
+    async def _note(self, connection: Connection) -> None:
+        await self._context.mediation.note_use(connection)
         if connection.endpoint is not None:
             self._seen(connection)
-        return connection

@@ -38,7 +38,7 @@ class ReplySender:
 
     async def answer(self, request: InboundRequest, replies: Sequence[ReplyMessage]) -> None:
         """Send the replies to a request, then run its callbacks: True when all went out on its channel."""
-        here = _returns_here(request)
+        here = returns_here(request)
         all_sent = bool(replies)
         for reply in replies:
             sealed = await self._seal_answer(request, reply)
@@ -96,7 +96,7 @@ class ReplySender:
             return None
 
 
-def _returns_here(request: InboundRequest) -> bool:
+def returns_here(request: InboundRequest) -> bool:
     """Whether the reply goes back on the request's channel, by its return route; ``all`` is remembered (D5)."""
     message, routes = request.message, request.channel.routes
     match message.return_route:

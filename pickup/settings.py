@@ -53,7 +53,8 @@ class DidcommSettings(PartSettings):
     policy: Annotated[Policy, ANY_CASE] = Field(
         default=Policy.OPEN,
         description="Who is granted mediation: everybody (open), those with an invitation (invitation), or the "
-        "DIDs and keys in `allow` (allow). Protects the disk from strangers; set it when the door is on the Internet.",
+        "DIDs and keys in `allow` (allow). Who is on the allow list of `mediator didcomm allow` is granted it in any "
+        "case. Protects the disk from strangers; set it when the door is on the Internet.",
     )
     allow: list[Annotated[str, AfterValidator(_name)]] = Field(
         default_factory=list,
@@ -123,6 +124,30 @@ class DidcommSettings(PartSettings):
         ge=1,
         le=100_000,
         description="Messages a second that one WebSocket may send. Protects the others from a wallet that floods.",
+    )
+    address_rate: Whole = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="Messages a second from one IP address (IPv6: one /64 network), POSTs and WebSocket frames "
+        "together; 0 is no bound. Protects the CPU from a stranger who floods: further POSTs get 429, frames wait. "
+        "Set it when the door is on the Internet, to several times what the busiest sender behind one address needs; "
+        "behind a proxy only together with http_trusted_proxies, or all clients share the proxy's.",
+    )
+    connection_rate: Whole = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="Messages a second that one connection may send, over all its sockets and POSTs; 0 is no bound. "
+        "Protects the others from a wallet in a loop: further messages get 429, or a problem report on a WebSocket. "
+        "Set it when wallets are not yours; 20 is plenty for a person.",
+    )
+    burst_seconds: Whole = Field(
+        default=10,
+        ge=1,
+        le=3600,
+        description="Seconds' worth of messages that address_rate and connection_rate allow at once. A wallet that "
+        "comes back sends several in a row; raise it when such wallets get 429.",
     )
     live_lease_seconds: Whole = Field(
         default=MediationRules().live_lease // SECOND,

@@ -1,16 +1,19 @@
 """The routes of the door: HTTP POST and WebSocket at ``/didcomm`` (RFC 0025), and how replies go back (D5, D9)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from aiohttp import WSCloseCode, hdrs, web
+from multidict import MultiMapping
 
-from mediator.errors import BadRequestError, BusyError, MediatorError, MessageTooLargeError
+from mediator.errors import BadRequestError, BusyError, DeniedError, MediatorError, MessageTooLargeError
 from mediator.http import direct
 from mediator.http.app import lift_time_limit
+from mediator.http.connections import Address, HttpConnection
 from mediator.http.direct import DirectAnswer, DirectRequest
 from pickup import media_types
+from pickup.address_gate import AddressGate
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
 from pickup.mediation.records import Generation
@@ -49,10 +52,12 @@ class Transports:
         max_sockets: int,
         rate: int,
         page: Page,
+        gate: AddressGate | None = None,
     ) -> None:
         """``max_message`` is in bytes of an envelope, ``rate`` in frames a second from one socket.
 
-        ``page`` answers browsers that open the URL of an invitation: this route with a query.
+        ``page`` answers browsers that open the URL of an invitation: this route with a query. ``gate`` refuses
+        addresses; None: no address is refused.
         """
         self._receiver = receiver
         self._sessions = sessions
@@ -61,6 +66,7 @@ class Transports:
         self._max_sockets = max_sockets
         self._rate = rate
         self._page = page
+        self._gate = gate
         self._posted = 0
         self._limiter = InboundByteLimiter()
         self._sockets: dict[WebSocketChannel, asyncio.Event] = {}
@@ -80,7 +86,7 @@ class Transports:
         async def read(body: bytearray) -> None:
             self._take(await request.read(), body)
 
-        return await self._accept(request.headers, lambda: request.connected, read)
+        return await self._accept(request.address, request.headers, lambda: request.connected, read)
 
     async def _post(self, request: web.Request) -> web.Response:
         """Accept one envelope."""
@@ -88,14 +94,20 @@ class Transports:
         def connected() -> bool:
             return request.transport is not None and not request.transport.is_closing()
 
-        answer = await self._accept(request.headers, connected, lambda body: self._read(request, body))
+        answer = await self._accept(_peer(request), request.headers, connected, lambda body: self._read(request, body))
         return web.Response(status=answer.status, body=answer.body or None, content_type=answer.content_type or None)
 
     async def _accept(
-        self, headers: Mapping[str, str], connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]]
+        self,
+        peer: Address | None,
+        headers: MultiMapping[str],
+        connected: Callable[[], bool],
+        read: Callable[[bytearray], Awaitable[None]],
     ) -> DirectAnswer:
         """Accept one envelope: 202, or 200 with the one reply that goes back on the same request (D9)."""
         try:
+            if self._gate is not None:
+                self._gate.admit(peer, headers)
             media_type = _media_type(headers)
             exchange = await self._exchange(connected, read)
         except MediatorError as error:
@@ -157,6 +169,8 @@ class Transports:
             if request.query_string:
                 return await self._page(request)
             raise web.HTTPUpgradeRequired
+        if self._gate is not None:
+            self._gate.admit(_peer(request), request.headers)
         ws: WebSocket = web.WebSocketResponse(
             autoping=False,
             compress=False,
@@ -168,7 +182,7 @@ class Transports:
             raise BusyError(f"{len(self._sockets)} sockets are open already")
         lift_time_limit(request)
         # Counted before the first await; otherwise many at once would pass the check above.
-        socket = WebSocketChannel(ws, request, self._receiver, self._metrics, self._rate, self._limiter)
+        socket = WebSocketChannel(ws, request, self._receiver, self._metrics, self._rate, self._limiter, self._gate)
         ended = asyncio.Event()
         self._sockets[socket] = ended
         try:
@@ -180,6 +194,12 @@ class Transports:
             del self._sockets[socket]
         await ws.close()
         return ws
+
+    async def close_denied(self, channels: Collection[TransportChannel]) -> None:
+        """Close these sockets, and those whose addresses the operator denies by now."""
+        denied = [socket for socket in self._sockets if socket in channels or socket.denied]
+        code, reason = WSCloseCode.POLICY_VIOLATION, DeniedError.code
+        await asyncio.gather(*(socket.close(code, reason) for socket in denied))
 
     async def _stop(self, _app: web.Application) -> None:
         """Close all sockets and wait until what they read is handled; unacknowledged mail stays queued."""
@@ -214,6 +234,10 @@ class _Exchange:
 
     async def confirmed(self) -> bool:
         return False
+
+
+def _peer(request: web.Request) -> Address | None:
+    return request.protocol.address if isinstance(request.protocol, HttpConnection) else None
 
 
 def _media_type(headers: Mapping[str, str]) -> str:

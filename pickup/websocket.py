@@ -10,6 +10,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from mediator.errors import MediatorError
+from pickup.address_gate import AddressGate
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import ByteCounter, InboundByteLimiter
 from pickup.mediation.records import Generation
@@ -60,12 +61,15 @@ class WebSocketChannel:
         metrics: DidcommMetrics,
         rate: int,
         limiter: InboundByteLimiter,
+        gate: AddressGate | None = None,
     ) -> None:
-        """``ws`` is prepared without autoping; ``rate`` is in frames a second."""
+        """``ws`` is prepared without autoping; ``rate`` is in frames a second; ``gate`` limits those of an address."""
         self.routes: set[str] = set()
         self._ws = ws
         self._transport = request.transport
         self._limiter = limiter
+        self._gate = gate
+        self._address = None if gate is None else gate.find(request)
         self._receiver = receiver
         self._metrics = metrics
         self._rate_limit = _RateLimit(rate)
@@ -76,6 +80,11 @@ class WebSocketChannel:
         self._pings = 0
         self._pongs: dict[bytes, asyncio.Future[bool]] = {}
         self._garbage = 0
+
+    @property
+    def denied(self) -> bool:
+        """Whether the operator denies the address of the peer."""
+        return self._gate is not None and self._gate.denies(self._address)
 
     @property
     def persistent(self) -> bool:
@@ -155,7 +164,7 @@ class WebSocketChannel:
                 case _:
                     return
             self._reading = False
-            await self._rate_limit.wait()
+            await self._rate_limit.wait(0 if self._gate is None else self._gate.reserve(self._address))
             self._reading = True
             self._heard_at = self._loop.time()
 
@@ -216,11 +225,12 @@ class _RateLimit:
         self._interval = 1 / rate
         self._due = 0.0
 
-    async def wait(self) -> None:
+    async def wait(self, least: float) -> None:
+        """Wait until the next frame may be read, at least so many seconds."""
         now = asyncio.get_running_loop().time()
         self._due = max(self._due, now - 1) + self._interval
-        if self._due > now:
-            await asyncio.sleep(self._due - now)
+        if self._due > now + least or least:
+            await asyncio.sleep(max(self._due - now, least))
 
 
 class _Inbox:

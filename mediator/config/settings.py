@@ -29,7 +29,7 @@ from mediator.config.sections import (
 )
 from mediator.config.sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
 from mediator.config.tenants import TenantSettings
-from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole
+from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
 from mediator.endpoint import Endpoint, without_login
 from mediator.errors import SetupError
 from mediator.mailboxes.address import DEFAULT_TENANT
@@ -158,6 +158,19 @@ class Settings(BaseSettings):
         "Protects open files and memory: above it, a new connection replaces one that is idle or does not "
         "finish its request, first from the address with the most; while all are busy, everything but /livez, "
         "/readyz and /metrics gets 503. Raise it for very many concurrent clients.",
+    )
+    http_trusted_proxies: list[Annotated[str, AfterValidator(network)]] = Field(
+        default_factory=list,
+        description="Networks and addresses of reverse proxies in front of the HTTP port. Their http_forwarded_header "
+        "says which address a client has, for rates and deny lists. Set it behind a proxy; clients that connect "
+        "from these addresses can claim any other.",
+        json_schema_extra={"default_text": "none: the address of the connection counts"},
+        examples=[["127.0.0.1"]],
+    )
+    http_forwarded_header: Literal["X-Forwarded-For", "Forwarded"] = Field(
+        default="X-Forwarded-For",
+        description="The header in which http_trusted_proxies add the address of the client, at its end. The other "
+        "one is not read: proxies pass on what the client wrote there. Set Forwarded for proxies that write RFC 7239.",
     )
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
         default=None,

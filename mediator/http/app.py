@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from mediator.errors import BusyError, MediatorError, NotAuthenticatedError
+from mediator.errors import BusyError, MediatorError, NotAuthenticatedError, RateLimitedError
 from mediator.http.connections import HttpConnection
 from mediator.http.health import Health
 
@@ -121,6 +121,8 @@ def answer_error(error: Exception, method: str, route: str | None, *, connected:
         answer = _error(error.status, str(error), error.code)
         if isinstance(error, NotAuthenticatedError):
             answer.headers["WWW-Authenticate"] = "Bearer"
+        if isinstance(error, RateLimitedError):
+            answer.headers["Retry-After"] = str(error.seconds)
         return answer
     if isinstance(error, web.HTTPException):
         code = CODES.get(error.status, "bad_request")

@@ -6,11 +6,13 @@ response. While all are busy, a few more are admitted, and only answered about h
 
 import asyncio
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
+
+Address = IPv4Address | IPv6Address
 
 HEAD_SECONDS: Final = 10.0
 """For the request line and the headers, counted from the connection or the first byte."""
@@ -101,6 +103,8 @@ class HttpConnection(web.RequestHandler):
     def __init__(self, limiter: ConnectionLimiter, server: web.Server, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self.peer = ""
+        """The :func:`group` of the peer."""
+        self.address: Address | None = None
         self.only_health = False
         """Whether it was admitted above the limit."""
         self._limiter = limiter
@@ -120,7 +124,9 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the connection, or close it at once."""
-        self.peer = _peer(transport.get_extra_info("peername"))
+        self.address = _address(transport.get_extra_info("peername"))
+        if self.address is not None:
+            self.peer = group(self.address)
         self._admitted = self._limiter.admit(self)
         if not self._admitted:
             cast(asyncio.Transport, transport).abort()
@@ -169,12 +175,14 @@ class HttpConnection(web.RequestHandler):
         self.abort()
 
 
-def _peer(address: Any) -> str:
-    """Return the peer's address, for IPv6 its /64 network, which usually belongs to one user."""
-    if not address:
-        return ""
-    host = str(address[0]).partition("%")[0]
-    found = ip_address(host)
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
-        return found.exploded[:19]
-    return host
+def group(address: Address) -> str:
+    """Return the address, for IPv6 its /64 network, which usually belongs to one user."""
+    return address.exploded[:19] if isinstance(address, IPv6Address) else str(address)
+
+
+def _address(peer: Any) -> Address | None:
+    """Return the peer's address, an IPv4 one also where IPv6 embeds it."""
+    if not peer:
+        return None
+    found = ip_address(str(peer[0]).partition("%")[0])
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found

@@ -18,7 +18,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from mediator.http.app import REQUEST_SECONDS, answer_error, answer_timeout, log_request
-from mediator.http.connections import ConnectionLimiter, HttpConnection
+from mediator.http.connections import Address, ConnectionLimiter, HttpConnection
 
 MAX_DIRECT: Final = 64 * 1024
 """Bytes of a body; aiohttp reads so many without waiting for whoever handles the request."""
@@ -35,6 +35,11 @@ class DirectRequest:
         self.headers = headers
         self._payload = payload
         self._connection = connection
+
+    @property
+    def address(self) -> Address | None:
+        """The address of the connection's peer, which may be a proxy."""
+        return self._connection.address
 
     @property
     def received(self) -> bool:

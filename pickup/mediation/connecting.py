@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mediator.errors import (
+    DeniedError,
     MediationDeniedError,
     NoSuchConnectionError,
     NoSuchInvitationError,
@@ -14,6 +15,7 @@ from mediator.errors import (
 from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds
 from pickup.mediation import granting
+from pickup.mediation.access import is_denied
 from pickup.mediation.ports import MediationTransaction
 from pickup.mediation.records import Connection, Invitation, MediationRules, NewConnection, PushDevice
 
@@ -26,9 +28,11 @@ def connect(tx: MediationTransaction, rules: MediationRules, new: NewConnection,
 
     Every key in ``new.callers`` must be proven by the handshake (D8): it moves here from any other connection. When one
     of them has a connection already, that one is updated. Counts a use of the invitation. Raises
-    :class:`NoSuchInvitationError` when the invitation is closed, unless the peer came by it before, and
-    :class:`QuotaExceededError` when the tenant has too many connections.
+    :class:`NoSuchInvitationError` when the invitation is closed, unless the peer came by it before,
+    :class:`QuotaExceededError` when the tenant has too many connections, and :class:`DeniedError`.
     """
+    if is_denied(rules, new):
+        raise DeniedError
     holders = _holders(tx, new.tenant, new.callers)
     mine = holders[0] if holders else None
     invitation = None

@@ -38,7 +38,7 @@ class ForwardOutcome:
 
     queued: int = 0
     unroutable: int = 0
-    """Nobody has the key, or the message has expired."""
+    """Nobody has the key, the operator denies it, or the message has expired."""
     full: int = 0
     """Dropped: a limit of the holder, the mailbox or the tenant is reached."""
     places: tuple[tuple[str, str], ...] = ()
@@ -68,7 +68,7 @@ def forward(
     places: list[tuple[str, str]] = []
     expired = request.expire_at is not None and request.expire_at <= now
     for key in dict.fromkeys(request.keys):
-        route = None if expired else tx.routes.find(request.tenant, key)
+        route = None if expired or key in rules.denied else tx.routes.find(request.tenant, key)
         mailbox = None if route is None else tx.mailboxes.find(request.tenant, route.address)
         if route is None or mailbox is None or mailbox.no != route.mailbox_no or not mailbox.lives(now):
             unroutable += len(request.payloads)

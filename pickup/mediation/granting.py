@@ -8,6 +8,7 @@ from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
+from pickup.mediation.access import is_denied
 from pickup.mediation.names import canonical
 from pickup.mediation.ports import MediationTransaction
 from pickup.mediation.records import Connection, MediationRules, Policy
@@ -56,12 +57,14 @@ def grant(
 
 
 def _is_allowed(rules: MediationRules, connection: Connection) -> bool:
+    if is_denied(rules, connection):
+        return False
     match rules.policy:
         case Policy.OPEN:
             return True
-        case Policy.INVITATION:
-            return connection.invitation is not None
-        case Policy.ALLOW:
+        case Policy.INVITATION if connection.invitation is not None:
+            return True
+        case _:
             return not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
 
 

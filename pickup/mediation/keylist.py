@@ -83,7 +83,7 @@ def _add(
     route = tx.routes.find(connection.tenant, key)
     if route is not None and route.connection_no == connection.no:
         return KeylistResult.NO_CHANGE
-    if rules.max_keys and held >= rules.max_keys:
+    if key in rules.denied or (rules.max_keys and held >= rules.max_keys):
         return KeylistResult.CLIENT_ERROR
     if tx.invitations.keyed(key) is not None or (key not in proven and _seals(tx, rules, connection, key, now)):
         return KeylistResult.CLIENT_ERROR

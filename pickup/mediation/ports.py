@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mediator.mailboxes import ports as mailboxes
-from pickup.mediation.records import Connection, Invitation, NewConnection, Route, StoredIdentity
+from pickup.mediation.records import (
+    AccessRule,
+    Connection,
+    Invitation,
+    NewConnection,
+    Route,
+    StoredIdentity,
+    Verdict,
+)
 
 
 class ConnectionCursor(NamedTuple):
@@ -140,6 +148,22 @@ class Replays(Protocol):
         """Remove expired envelopes; return how many."""
 
 
+class AccessRules(Protocol):
+    """The operator's allow and deny lists; a name is on one of them at most."""
+
+    def all(self) -> list[AccessRule]:
+        """Return both lists, the oldest first."""
+
+    def count(self) -> int:
+        """Return how many names they have."""
+
+    def put(self, rule: AccessRule) -> None:
+        """Put a name on a list, and take it off the other."""
+
+    def remove(self, name: str, verdict: Verdict) -> bool:
+        """Take a name off a list; False when it is not there."""
+
+
 class MediationTransaction(mailboxes.Transaction, Protocol):
     """All tables that a rule of mediation may use."""
 
@@ -153,3 +177,5 @@ class MediationTransaction(mailboxes.Transaction, Protocol):
     def identities(self) -> Identities: ...  # noqa: D102
     @property
     def replays(self) -> Replays: ...  # noqa: D102
+    @property
+    def access_rules(self) -> AccessRules: ...  # noqa: D102

@@ -27,13 +27,34 @@ class Policy(StrEnum):
     """Only DIDs and keys in the operator's list."""
 
 
+class Verdict(StrEnum):
+    """The operator's list that a name is on."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """A name on the operator's allow or deny list."""
+
+    name: str
+    """A canonical DID or key, or a network such as 192.0.2.0/24."""
+    verdict: Verdict
+    note: str
+    """Why, for other operators."""
+    created_at: int
+
+
 @dataclass(frozen=True, slots=True)
 class MediationRules:
     """The policy and limits of mediation. Spans are in milliseconds; a limit of 0 is off."""
 
     policy: Policy = Policy.OPEN
     allowed: frozenset[str] = frozenset()
-    """Canonical DIDs and keys, for ``Policy.ALLOW``."""
+    """Canonical DIDs and keys that are granted mediation by any policy."""
+    denied: frozenset[str] = frozenset()
+    """Canonical DIDs and keys that are refused as senders, and get no mail as recipients."""
     max_connections: int = 100_000
     """Of one tenant."""
     max_keys: int = 1000

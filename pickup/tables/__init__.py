@@ -1,7 +1,8 @@
-"""The tables of mediation in SQL: connections, routes, invitations, identities, and envelopes against replays."""
+"""The tables of mediation in SQL: connections, routes, invitations, identities, replays, access lists."""
 
 from mediator.store.session import table
 from mediator.store.transaction import Transaction
+from pickup.tables.access import AccessRules
 from pickup.tables.connections import Connections, Routes
 from pickup.tables.identities import Identities, Invitations
 from pickup.tables.replays import Replays
@@ -15,3 +16,4 @@ class MediationTables(Transaction):
     invitations = table(Invitations)
     identities = table(Identities)
     replays = table(Replays)
+    access_rules = table(AccessRules)

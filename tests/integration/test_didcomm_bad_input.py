@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
+from mediator.parts import Announcer
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
@@ -92,6 +93,18 @@ class Mediator:
             headers = {name: value for name, value in answered.headers.items() if name != "Date"}
             return answered.status, headers, await answered.read()
 
+    def envelopes(self, transport: str, outcome: str) -> float:
+        return self._counted("envelopes", transport=transport, outcome=outcome)
+
+    def forwarded(self, outcome: str) -> float:
+        return self._counted("forwards", outcome=outcome)
+
+    def limited(self, limit: str) -> float:
+        return self._counted("rate_limited", limit=limit)
+
+    def _counted(self, what: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"mediator_didcomm_{what}_total", labels) or 0
+
     def rows(self) -> dict[str, int]:
         return {table: rows(self.data_dir, table) for table in TABLES}
 
@@ -115,12 +128,21 @@ class Mediator:
 
 @asynccontextmanager
 async def mediating(
-    data_dir: Path, *, store: Store | None = None, key: bytes | None = None, **didcomm: Any
+    data_dir: Path,
+    *,
+    store: Store | None = None,
+    key: bytes | None = None,
+    proxies: Sequence[str] = (),
+    announcer: Callable[[str], Announcer | None] = lambda _topic: None,
+    **didcomm: Any,
 ) -> AsyncIterator[Mediator]:
     """Run a door with options of the section ``didcomm``; to be started again or have company it needs a ``key``."""
     secret = base64.b64encode(key or os.urandom(32)).decode()
     settings = Settings.of(
-        data_dir=data_dir, didcomm={"key": secret, "max_sockets": 100, "rate": 10_000, **didcomm}, instance="test"
+        data_dir=data_dir,
+        didcomm={"key": secret, "max_sockets": 100, "rate": 10_000, **didcomm},
+        http_trusted_proxies=list(proxies),
+        instance="test",
     )
     async with contextlib.AsyncExitStack() as stack:
         store = store or SqliteStore(database_path(data_dir))
@@ -133,7 +155,7 @@ async def mediating(
         app, server = build_app(health, metrics.registry), HttpServer(Endpoint("127.0.0.1", 0))
         await server.bind()
         await stack.enter_async_context(
-            didcomm_door(settings, server.port, broker, metrics.registry, operations, app, None)
+            didcomm_door(settings, server.port, broker, metrics.registry, operations, app, announcer)
         )
         await control.start()
         stack.push_async_callback(control.stop)

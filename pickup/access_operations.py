@@ -1,0 +1,83 @@
+"""The operations on the operator's allow and deny lists."""
+
+from typing import Any
+
+from mediator.errors import BadRequestError
+from mediator.ops.operations import Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.schemas import FLAG, TEXT, TIME, Schema, about, many, obj
+from pickup.access_lists import AccessLists
+from pickup.mediation.access import MAX_NOTE
+from pickup.mediation.records import AccessRule, Verdict
+
+Answer = dict[str, Any]
+
+_VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
+_NAME = about(TEXT, "A DID, a key (base58 or did:key), an IP address or a network.", minLength=1)
+_RULE = obj(list=_VERDICT, name=TEXT, note=TEXT, created_at=TIME)
+
+
+class AccessOperations:
+    """List, add and remove. Changes hold on all instances, and end what is denied; times are Unix seconds."""
+
+    def __init__(self, access: AccessLists) -> None:
+        self._access = access
+
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        fields = {"list": _VERDICT, "name": _NAME}
+        operations.add(
+            Operation(
+                "access-list",
+                self._list,
+                Right.READ,
+                "The allow or the deny list of the DIDComm door",
+                obj(names=many(_RULE)),
+                fields={"list": _VERDICT},
+                path="/access/{list}",
+            ),
+            Operation(
+                "access-add",
+                self._add,
+                Right.OPERATE,
+                "Allow or deny a DID, a key or a network",
+                _RULE,
+                fields={**fields, "note": about(TEXT, "Why, for other operators.", maxLength=MAX_NOTE, default="")},
+                required=("name",),
+                method="POST",
+                path="/access/{list}",
+            ),
+            Operation(
+                "access-remove",
+                self._remove,
+                Right.OPERATE,
+                "Take a name off the allow or the deny list",
+                obj(list=_VERDICT, name=TEXT, removed=FLAG),
+                fields=fields,
+                required=("name",),
+                method="DELETE",
+                path="/access/{list}",
+            ),
+        )
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        return {"names": [_rule(rule) for rule in self._access.rules(_verdict(request))]}
+
+    async def _add(self, request: OperationRequest) -> Answer:
+        name, note = read_text(request, "name"), read_text(request, "note")
+        return _rule(await self._access.add(_verdict(request), name, note))
+
+    async def _remove(self, request: OperationRequest) -> Answer:
+        verdict = _verdict(request)
+        name = await self._access.remove(verdict, read_text(request, "name"))
+        return {"list": verdict.value, "name": name, "removed": True}
+
+
+def _verdict(request: OperationRequest) -> Verdict:
+    text = read_text(request, "list")
+    if text not in list(Verdict):
+        raise BadRequestError("list", "expected allow or deny")
+    return Verdict(text)
+
+
+def _rule(rule: AccessRule) -> Answer:
+    return {"list": rule.verdict.value, "name": rule.name, "note": rule.note, "created_at": rule.created_at / 1000}
