@@ -76,6 +76,12 @@ try
 connections list
 connections show {connection}
 connections remove {connection} --yes
+didcomm allow add 203.0.113.9 --note partner
+didcomm allow list
+didcomm allow remove 203.0.113.9
+didcomm deny add 203.0.113.0/24
+didcomm deny list
+didcomm deny remove 203.0.113.0/24
 keys attach {key} json.work
 keys list
 keys detach {key}
