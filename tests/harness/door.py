@@ -237,6 +237,8 @@ async def joined(
     assert bounds.max_message <= message_limit(connection.max_payload)
     clock, metrics = ShiftedClock(), Metrics()
     broker = Broker(store, bounds, clock=clock, max_pending=max_pending, max_waiting=max_pending)
+    # Its thread may be writing: a store closed under it ends the process.
+    stack.push_async_callback(broker.close)
     chosen = GatewaySettings.model_validate(gateway or {})
     options = Endpoint("127.0.0.1", 0), chosen, push, PATIENCE
     running = await stack.enter_async_context(run_gateway(*options, upstreams, connection, broker, metrics))
