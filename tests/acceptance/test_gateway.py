@@ -75,14 +75,14 @@ async def test_a_restart_answers_what_it_took_and_keeps_places(services: Service
 
     async def send(number: int) -> None:
         try:
-            answer = await client.request("$mq9.AI.MSG.SEND.orders", b"%d" % number, timeout=5)
+            answer = await client.request("$mq9.AI.MSG.SEND.orders", b"%d" % number, timeout=20)
         except nats.errors.Error:
             unanswered.append(number)
         else:
             replies[number] = json.loads(answer.data)["msg_id"]
 
     waiting = asyncio.create_task(
-        client.request("$mq9.AI.MSG.FETCH.orders", b'{"deliver":"latest","config":{"max_wait_ms":30000}}', timeout=10)
+        client.request("$mq9.AI.MSG.FETCH.orders", b'{"deliver":"latest","config":{"max_wait_ms":30000}}', timeout=20)
     )
     sends = [asyncio.create_task(send(number)) for number in range(2000)]
     await until(lambda: len(replies) > 50)

@@ -18,7 +18,7 @@ from mediator.store.sqlite import SqliteStore
 from tests.harness.client import Client, Unanswered, payload_of
 from tests.harness.postgres import Cluster, Server, cluster
 from tests.harness.service import Service, Services, free_port, listening
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE, until
 from tests.harness.wire import transport_of
 
 """Seconds from SIGTERM to the end; it has ten to answer what it took."""
@@ -185,7 +185,9 @@ async def test_tenants_come_from_the_configuration(services: Services):
     for wrong in ({}, {"user": "nora", "password": "sun"}):
         stranger = NatsClient()
         with pytest.raises(NatsError, match="Authorization"):
-            await stranger.connect(service.nats_url, allow_reconnect=False, error_cb=_silent, **wrong)
+            await stranger.connect(
+                service.nats_url, allow_reconnect=False, connect_timeout=PATIENCE, error_cb=_silent, **wrong
+            )
         # The library leaves the socket of a connection that was refused.
         transport_of(stranger).close()
         await stranger.close()

@@ -79,7 +79,7 @@ class Client:
         made = [
             await nats.connect(
                 url,
-                connect_timeout=5,
+                connect_timeout=20,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.05,
                 error_cb=silent,

@@ -20,7 +20,7 @@ SENDERS = 50
 CONSUMERS = 6
 BOXES = 24
 LEASE = 1000
-RELEASED_WITHIN = 10.0
+RELEASED_WITHIN = 40.0
 REFUSED = (UnavailableError.code, BusyError.code)
 """Answers that say that nothing was changed (N3)."""
 

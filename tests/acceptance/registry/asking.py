@@ -19,7 +19,7 @@ from tests.harness.waiting import until
 PREFIX = "$mq9.AI.AGENT."
 PASSWORD = "only for this test"
 IN_FLIGHT = 64
-ANSWERS_WITHIN = 10.0
+ANSWERS_WITHIN = 30.0
 EMBEDDED_WITHIN = 1200.0
 LACKING = re.compile(r"^mediator_registry_unembedded_agents (\S+)$", re.MULTILINE)
 READY = re.compile(r"^mediator_registry_encoder_up 1\.0$", re.MULTILINE)

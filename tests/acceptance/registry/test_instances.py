@@ -52,7 +52,7 @@ async def test_agents_and_pages_are_shared_by_both_instances(pair: Pair):
         async def all_found() -> bool:
             return [(await found(each, text="paint"))["total"] for each in pair] == [COUNT, COUNT]
 
-        await until(all_found, 10, "both instances have found all")
+        await until(all_found, what="both instances have found all")
         for first, second in (pair, pair[::-1]):
             names: list[str] = []
             page = await found(first, text="paint", limit=8)
@@ -69,7 +69,7 @@ async def test_agents_and_pages_are_shared_by_both_instances(pair: Pair):
         async def gone_at_both() -> bool:
             return [(await found(each, text="paint"))["total"] for each in pair] == [COUNT - 1, COUNT - 1]
 
-        await until(gone_at_both, 10, "both instances have forgotten it")
+        await until(gone_at_both, what="both instances have forgotten it")
     finally:
         await client.close()
     assert [service.complaints() for service in pair] == [[], []]
@@ -92,7 +92,7 @@ async def test_a_send_only_address_means_the_same_at_both(pair: Pair):
             pages = [await found(each) for each in pair]
             return [page["agents"] for page in pages] == [[{"mailbox": to, "name": "Ann"}]] * 2
 
-        await until(shown_at_both, 10, "both instances show the card with its send-only address")
+        await until(shown_at_both, what="both instances show the card with its send-only address")
         for each in pair:
             status, card = await each.get(f"/agents/{to}")
             assert (status, json.loads(card)) == (200, {"mailbox": to, "name": "Ann"})

@@ -53,7 +53,7 @@ async def test_without_the_libraries_keywords_answer_and_say_so(services: Servic
     try:
         for card in read_catalog(read_sources([str(OWN / CARDS)])).cards:
             await ask("REGISTER", card)
-        await until(said, 10, "the note names what is to be installed")
+        await until(said, what="the note names what is to be installed")
         findings = (await control.send_command(service.data_dir, "installation"))["findings"]
         assert [finding["text"] for finding in findings if finding["level"] == "problem"] == []
         (found,) = (finding for finding in findings if finding["text"].startswith("No search by meaning"))

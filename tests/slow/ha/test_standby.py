@@ -32,7 +32,7 @@ from tests.harness.waiting import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(100)]
 
-RECOVERS_WITHIN = 20.0
+RECOVERS_WITHIN = 40.0
 ANSWERS = 400
 """SENDs that are answered before the primary dies, and after the promotion."""
 NOT_IN_TIME = 90.0

@@ -22,7 +22,7 @@ INSTALLED = "node_modules/.installed"
 LIVE = "PickUpV2LiveMode"
 STRATEGIES = (LIVE, "PickUpV2", "PickUpV1", "Implicit")
 """The ways in which such wallets pick up, by Credo's own names."""
-STEP_WITHIN = 30.0
+STEP_WITHIN = 60.0
 LOG_TAIL = 40
 
 

@@ -15,7 +15,7 @@ from tests.slow.peers.acapy import Agent
 
 pytestmark = pytest.mark.timeout(300)
 HANDSHAKES = ("connections/1.0", "didexchange/1.0", "didexchange/1.1")
-REGISTERED_WITHIN = 10.0
+REGISTERED_WITHIN = 30.0
 QUEUED_WITHIN = 20.0
 RELAYED_WITHIN = 60.0
 
