@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mediator.ops.metrics import Metrics
     from mediator.ops.operations import Operations
     from mediator.ops.scheduler import Scheduler
+    from mediator.ops.verify.checks import VerifyCheck
 
 GROUP = "mediator.parts"
 
@@ -61,6 +62,10 @@ class Part:
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
         """Return what the clean-up does for this part, in the service and in ``mediator cleanup`` without one."""
+        return ()
+
+    def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
+        """Return what ``mediator verify`` checks of this part, beside a service or without one."""
         return ()
 
     def open(self, host: "Host") -> AbstractAsyncContextManager[None]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
     from mediator.ops.collector import CleanupStep
+    from mediator.ops.verify.checks import VerifyCheck
 
 
 class DidcommPart(Part):
@@ -38,6 +39,12 @@ class DidcommPart(Part):
         from pickup.settings import DidcommSettings
 
         return UnusedConnections(settings.section(DidcommSettings).forget_after), OldReplays()
+
+    def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
+        """Check connections, keylists and identities."""
+        from pickup.verify import mediation_checks
+
+        return mediation_checks()
 
     @asynccontextmanager
     async def open(self, host: Host) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 Spark is never loaded by the service.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ from mediator.parts import Host, Part
 
 if TYPE_CHECKING:
     from mediator.cli.options import CommandGroup
+    from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
+    from mediator.ops.verify.checks import VerifyCheck
 
 
 class PipelinePart(Part):
@@ -30,6 +32,12 @@ class PipelinePart(Part):
         from pipeline.cli.commands import app as pipeline
 
         app.add_typer(pipeline, name="pipeline")
+
+    def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
+        """Check the files of the lake."""
+        from pipeline.verify import LakeFiles
+
+        return (LakeFiles(),)
 
     @asynccontextmanager
     async def open(self, host: Host) -> AsyncIterator[None]:

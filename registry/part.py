@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
     from mediator.ops.collector import CleanupStep
+    from mediator.ops.verify.checks import VerifyCheck
 
 
 class RegistryPart(Part):
@@ -36,6 +37,12 @@ class RegistryPart(Part):
         from registry.settings import RegistrySettings
 
         return SilentAgents(settings.section(RegistrySettings).liveness), RemovedAgents()
+
+    def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
+        """Check agents, counts and vectors."""
+        from registry.verify import registry_checks
+
+        return registry_checks()
 
     @asynccontextmanager
     async def open(self, host: Host) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
 """The PostgreSQL store: several instances share the mail, and lock rows of mailboxes against each other."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -24,7 +24,13 @@ from mediator.system.extras import install_command
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg.errors import FeatureNotSupported, InsufficientPrivilege, UndefinedFunction
+    from psycopg.errors import (
+        DataCorrupted,
+        FeatureNotSupported,
+        IndexCorrupted,
+        InsufficientPrivilege,
+        UndefinedFunction,
+    )
 except ImportError as error:
     raise SetupError(f"PostgreSQL needs its driver: {install_command('postgres')}") from error
 
@@ -361,6 +367,65 @@ class PostgresDialect:
             " AND (expire_at IS NULL OR expire_at > ?)",
             (tenant, now),
         )[0]
+
+
+class PostgresSnapshots:
+    """A connection that only reads; see :class:`mediator.store.snapshots.Snapshots`."""
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        """Raises as :class:`PostgresStore`."""
+        parameters = _parameters(url) | {"target_session_attrs": "any"}
+        self._dialect = PostgresDialect(Wire(lambda: psycopg.connect(**parameters, autocommit=True)), "")
+        with self.open() as ask:
+            found = ask("SELECT count(*) FROM pg_extension WHERE extname = 'amcheck'", ())
+        self._checks_indexes = bool(found[0][0])
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[str, Sequence[Any]], list[Row]]]:
+        """See :class:`mediator.store.snapshots.Snapshots`."""
+        with _transaction(self._dialect):
+            self._dialect.begin(_READING)
+            yield self._dialect.execute
+
+    def columns(self) -> set[tuple[str, str]]:
+        """See :class:`mediator.store.snapshots.Snapshots`."""
+        with self.open() as ask:
+            found = ask(
+                "SELECT table_name::text, column_name::text FROM information_schema.columns"
+                " WHERE table_schema = current_schema()",
+                (),
+            )
+        return {(row[0], row[1]) for row in found}
+
+    def indexes(self) -> set[str]:
+        """See :class:`mediator.store.snapshots.Snapshots`."""
+        with self.open() as ask:
+            found = ask("SELECT indexname::text FROM pg_indexes WHERE schemaname = current_schema()", ())
+        return {row[0] for row in found}
+
+    def check_pages(self, table: str) -> list[str]:
+        """Compare the indexes with the table, where the extension amcheck is installed in the database."""
+        if not self._checks_indexes:
+            return []
+        try:
+            with self.open() as ask:
+                ask(
+                    "SELECT bt_index_check(indexrelid, true)::text FROM pg_index"
+                    " JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam"
+                    " WHERE amname = 'btree' AND indrelid = (quote_ident(current_schema()) || '.' || ?)::regclass",
+                    (table,),
+                )
+        except UnavailableError as error:
+            # Not every role may run the check.
+            if isinstance(error.__cause__, IndexCorrupted | DataCorrupted):
+                return [str(error)]
+        return []
+
+    def close(self) -> None:
+        """See :class:`mediator.store.snapshots.Snapshots`."""
+        self._dialect.close()
 
 
 @contextmanager

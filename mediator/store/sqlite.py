@@ -115,7 +115,7 @@ class SqliteStore:
         self._mailboxes = MailboxCache(CACHED_MAILBOXES)
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
         self._counts = Counts(Counted)
-        self._readers = Pool(lambda: _connect_to_read(path), READERS)
+        self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._wal_pages = 0
@@ -420,7 +420,8 @@ def _describe(path: Path, owner: str) -> str:
         return f"{database} is held by another process"
 
 
-def _connect_to_read(path: Path) -> sqlite3.Connection:
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open the file for reading alone; the service may go on writing."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
@@ -431,7 +432,7 @@ def find_damage(path: Path, seconds: float) -> Integrity:
     Raises :class:`StoreDamagedError` when the list of tables cannot be read.
     """
     try:
-        with closing(_connect_to_read(path)) as connection:
+        with closing(connect_to_read(path)) as connection:
             return _check_tables(connection, seconds)
     except sqlite3.Error as error:
         raise StoreDamagedError(str(error)) from error

@@ -39,6 +39,7 @@ check
 check --snippet
 check --config external.toml
 migrate --data-dir fresh
+verify --data-dir fresh
 mailbox create json.box --ttl 1h --desc words --tag a --public
 mailbox create json.box --public
 mailbox create json.work --retention until_ack

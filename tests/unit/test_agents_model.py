@@ -22,6 +22,7 @@ from registry.tables import RegistryTables
 from tests.harness.agents import ALL, FIRST, Agency, registration
 from tests.harness.broker import DAY, SECOND, TENANT
 from tests.harness.stores import ram_store, within
+from tests.harness.verified import assert_intact
 
 OTHER = "other"
 ADDRESSES = ("a", "b.c", "d")
@@ -363,6 +364,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 # Who was away for longer than removals are remembered may hold some that are gone.
                 known = {no: change for no, change in one.known.items() if no not in self.forgotten}
                 assert known == {change.no: change for change in self.changes(one.space) if not change.removed}
+            assert_intact(self.store, but="vector_shape")
             self.store.close()
 
     Directory.TestCase.settings = settings(

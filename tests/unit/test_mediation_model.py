@@ -21,6 +21,7 @@ from pickup.mediation.records import Connection, MediationRules
 from tests.harness.broker import DAY, SECOND, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
 from tests.harness.stores import ram_store
+from tests.harness.verified import assert_intact
 
 OTHER = "other"
 HOLDERS = ((TENANT, 1), (TENANT, 2), (TENANT, 3), (OTHER, 1))
@@ -360,6 +361,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                         self.house.deliver(connection)
 
         def teardown(self) -> None:
+            assert_intact(self.store)
             # What is owed comes in the end, to those it was for.
             self.release()
             for holder, queue in self.queues.items():

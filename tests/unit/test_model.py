@@ -22,6 +22,7 @@ from mediator.mailboxes.ports import Usage
 from mediator.store.base import Store
 from tests.harness.broker import DAY, SECOND, START, TENANT, Broker
 from tests.harness.stores import ram_store
+from tests.harness.verified import assert_intact
 
 BOXES = ("a", "b")
 GROUPS = ("g", "h")
@@ -635,6 +636,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def teardown(self) -> None:
             """Everything that is owed comes in the end: delayed mail, ended leases, mail never fetched (A8)."""
             self.patch.stop()
+            assert_intact(self.store)
             last = [self.now, *(one.due_at for one in self.waiting)]
             for box in self.boxes.values():
                 for members in box.groups.values():

@@ -21,6 +21,7 @@ FINAL = ".jsonl"
 ACTIVE = ".jsonl.open"
 GAPS = "gaps.jsonl"
 READ = "read.json"
+OFF = "off.json"
 GAPS_BYTES = 1 << 20
 """Bytes of the file of gaps; above, its older half is dropped."""
 
@@ -196,6 +197,20 @@ def read_up_to(folder: Path) -> str:
         return str(orjson.loads((folder / READ).read_bytes())["segment"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
+
+
+def mark_off(folder: Path) -> None:
+    """Record that no journal is kept from now on: what is in these files may end without an event."""
+    if closed_segments(folder):
+        _replace(folder / OFF, orjson.dumps({"at": time.time_ns() // 1_000_000}))
+
+
+def off_since(folder: Path) -> int:
+    """Return when a service last started without a journal, milliseconds since the epoch; 0: never."""
+    try:
+        return int(orjson.loads((folder / OFF).read_bytes())["at"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _mend(path: Path) -> int:

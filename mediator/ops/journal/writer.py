@@ -27,7 +27,7 @@ from mediator.errors import MediatorError, SetupError, UnavailableError
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.ports import Transaction
 from mediator.ops.journal.lines import encode
-from mediator.ops.journal.segments import FOLDER, Line, Segments, closed_segments, read_segment
+from mediator.ops.journal.segments import FOLDER, Line, Segments, closed_segments, mark_off, read_segment
 from mediator.ops.metrics import Metrics
 
 FLUSH_SECONDS = 1.0
@@ -179,6 +179,8 @@ class JournalWriter:
     async def start(self, broker: Broker) -> None:
         """Write what the last run left in the tail; :class:`SetupError` when the folder cannot be used."""
         if not self._enabled:
+            with suppress(OSError):
+                await asyncio.to_thread(mark_off, self._folder)
             return
         self._broker, self._loop = broker, asyncio.get_running_loop()
         try:

@@ -1,0 +1,116 @@
+"""Snapshots of a database for commands that only read, beside a running service or without one."""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from mediator.errors import SetupError, StoreDamagedError, UnavailableError
+from mediator.store.dialect import Dialect
+from mediator.store.opening import database_path
+from mediator.store.rows import Row
+from mediator.store.sqlite import MAX_PROBLEMS, SqliteDialect, connect_to_read
+
+Ask = Callable[[str, Sequence[Any]], list[Row]]
+"""Runs a SELECT with ``?`` places in a snapshot and returns its rows."""
+
+_COLUMNS = (
+    "SELECT master.name, columns.name FROM sqlite_master AS master, pragma_table_info(master.name) AS columns"
+    " WHERE master.type = 'table'"
+)
+_INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+
+
+class Snapshots(Protocol):
+    """A database that is only read. Every snapshot should be short: it holds up the clean-up of old row versions."""
+
+    shared: bool
+    """Whether several instances may write to it (PostgreSQL)."""
+
+    def open(self) -> AbstractContextManager[Ask]:
+        """Open a snapshot of what is committed.
+
+        Raises :class:`StoreDamagedError` for a damaged page, :class:`UnavailableError` when it cannot be read.
+        """
+
+    def columns(self) -> set[tuple[str, str]]:
+        """Return all tables with their columns."""
+
+    def indexes(self) -> set[str]:
+        """Return the names of all indexes that migrations made."""
+
+    def check_pages(self, table: str) -> list[str]:
+        """Return what is wrong with the pages of a table and its indexes; nothing where the server does that."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def open_snapshots(data_dir: Path, database_url: str | None) -> Snapshots:
+    """Open the database of an installation for reading.
+
+    Raises :class:`SetupError` when there is none, :class:`UnavailableError` when it does not answer.
+    """
+    if database_url is not None:
+        from mediator.store.postgres import PostgresSnapshots
+
+        return PostgresSnapshots(database_url)
+    path = database_path(data_dir)
+    if not path.exists():
+        raise SetupError(f"data_dir: no database in {data_dir}")
+    return SqliteSnapshots(connect_to_read(path))
+
+
+class SqliteSnapshots:
+    """A connection to SQLite; see :class:`Snapshots`."""
+
+    shared = False
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._dialect: Dialect = SqliteDialect(connection)
+
+    @contextmanager
+    def open(self) -> Iterator[Ask]:
+        """See :class:`Snapshots`."""
+        with _errors():
+            self._connection.execute("BEGIN")
+            try:
+                yield self._dialect.execute
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def columns(self) -> set[tuple[str, str]]:
+        """See :class:`Snapshots`."""
+        with _errors():
+            return {(row[0], row[1]) for row in self._dialect.execute(_COLUMNS)}
+
+    def indexes(self) -> set[str]:
+        """See :class:`Snapshots`."""
+        with _errors():
+            return {row[0] for row in self._dialect.execute(_INDEXES)}
+
+    def check_pages(self, table: str) -> list[str]:
+        """See :class:`Snapshots`."""
+        try:
+            rows = self._connection.execute(f'PRAGMA integrity_check("{table}")').fetchmany(MAX_PROBLEMS)
+        except sqlite3.Error as error:
+            rows = [(str(error),)]
+        return [row[0] for row in rows if row[0] != "ok"]
+
+    def close(self) -> None:
+        """See :class:`Snapshots`."""
+        self._connection.close()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise StoreDamagedError(str(error)) from error
+        raise UnavailableError(str(error)) from error

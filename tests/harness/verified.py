@@ -1,0 +1,38 @@
+"""What ``mediator verify`` finds in a store that a test has used."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mediator.ops.verify.checks import Place
+from mediator.ops.verify.mailboxes import mailbox_checks
+from mediator.store.base import Store
+from mediator.store.snapshots import Ask
+from pickup.verify import mediation_checks
+from registry.verify import registry_checks
+
+
+class StoreSnapshots:
+    """Snapshots of an open store, of whatever kind."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.shared = not store.quick
+
+    @contextmanager
+    def open(self) -> Iterator[Ask]:
+        with self._store.reading() as tx:
+            yield tx.session.dialect.execute
+
+
+def damage_in(store: Store | StoreSnapshots) -> list[str]:
+    """Return what the checks of the core and of the parts find in the tables, as text."""
+    place = Place(store if isinstance(store, StoreSnapshots) else StoreSnapshots(store), Path())
+    checks = [*mailbox_checks(), *mediation_checks(), *registry_checks()]
+    found = [damage for check in checks for damage in check.run(place, lambda _part: None)]
+    return [f"{damage.kind.code}: {example}" for damage in found for example in damage.examples]
+
+
+def assert_intact(store: Store, *, but: str = "-") -> None:
+    """Fail when a store that was only used has rows that ``verify`` would call damaged; ``but`` names one kind."""
+    assert [text for text in damage_in(store) if not text.startswith(but)] == []
