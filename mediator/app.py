@@ -50,6 +50,7 @@ from mediator.push.opening import open_gateway, open_short_way, public_url, push
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.private_files import narrow
+from mediator.tracing.opening import Instruments, open_tracing
 
 HEALTH_SECONDS = 10
 THREAD_SWITCH_SECONDS = 0.0005
@@ -90,8 +91,9 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # The mailboxes, and what watches them.
         journal = JournalWriter(settings.journal, settings.data_dir, settings.instance, metrics)
-        broker = _make_broker(settings, store, connection, journal, metrics, control_key)
-        stack.push_async_callback(broker.close)
+        broker, instruments = await stack.enter_async_context(
+            _open_broker(settings, store, connection, journal, metrics, control_key)
+        )
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
         await forget_volatile(broker, settings.instance)
@@ -120,7 +122,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             scheduler=scheduler,
             operations=operations,
             announcer=partial(make_announcements, settings, connection),
-            app=build_app(health, metrics.registry),
+            app=instruments.trace_http(build_app(health, metrics.registry)),
             http_port=http.port,
             http_tenants=HttpTenants.from_settings(settings),
             access=Access(settings, CookieSealer(control_key)),
@@ -131,13 +133,15 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # The doors. The gateway opens before the NATS door and closes after it, to pass on the last replies.
         gateway = await stack.enter_async_context(
-            open_gateway(settings, upstreams, connection, broker, metrics, health)
+            open_gateway(settings, upstreams, connection, broker, metrics, health, instruments.encoder)
         )
         nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))
         verbs = {subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}
         verbs |= push_verbs(connection, broker)
-        door = await stack.enter_async_context(open_door(settings, connection, broker, metrics, verbs))
+        door = await stack.enter_async_context(
+            open_door(settings, connection, broker, metrics, verbs, instruments.make_door)
+        )
         stack.enter_context(open_short_way(settings, gateway, door))
         health.add("store", broker.check)
         health.add("scheduler", scheduler.check)
@@ -183,28 +187,35 @@ def _open_store(settings: Settings) -> Store:
     return open_store(settings.data_dir, settings.store_url)
 
 
-def _make_broker(
+@asynccontextmanager
+async def _open_broker(
     settings: Settings,
     store: Store,
     connection: NatsConnection,
     journal: JournalWriter,
     metrics: Metrics,
     control_key: bytes,
-) -> Broker:
-    """Make the broker; no message may be larger than what NATS can hand back (N7)."""
-    limit = min(settings.bounds.max_message, message_limit(connection.max_payload))
-    broker = Broker(
-        store,
-        replace(settings.bounds, max_message=limit),
-        max_pending=settings.max_pending,
-        max_waiting=settings.max_waiting,
-        observers=[journal.observe] if settings.journal.enabled else [],
-        wake_secret=hashlib.sha256(b"wake " + control_key).digest(),
-    )
-    broker.listen(metrics.committed)
-    metrics.pending.set_function(lambda: broker.pending)
-    metrics.waiting.set_function(lambda: broker.waiting)
-    return broker
+) -> AsyncIterator[tuple[Broker, Instruments]]:
+    """Run the broker, and what traces it; no message may be larger than what NATS can hand back (N7)."""
+    async with open_tracing(settings.otel, settings.instance) as instruments:
+        limit = min(settings.bounds.max_message, message_limit(connection.max_payload))
+        broker = Broker(
+            store,
+            replace(settings.bounds, max_message=limit),
+            max_pending=settings.max_pending,
+            max_waiting=settings.max_waiting,
+            observers=[journal.observe] if settings.journal.enabled else [],
+            wake_secret=hashlib.sha256(b"wake " + control_key).digest(),
+            make_writer=instruments.make_writer,
+            trace=instruments.trace,
+        )
+        broker.listen(metrics.committed)
+        metrics.pending.set_function(lambda: broker.pending)
+        metrics.waiting.set_function(lambda: broker.waiting)
+        try:
+            yield broker, instruments
+        finally:
+            await broker.close()
 
 
 def _serve_operators(host: Host, health: Health, nats_url: str) -> None:

@@ -27,6 +27,7 @@ from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.store.base import Integrity, Place, Store, Transaction
 from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
+from mediator.trace_hooks import NO_TRACE, TraceHooks
 
 T = TypeVar("T")
 READER_THREADS = 4
@@ -55,20 +56,24 @@ class Broker:
         max_waiting: int = 10_000,
         observers: Sequence[Observer] = (),
         wake_secret: bytes = b"",
+        make_writer: Callable[..., Writer] = Writer,
+        trace: TraceHooks = NO_TRACE,
     ) -> None:
         """Start the writer; it serves until :meth:`close`.
 
         ``max_pending`` bounds the requests that wait for a commit or a reader, ``max_waiting`` the FETCHes that wait
-        for mail. ``wake_secret`` keys the names under which instances that share a database wake mailboxes.
+        for mail. ``wake_secret`` keys the names under which instances that share a database wake mailboxes. ``trace``
+        observes what is delivered.
         """
         self.bounds = bounds
+        self.trace = trace
         self.clock = clock
         self.hooks: dict[Kind, sending.KindHooks] = {}
         """What parts add to the rules for the mailboxes that they make, by kind; registered when a part opens."""
         self._store = store
         self.quotas = Quotas(bounds.mailbox, bounds.tenant)
         self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
-        self._writer = Writer(store, clock, max_pending, self._notify, observers)
+        self._writer = make_writer(store, clock, max_pending, self._notify, observers)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._reading = 0
         self._max_pending = max_pending
@@ -155,6 +160,11 @@ class Broker:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
+        messages = await self._fetch(request)
+        self.trace.delivered(messages, request.address, "fetch")
+        return messages
+
+    async def _fetch(self, request: Fetch) -> list[Message]:
         if request.max_wait == 0:
             return (await self._look(request, None)).messages
         if self._waiting >= self._max_waiting:

@@ -300,7 +300,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
 
-        return await self.write(work, connection, when_full=True)
+        return self._observed(connection, await self.write(work, connection, when_full=True))
 
     async def pick(
         self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
@@ -311,7 +311,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.pick(tx, settled, ids, budget, now)
 
-        return await self.write(work, connection, when_full=True)
+        return self._observed(connection, await self.write(work, connection, when_full=True))
 
     async def acknowledge(
         self, connection: Connection, ids: Sequence[int], leased: Collection[int] = ()
@@ -359,13 +359,18 @@ class MediationBroker:
         self, connection: Connection, cursor: int, limit: int, budget: int, leased: Collection[int] = ()
     ) -> Arrived:
         """Hand out messages from ``cursor`` on in order of msg_id; they stay queued (D6, D10)."""
-        return Arrived(
-            *await self.write(
-                lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
-                connection,
-                when_full=True,
-            )
+        messages, behind = await self.write(
+            lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
+            connection,
+            when_full=True,
         )
+        return Arrived(self._observed(connection, messages), behind)
+
+    def _observed(self, connection: Connection, messages: list[Message]) -> list[Message]:
+        """Return messages that are handed out, after tracing has seen them."""
+        if messages and connection.place is not None:
+            self.broker.trace.delivered(messages, connection.place[1], "didcomm")
+        return messages
 
     async def has_arrived(self, connection: Connection, cursor: int) -> bool:
         """Whether a message waits whose msg_id is ``cursor`` or above."""

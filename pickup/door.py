@@ -153,6 +153,7 @@ async def didcomm_door(
             max_sockets=options.max_sockets,
             rate=options.rate,
             page=pages.door,
+            trace=broker.trace,
             gate=AddressGate(addresses, access, _limiter(options.address_rate, options), metrics),
         )
         transports.add_routes(app)

@@ -56,6 +56,7 @@ class MessageReceiver:
         opened = await context.envelopes.open(data)
         tenant = await context.identities.tenant_of(opened.recipient)
         message = read(opened.plaintext, opened.generation)
+        context.mediation.broker.trace.annotate("didcomm.message.type", message.type)
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
             raise EnvelopeError("expected a sender with a DID or a key")

@@ -12,6 +12,7 @@ from mediator.http import direct
 from mediator.http.app import lift_time_limit
 from mediator.http.connections import Address, HttpConnection
 from mediator.http.direct import DirectAnswer, DirectRequest
+from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup import media_types
 from pickup.address_gate import AddressGate
 from pickup.dispatcher import TransportChannel
@@ -53,6 +54,7 @@ class Transports:
         rate: int,
         page: Page,
         gate: AddressGate | None = None,
+        trace: TraceHooks = NO_TRACE,
     ) -> None:
         """``max_message`` is in bytes of an envelope, ``rate`` in frames a second from one socket.
 
@@ -67,6 +69,7 @@ class Transports:
         self._rate = rate
         self._page = page
         self._gate = gate
+        self._trace = trace
         self._posted = 0
         self._limiter = InboundByteLimiter()
         self._sockets: dict[WebSocketChannel, asyncio.Event] = {}
@@ -182,7 +185,9 @@ class Transports:
             raise BusyError(f"{len(self._sockets)} sockets are open already")
         lift_time_limit(request)
         # Counted before the first await; otherwise many at once would pass the check above.
-        socket = WebSocketChannel(ws, request, self._receiver, self._metrics, self._rate, self._limiter, self._gate)
+        socket = WebSocketChannel(
+            ws, request, self._receiver, self._metrics, self._rate, self._limiter, self._gate, self._trace
+        )
         ended = asyncio.Event()
         self._sockets[socket] = ended
         try:

@@ -9,7 +9,10 @@ from typing import Literal, Protocol
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from mediator import request_ids
 from mediator.errors import MediatorError
+from mediator.request_ids import RequestScope
+from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup.address_gate import AddressGate
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import ByteCounter, InboundByteLimiter
@@ -62,6 +65,7 @@ class WebSocketChannel:
         rate: int,
         limiter: InboundByteLimiter,
         gate: AddressGate | None = None,
+        trace: TraceHooks = NO_TRACE,
     ) -> None:
         """``ws`` is prepared without autoping; ``rate`` is in frames a second; ``gate`` limits those of an address."""
         self.routes: set[str] = set()
@@ -70,6 +74,7 @@ class WebSocketChannel:
         self._limiter = limiter
         self._gate = gate
         self._address = None if gate is None else gate.find(request)
+        self._trace = trace
         self._receiver = receiver
         self._metrics = metrics
         self._rate_limit = _RateLimit(rate)
@@ -170,9 +175,12 @@ class WebSocketChannel:
 
     async def _handle(self) -> None:
         while (data := await self._inbox.get()) is not None:
+            # Each frame is a request.
+            request_ids.current.set(RequestScope())
             try:
-                async with asyncio.timeout(HANDLE_SECONDS):
-                    await self._receiver.receive(data, self)
+                with self._trace.request("WebSocket /didcomm"):
+                    async with asyncio.timeout(HANDLE_SECONDS):
+                        await self._receiver.receive(data, self)
                 self._garbage = 0
                 self._metrics.envelope(_NAME, OK)
             except MediatorError as error:

@@ -27,6 +27,7 @@ All of these are on one port, `http` in the [configuration](configuration.md), 8
 the machine-readable form of this page, OpenAPI 3.1, at `/openapi.json`. How the registry behaves is in
 [registry.md](registry.md#rest), [who may call](registry.md#who-may-call) too; wallets' requests are in
 [protocol.md](protocol.md#where). Errors are `{"error": text, "code": code}` with the codes of [errors.md](errors.md).
+An answer to a request with `X-Request-Id`, and every error, has that header: it names the request in the service's log.
 
 """
 

@@ -2,12 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mediator.config.types import MAX_TTL, Address, Section, Whole
 from mediator.mailboxes.lanes import Lane
+
+
+def _collector(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT")
+    return value.rstrip("/")
 
 
 class QuotaSettings(Section):
@@ -118,6 +126,30 @@ class EditionsSettings(Section):
         """The TTLs in milliseconds, by lane (E4)."""
         chosen = {Lane.URGENT: self.urgent_ttl, Lane.NORMAL: self.normal_ttl, Lane.LOW: self.notify_ttl}
         return {lane: seconds * 1000 for lane, seconds in chosen.items() if seconds}
+
+
+class OtelSettings(Section):
+    """Traces with OpenTelemetry, sent over OTLP/HTTP; the standard OTEL_* variables say what is not said here."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector, to which traces are sent over OTLP/HTTP. Set it to follow "
+        "single requests from a door to the commit and on to the consumer (docs/howto/tracing.md); it needs "
+        "`agent-mediator[otel]`. OTEL_EXPORTER_OTLP_ENDPOINT turns traces on as well.",
+        json_schema_extra={"default_text": "no traces"},
+        examples=["http://localhost:4318"],
+    )
+    sample_ratio: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of the traces that begin here to record, 0 to 1. Protects throughput: a recorded SEND costs "
+        "several times as much as another. A trace that its caller samples is always continued. Unset, "
+        "OTEL_TRACES_SAMPLER decides, and all are recorded without it.",
+        json_schema_extra={"default_text": "all"},
+        examples=[0.01],
+    )
 
 
 class GatewaySettings(Section):

@@ -24,6 +24,7 @@ from mediator.config.sections import (
     EditionsSettings,
     GatewaySettings,
     JournalSettings,
+    OtelSettings,
     PushSettings,
     QuotaSettings,
 )
@@ -273,6 +274,7 @@ class Settings(BaseSettings):
         default=OperatorsSettings(), description="Who may use the console and the admin API."
     )
     oidc: OidcSettings = Field(default=OidcSettings(), description="Sign-in through an OpenID Connect provider.")
+    otel: OtelSettings = Field(default=OtelSettings(), description="Traces with OpenTelemetry.")
     instance: str = Field(
         default_factory=_instance,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",

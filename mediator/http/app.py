@@ -9,9 +9,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from mediator import request_ids
 from mediator.errors import BusyError, MediatorError, NotAuthenticatedError, RateLimitedError
 from mediator.http.connections import HttpConnection
 from mediator.http.health import Health
+from mediator.request_ids import RequestScope
 
 MAX_BODY = 256 * 1024
 """Bytes of a request's body."""
@@ -29,7 +31,7 @@ CODES = {
 }
 """Error codes of what HTTP itself refuses, by status; the standard phrases change with Python's version."""
 
-_HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,10 +82,17 @@ async def _metrics(request: web.Request) -> web.Response:
 
 @web.middleware
 async def _log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log each response by its route, which contains no address."""
+    """Log each response by its route, which contains no address; name the request in it if it failed, or if asked."""
     started = time.perf_counter()
-    answer = await handler(request)
-    log_request(request.method, _route(request), answer.status, started)
+    scope = RequestScope(request.headers)
+    before = request_ids.current.set(scope)
+    try:
+        answer = await handler(request)
+        log_request(request.method, _route(request), answer.status, started)
+    finally:
+        request_ids.current.reset(before)
+    if (answer.status >= 400 or request_ids.HEADER in request.headers) and not answer.prepared:
+        answer.headers[request_ids.HEADER] = scope.id
     return answer
 
 
@@ -145,7 +154,7 @@ def _route(request: web.Request) -> str | None:
 
 async def _answer_health(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer on a connection above the limit, and close it."""
-    if request.path in _HEALTH_PATHS:
+    if request.path in HEALTH_PATHS:
         answer = await handler(request)
     else:
         error = BusyError("too many HTTP connections are open")

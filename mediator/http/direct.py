@@ -17,8 +17,10 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
+from mediator import request_ids
 from mediator.http.app import REQUEST_SECONDS, answer_error, answer_timeout, log_request
 from mediator.http.connections import Address, ConnectionLimiter, HttpConnection
+from mediator.request_ids import RequestScope
 
 MAX_DIRECT: Final = 64 * 1024
 """Bytes of a body; aiohttp reads so many without waiting for whoever handles the request."""
@@ -217,6 +219,9 @@ class DirectConnection(HttpConnection):
 
     async def _answer(self, handler: Handler, request: DirectRequest, path: str) -> None:
         started = time.perf_counter()
+        scope = RequestScope(request.headers)
+        # This task is the request's own.
+        request_ids.current.set(scope)
         try:
             answer = await handler(request)
         except asyncio.CancelledError:
@@ -230,6 +235,8 @@ class DirectConnection(HttpConnection):
         self._stop_clock_of_request()
         if _log.isEnabledFor(logging.DEBUG):
             log_request(hdrs.METH_POST, path, answer.status, started)
+        if answer.status >= 400 or request_ids.HEADER in request.headers:
+            answer = answer._replace(headers={**answer.headers, request_ids.HEADER: scope.id})
         self._finish(answer if request.connected else None, last=not request.received)
 
     def _stop_clock_of_request(self) -> bool:

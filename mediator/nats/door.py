@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from nats.errors import Error as NatsError
 
+from mediator import request_ids
 from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, UnknownSubjectError
 from mediator.mailboxes.address import DEFAULT_TENANT, writable_address
@@ -34,6 +35,7 @@ from mediator.nats.reply_queue import ReplyQueue
 from mediator.nats.subjects import API, Edition, split_request
 from mediator.nats.verbs import ImmediateVerb, MailboxVerbs, Verb, VerbCall
 from mediator.ops.metrics import OK, Metrics
+from mediator.request_ids import RequestScope
 from mediator.store.writer import Done
 
 QUEUE = "mediator"
@@ -222,9 +224,8 @@ class Door:
                 self._start(verb, VerbCall(tenant, tail, message, self._replies), started)
         except MediatorError as error:
             self._refuse(message, verb, tenant, error, started)
-        except Exception:
-            log.exception("request failed", verb=verb.name if verb else UNKNOWN)
-            self._refuse(message, verb, tenant, MediatorError(), started)
+        except Exception as error:
+            self._refuse(message, verb, tenant, MediatorError(), started, error)
 
     def _find(self, name: str, subject: str, tail: str, message: Request) -> tuple[Verb, str]:
         """Return the verb and the tail of a subject."""
@@ -260,18 +261,18 @@ class Door:
 
     async def _answer(self, verb: Verb, call: VerbCall, started: float) -> None:
         message, tenant = call.message, call.tenant
+        request_ids.current.set(RequestScope(message.headers))
         try:
             reply = await verb.answer(call)
         except MediatorError as error:
             self._refuse(message, verb, tenant, error, started)
-        except Exception:
-            log.exception("request failed", verb=verb.name)
-            self._refuse(message, verb, tenant, MediatorError(), started)
+        except Exception as error:
+            self._refuse(message, verb, tenant, MediatorError(), started, error)
         else:
             self._reply(message, verb.name, tenant, reply, started)
 
     def _reply(self, message: Request, verb: str, tenant: str, reply: bytes, started: float, result: str = OK) -> None:
-        self._note(verb, tenant, result, started)
+        self._note(message, verb, tenant, result, started)
         self._answer_with(message, python_client.encode_reply(reply) if python_client.speaks(message) else reply)
 
     def _answer_with(self, message: Request, data: bytes) -> None:
@@ -281,18 +282,30 @@ class Door:
             message.answer(data)
 
     def _refuse(
-        self, message: Request, verb: Verb | ImmediateVerb | None, tenant: str, error: MediatorError, started: float
+        self,
+        message: Request,
+        verb: Verb | ImmediateVerb | None,
+        tenant: str,
+        error: MediatorError,
+        started: float,
+        cause: Exception | None = None,
     ) -> None:
         name, empty = (verb.name, verb.empty) if verb else (UNKNOWN, {})
-        self._note(name, tenant, error.code, started)
+        if error.code == MediatorError.code:
+            # The operator finds the cause by the id that the caller reports.
+            request_id = _scope(message).id
+            log.error("request failed", verb=name, request_id=request_id, exc_info=cause)
+            empty = {"request_id": request_id, **empty}
+        self._note(message, name, tenant, error.code, started)
         self._answer_with(message, replies.failure(error, empty))
 
-    def _note(self, verb: str, tenant: str, result: str, started: float) -> None:
+    def _note(self, message: Request, verb: str, tenant: str, result: str, started: float) -> None:
         """Count an answered request, and log it at debug level; without the address, which is a secret (A7)."""
         seconds = time.perf_counter() - started
         self._metrics.request(verb, result, seconds)
         if self._logs_requests:
-            log.debug("request", verb=verb, tenant=tenant, result=result, ms=round(seconds * 1000, 3))
+            ms = round(seconds * 1000, 3)
+            log.debug("request", verb=verb, tenant=tenant, result=result, ms=ms, request_id=_scope(message).id)
 
     # Storing messages.
 
@@ -356,6 +369,11 @@ class Door:
         stored = any(not isinstance(outcome, MediatorError) for outcome in outcomes)
         result = OK if stored else outcomes[0].code
         self._reply(message, "BATCH", tenant, replies.batch(outcomes), started, result)
+
+
+def _scope(message: Request) -> RequestScope:
+    """Return the scope of a request; SEND and its like have none before something is logged."""
+    return request_ids.current.get() or RequestScope(message.headers)
 
 
 def _unchanged(error: MediatorError) -> MediatorError:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -142,6 +142,7 @@ async def open_door(
     broker: Broker,
     metrics: Metrics,
     verbs: Mapping[str, Verb | ImmediateVerb],
+    make_door: Callable[..., Door] = Door,
 ) -> AsyncIterator[Door]:
     """Serve requests over NATS inside this block; ``verbs`` as for :class:`Door`."""
     options = DoorOptions(
@@ -151,7 +152,7 @@ async def open_door(
         max_waiting=settings.max_waiting,
         inbox_ttls=settings.editions.inbox_ttls,
     )
-    door = Door(connection, broker, metrics, _account_map(settings), options, verbs)
+    door = make_door(connection, broker, metrics, _account_map(settings), options, verbs)
     await door.open()
     watch = asyncio.create_task(_watch(door), name="nats-watch")
     try:

@@ -11,6 +11,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from mediator import request_ids
 from mediator.errors import MediatorError
 from mediator.mailboxes.address import redact
 
@@ -38,6 +39,7 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         hide_secrets,
+        name_request,
         structlog.processors.ExceptionRenderer(_shown),
     ]
     # The renderer's own exception formatter would show local variables, and payloads with them; ours ran before.
@@ -68,6 +70,15 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+def name_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add the id of the request that is being handled, and that of its trace while it is recorded."""
+    if (scope := request_ids.current.get()) is not None:
+        event.setdefault("request_id", scope.id)
+    if (trace_id := request_ids.trace_id.get()) is not None:
+        event.setdefault("trace_id", trace_id)
+    return event
 
 
 def hide_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

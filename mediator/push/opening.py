@@ -22,6 +22,7 @@ from mediator.push import broadcast_verb
 from mediator.push.broadcast_hub import BroadcastHub
 from mediator.push.broadcast_verb import BroadcastVerb
 from mediator.push.broadcasts import BroadcastSource
+from mediator.push.encoding import EncodedMessage, MessageEncoder
 from mediator.push.gateway.connections import Upstream
 from mediator.push.gateway.gateway import Gateway
 from mediator.push.gateway.identities import ClientIdentities, identity_verb
@@ -38,12 +39,17 @@ def push_verbs(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
 
 
 def make_sources(
-    connection: NatsConnection, broker: Broker, metrics: Metrics, in_flight: InFlightCounter, settings: PushSettings
+    connection: NatsConnection,
+    broker: Broker,
+    metrics: Metrics,
+    in_flight: InFlightCounter,
+    settings: PushSettings,
+    encoder: MessageEncoder = EncodedMessage,
 ) -> dict[type[Subject], StoredMailSource]:
     """Return what serves subscriptions, by the kind of their subject."""
     common = broker, in_flight, settings.keep_days * DAY
     return {
-        MailboxSubject: MailboxSource(*common),
+        MailboxSubject: MailboxSource(*common, encoder),
         PublicListSubject: PublicListSource(*common),
         BroadcastSubject: BroadcastSource(*common, BroadcastHub(connection, metrics.broadcasts_lost.inc)),
     }
@@ -57,6 +63,7 @@ async def open_gateway(
     broker: Broker,
     metrics: Metrics,
     health: Health,
+    encoder: MessageEncoder = EncodedMessage,
 ) -> AsyncIterator[Gateway | None]:
     """Run the gateway inside this block; None if there is none. Raises :class:`SetupError`."""
     listen = settings.nats if settings.nats_url is None else settings.gateway.listen
@@ -64,7 +71,7 @@ async def open_gateway(
         yield None
         return
     chosen = listen, settings.gateway, settings.push, settings.drain_seconds
-    async with run_gateway(*chosen, upstreams, connection, broker, metrics) as gateway:
+    async with run_gateway(*chosen, upstreams, connection, broker, metrics, encoder) as gateway:
         health.add("gateway", gateway.check)
         yield gateway
 
@@ -79,6 +86,7 @@ async def run_gateway(
     connection: NatsConnection,
     broker: Broker,
     metrics: Metrics,
+    encoder: MessageEncoder = EncodedMessage,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway inside this block; at its end, confirmations are stored within ``drain_seconds``.
 
@@ -86,7 +94,7 @@ async def run_gateway(
     """
     clock = asyncio.get_running_loop().time
     in_flight = InFlightCounter(metrics.pushed.inc)
-    sources = make_sources(connection, broker, metrics, in_flight, push)
+    sources = make_sources(connection, broker, metrics, in_flight, push, encoder)
     subscriptions = Subscriptions(sources, push, in_flight, clock)
     servers = [upstream(url) for url in upstreams.urls]
     gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions)

@@ -5,6 +5,7 @@ thread has nothing to do, the loop does it itself: to wake the thread and be wok
 """
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
 
@@ -78,7 +79,9 @@ class Committed:
 
 
 @dataclass(slots=True)
-class _Job:
+class WriteJob:
+    """Work that waits for a commit."""
+
     place: Place | None
     work: Work[Any] | JointWork[Any, Any]
     done: Done
@@ -109,7 +112,7 @@ class _PaddedBatch:
     """Requests that are committed together and answered at the same time."""
 
     def __init__(self) -> None:
-        self.jobs: list[_Job] = []
+        self.jobs: list[WriteJob] = []
         self._settled: list[tuple[asyncio.Future[Any], Any]] = []
         self._released = False
 
@@ -135,6 +138,8 @@ class Writer:
     All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
     """
 
+    job_type: ClassVar[type[WriteJob]] = WriteJob
+
     def __init__(
         self,
         store: Store,
@@ -150,9 +155,11 @@ class Writer:
         self._notify_listeners = notify
         self._observers = observers
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[_Job] = deque()
+        self._context = contextvars.copy_context()
+        """What belongs to no request: a batch is not the first one's alone."""
+        self._jobs: deque[WriteJob] = deque()
         self._padded: _PaddedBatch | None = None
-        self._background: deque[_Job] = deque()
+        self._background: deque[WriteJob] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._beginning = False
         self._look_at = LOOK_AT
@@ -176,7 +183,7 @@ class Writer:
     ) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
-        self._jobs.append(_Job(place, work, done, when_full))
+        self._jobs.append(self.job_type(place, work, done, when_full))
         self._begin_soon()
 
     def _admit(self) -> None:
@@ -203,7 +210,7 @@ class Writer:
             self._loop.call_later(PADDED_GATHER_SECONDS, self._submit_padded)
             self._loop.call_later(PADDED_ANSWER_SECONDS, self._padded.release)
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._padded.jobs.append(_Job(place, work, partial(self._padded.settle, answer)))
+        self._padded.jobs.append(self.job_type(place, work, partial(self._padded.settle, answer)))
         return await answer
 
     def _submit_padded(self) -> None:
@@ -217,7 +224,7 @@ class Writer:
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        self._background.append(_Job(None, work, partial(_settle, answer), when_full))
+        self._background.append(WriteJob(None, work, partial(_settle, answer), when_full))
         self._wake()
         return await answer
 
@@ -236,14 +243,14 @@ class Writer:
         """Begin after all requests that have arrived by now are queued, so that they are committed together."""
         if not self._beginning:
             self._beginning = True
-            self._loop.call_soon(self._begin)
+            self._loop.call_soon(self._begin, context=self._context)
 
     def _begin(self) -> None:
         """Commit a batch here and now if that is fast and the thread is idle; leave the rest to the thread."""
         if len(self._jobs) >= self._look_at:
             # Where so many come at once, more may have come by now, and share the commit.
             self._look_at = 2 * len(self._jobs)
-            self._loop.call_soon(self._begin)
+            self._loop.call_soon(self._begin, context=self._context)
             return
         self._look_at = LOOK_AT
         self._beginning = False
@@ -290,12 +297,12 @@ class Writer:
         else:
             self._answer(deque(), [job], self._loop.call_soon_threadsafe)
 
-    def _batch(self) -> list[_Job]:
+    def _batch(self) -> list[WriteJob]:
         """Take what waits now, up to the cap."""
         count = min(len(self._jobs), MAX_BATCH)
         return [self._jobs.popleft() for _ in range(count)]
 
-    def _answer(self, queue: deque[_Job], batch: list[_Job], call: _Call) -> None:
+    def _answer(self, queue: deque[WriteJob], batch: list[WriteJob], call: _Call) -> None:
         """Run a batch, commit it and answer it with ``call``, whatever happens."""
         try:
             try:
@@ -320,10 +327,10 @@ class Writer:
             outcomes, committed = [(job, MediatorError()) for job in batch], None
         call(self._deliver, outcomes, committed)
 
-    def _commit(self, queue: deque[_Job], batch: list[_Job]) -> tuple[list[tuple[_Job, Any]], Committed]:
+    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[list[tuple[WriteJob, Any]], Committed]:
         started = time.perf_counter()
         now = self._clock()
-        outcomes: list[tuple[_Job, Any]] = []
+        outcomes: list[tuple[WriteJob, Any]] = []
         with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
             while (done := len(outcomes)) < len(batch):
                 job, work = batch[done], batch[done].work
@@ -350,7 +357,7 @@ class Writer:
         seconds = time.perf_counter() - started
         return outcomes, Committed(len(outcomes), seconds, tx.events, tx.woken, tx.due, tx.changed)
 
-    def _upkeep(self, job: _Job) -> None:
+    def _upkeep(self, job: WriteJob) -> None:
         outcome: MediatorError | None = None
         try:
             self._store.upkeep(bool(self._jobs) or self._served)
@@ -363,7 +370,7 @@ class Writer:
             outcome = MediatorError()
         self._loop.call_soon_threadsafe(job.done, outcome)
 
-    def _deliver(self, outcomes: list[tuple[_Job, Any]], committed: Committed | None) -> None:
+    def _deliver(self, outcomes: list[tuple[WriteJob, Any]], committed: Committed | None) -> None:
         # Answer what is committed even if a listener fails.
         if committed is not None:
             _call(self._notify_listeners, committed)
@@ -371,7 +378,9 @@ class Writer:
             _call(job.done, outcome)
 
 
-def _run_joint(work: JointWork[R, T], batch: list[_Job], at: int, tx: Transaction, now: int) -> list[tuple[_Job, T]]:
+def _run_joint(
+    work: JointWork[R, T], batch: list[WriteJob], at: int, tx: Transaction, now: int
+) -> list[tuple[WriteJob, T]]:
     """Do the work of the job at a place together with that of those that follow in a row; return the result of each."""
     requests = [work.request]
     for job in batch[at + 1 : at + MAX_JOINED]:

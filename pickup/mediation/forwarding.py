@@ -1,7 +1,7 @@
 """Queues forwards: each message for each of its recipients on its own, known or not (D4, D9)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError, QuotaExceededError
 from mediator.mailboxes import sending
@@ -30,6 +30,8 @@ class Forward:
     payloads: Sequence[bytes]
     expire_at: int | None = None
     delay: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What the messages are kept with, for clients of NATS: the trace of the forward."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,14 @@ def _keep(
             return False
         if not quotas.make_room(tx, mailbox, rules.max_messages, rules.max_bytes, waiting, len(payload), now):
             return False
-    draft = Draft(payload, ttl=rules.keep, expire_at=request.expire_at, delay=request.delay, recipient=route.key)
+    draft = Draft(
+        payload,
+        headers=request.headers,
+        ttl=rules.keep,
+        expire_at=request.expire_at,
+        delay=request.delay,
+        recipient=route.key,
+    )
     try:
         sending.send(tx, bounds, quotas, Send(request.tenant, route.address, draft), now)
     except (QuotaExceededError, ArchiveBacklogFullError):

@@ -63,6 +63,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
         payloads=payloads,
         expire_at=parse_expiry(message),
         delay=parse_delay(message, context.mediation.rules.keep),
+        headers=context.mediation.broker.trace.headers(),
     )
     outcome = await context.mediation.forward(request)
     # A recipient that is neither key nor DID counts as unroutable, like a key that nobody has (D9).

@@ -175,11 +175,12 @@ async def test_errors_are_those_of_the_application(error: Exception) -> None:
     async with serving(refuse) as server, connected(server) as peer:
         heads = []
         for path in ("/direct", "/direct?ordinary"):
-            peer.send(b"{}", path)
+            peer.send(b"{}", path, "X-Request-Id: abc-1\r\n")
             async with asyncio.timeout(PATIENCE):
                 lines = (await peer.reader.readuntil(b"\r\n\r\n") + await peer.reader.readuntil(b"}")).split(b"\r\n")
             heads.append(sorted(line for line in lines if not line.startswith(b"Date: ")))
         assert heads[0] == heads[1]
+        assert b"X-Request-Id: abc-1" in heads[0]
         assert b"secret" not in b"".join(heads[0])
 
 

@@ -171,6 +171,9 @@ WRONG = [
     ("didcomm.live_lease_seconds", "-1", "expected at least 0, got '-1'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("otel", "1", "expected a table of options, got '1'"),
+    ("otel.endpoint", '"localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),
+    ("otel.sample_ratio", "2", "expected at most 1, got '2'"),
     ("gateway", "1", "expected a table of options, got '1'"),
     ("gateway.listen", '"x"', "expected HOST:PORT"),
     ("gateway.direct", '"x:y"', "expected a port from 0 to 65535 after the colon"),
@@ -518,7 +521,7 @@ def test_every_option_is_documented_with_its_variable() -> None:
             f"## {path[0]}"
             if path[0]
             in {"quotas", "journal", "cleanup", "didcomm", "editions", "gateway", "push", "registry", "pipeline"}
-            | {"operators", "oidc"}
+            | {"operators", "oidc", "otel"}
             and len(path) == 1
             else None
         )

@@ -1,0 +1,116 @@
+"""Spans: how requests and deliveries are recorded, after the semantic conventions for messaging of OpenTelemetry."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Final
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mediator.mailboxes.address import redact
+from mediator.request_ids import trace_id
+from mediator.trace_hooks import TraceableMessage, TraceHooks
+
+MAX_DELIVERIES: Final = 128
+"""Messages of one answer whose delivery is recorded."""
+SYSTEM: Final = "mq9"
+_NAMES = ("traceparent", "tracestate")
+_propagator = TraceContextTextMapPropagator()
+
+
+class Tracing(TraceHooks):
+    """Records what is sampled; a trace that a caller sampled is continued, others begin here."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def begin(self, name: str, headers: Mapping[str, str] | None) -> Span | None:
+        """Begin the span of a request, which continues the trace in its headers; None: it is not sampled."""
+        span = self.tracer.start_span(name, _extract(headers), SpanKind.SERVER)
+        return span if span.is_recording() else None
+
+    @contextmanager
+    def request(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span | None]:
+        """Record the block as a request; an exception fails it."""
+        span = self.begin(name, headers)
+        if span is None:
+            yield None
+            return
+        try:
+            with use(span):
+                yield span
+        except BaseException as error:
+            fail(span, getattr(error, "code", None) or type(error).__name__, getattr(error, "status", 500))
+            raise
+        finally:
+            span.end()
+
+    def annotate(self, name: str, value: object) -> None:
+        """Add an attribute to the current span."""
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.set_attribute(name, str(value))
+
+    def headers(self) -> Mapping[str, str]:
+        """Return traceparent and tracestate of the current span."""
+        found: dict[str, str] = {}
+        _propagator.inject(found)
+        return found
+
+    def delivered(self, messages: Iterable[TraceableMessage], address: str, way: str) -> None:
+        """Record a delivery in the trace of each message that has one, and link it with the current request."""
+        for message in islice((message for message in messages if message.headers), MAX_DELIVERIES):
+            parent = _extract(message.headers)
+            sent = trace.get_current_span(parent).get_span_context() if parent else None
+            if sent is None or not sent.is_valid or not sent.trace_flags.sampled:
+                continue
+            request = trace.get_current_span()
+            links = []
+            if request.is_recording():
+                request.add_link(sent)
+                links = [Link(request.get_span_context())]
+            attributes = {
+                **messaging("deliver", address),
+                "messaging.message.id": str(message.msg_id),
+                "messaging.message.envelope.size": message.size,
+                "mediator.way": way,
+            }
+            self.tracer.start_span("deliver", parent, attributes=attributes, links=links).end()
+
+
+@contextmanager
+def use(span: Span) -> Iterator[None]:
+    """Make a span the current one within a block."""
+    token = context.attach(trace.set_span_in_context(span))
+    named = trace_id.set(trace.format_trace_id(span.get_span_context().trace_id))
+    try:
+        yield
+    finally:
+        trace_id.reset(named)
+        context.detach(token)
+
+
+def fail(span: Span, code: str, status: int = 500) -> None:
+    """Note an error; the span failed, unless the HTTP status says that it is the caller's fault."""
+    span.set_attribute("error.type", code)
+    if status >= 500:
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def messaging(operation: str, address: str) -> dict[str, str | int]:
+    """Return the attributes of an operation on a mailbox, whose address is a secret and so only hinted at (A7)."""
+    found: dict[str, str | int] = {"messaging.system": SYSTEM, "messaging.operation.name": operation}
+    if address:
+        found["messaging.destination.name"] = redact(address)
+    return found
+
+
+def _extract(headers: Mapping[str, str] | None) -> Context | None:
+    """Return the context that headers name, in any case; None: none."""
+    if not headers:
+        return None
+    named = {name.lower(): value for name, value in headers.items() if name.lower() in _NAMES}
+    return _propagator.extract(named, Context()) if "traceparent" in named else None
