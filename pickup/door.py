@@ -15,6 +15,7 @@ from mediator.http.client_address import ClientAddresses
 from mediator.http.guard import Guard
 from mediator.ops.operations import Operations
 from mediator.parts import Announcer
+from pickup import terms_page
 from pickup.access_lists import AccessLists
 from pickup.access_operations import AccessOperations
 from pickup.address_gate import AddressGate
@@ -54,6 +55,7 @@ from pickup.rate_limits import RateLimiter
 from pickup.receiver import MessageReceiver
 from pickup.reply_sender import ReplySender
 from pickup.settings import DidcommSettings
+from pickup.terms_page import TermsPage
 from pickup.transports import PATH, Transports
 
 PROTOCOLS = (
@@ -140,7 +142,7 @@ async def didcomm_door(
             dispatcher=dispatcher,
         )
         invitations = InvitationService(mediation, vault, identities, public_url, options.label)
-        pages = InvitationPages(mediation, invitations)
+        pages = InvitationPages(mediation, invitations, _add_terms(app, options, public_url))
         pages.add_routes(app)
         DidPages(identities, public_url).add_routes(app)
         proxies = [ip_network(network) for network in settings.http_trusted_proxies]
@@ -174,6 +176,12 @@ async def didcomm_door(
             stack.push_async_callback(notifier.stop)
         log.info("DIDComm door open", url=public_url, envelope_library=options.envelope_library)
         yield context
+
+
+def _add_terms(app: web.Application, options: DidcommSettings, public_url: str) -> str | None:
+    """Serve the operator's terms, and return their URL, if there are any."""
+    TermsPage(options.terms).add_routes(app)
+    return None if options.terms is None else public_url.removesuffix(PATH) + terms_page.PATH
 
 
 def _limiter(rate: int, options: DidcommSettings) -> RateLimiter | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,6 +13,7 @@ from aiohttp import hdrs, web
 from mediator.errors import NoSuchInvitationError
 from pickup import qr
 from pickup.broker import MediationBroker
+from pickup.html_page import FRESH, SCRIPT, TO_BROWSERS, write
 from pickup.invitations import (
     PARAMETERS,
     SHORT_ID,
@@ -26,86 +26,21 @@ from pickup.invitations import (
 from pickup.mediation.records import Invitation
 from pickup.message import PLAIN
 
-_STYLE = """
-:root { color-scheme: light dark; --text: #111; --ground: #fff; --link: #0645ad; --line: #bbb; }
-@media (prefers-color-scheme: dark) { :root { --text: #eee; --ground: #16181c; --link: #8ab4f8; --line: #555; } }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: var(--text);
-  background: var(--ground); }
-.codes { display: flex; flex-wrap: wrap; gap: 2rem; margin: 2rem 0; }
-section { flex: 1 1 20rem; min-width: 0; }
-h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
-/* Dark on light in either mode: the white margin is part of the image. */
-img { display: block; height: auto; max-width: 100%; }
-.short { width: 14rem; }
-.long { width: 28rem; }
-a, code { overflow-wrap: anywhere; }
-a { color: var(--link); }
-button { font: inherit; padding: .1rem .6rem; border: 1px solid var(--line); border-radius: .3rem; cursor: pointer;
-  color: inherit; background: transparent; }
-:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
-@media print { button, details { display: none; } .short { width: 4cm; } }
-"""
-# Without a secure context (https or this machine) browsers have no navigator.clipboard.
-_SCRIPT = """
-const status = document.querySelector("[role=status]");
-for (const button of document.querySelectorAll("button")) {
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    const source = document.getElementById(button.dataset.copies);
-    getSelection().selectAllChildren(source);
-    let copied = true;
-    try {
-      await navigator.clipboard.writeText(source.textContent);
-    } catch {
-      copied = document.execCommand("copy");
-    }
-    status.textContent = copied ? button.dataset.done : "Press Ctrl+C to copy the selected text.";
-    button.textContent = copied ? "Copied" : "Copy";
-  });
-}
-"""
-
-
-def _allowed(text: str) -> str:
-    """Return the source expression that lets exactly this text through a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-# An invitation may be used up or removed at any moment.
-_FRESH = {"Cache-Control": "no-store", "Vary": "Accept", "X-Content-Type-Options": "nosniff"}
-_TO_BROWSERS = {
-    **_FRESH,
-    "Content-Security-Policy": f"default-src 'none'; img-src data:; style-src {_allowed(_STYLE)}; "
-    f"script-src {_allowed(_SCRIPT)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-}
 # Wallets may be web pages of any origin; whoever has the link may read the invitation.
-_TO_WALLETS = {**_FRESH, "Access-Control-Allow-Origin": "*"}
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{content}
-</main>
-</body>
-</html>
-"""
+_TO_WALLETS = {**FRESH, "Access-Control-Allow-Origin": "*"}
 _GONE = "<p>There is no invitation here, or it is no longer open. Ask whoever gave you the link for a new one.</p>"
 
 
 class InvitationPages:
     """Answers GET of every link. A QR code takes milliseconds: one is drawn at a time, and the last ones are cached."""
 
-    def __init__(self, mediation: MediationBroker, invitations: InvitationService) -> None:
+    def __init__(
+        self, mediation: MediationBroker, invitations: InvitationService, terms_url: str | None = None
+    ) -> None:
+        """``terms_url`` is the page of the operator's terms, if there are any."""
         self._mediation = mediation
         self._invitations = invitations
+        self._terms_url = terms_url
         self._drawing = asyncio.Semaphore(1)
 
     def add_routes(self, app: web.Application) -> None:
@@ -154,7 +89,7 @@ class InvitationPages:
         except NoSuchInvitationError:
             return _gone()
         image = await self._drawn(self._invitations.written(invitation).v1_short_url)
-        return _gone() if image is None else web.Response(body=image, content_type="image/png", headers=_TO_BROWSERS)
+        return _gone() if image is None else web.Response(body=image, content_type="image/png", headers=TO_BROWSERS)
 
     async def _shown(self, invitation: Invitation) -> web.Response:
         forms = self._invitations.written(invitation)
@@ -168,11 +103,11 @@ class InvitationPages:
         content = (
             "<p>Scan the code that your wallet understands, or open its link in the wallet. "
             "Your wallet will then receive its messages through this service.</p>\n"
-            f"<p>{_until(invitation)}</p>\n"
+            f"<p>{_until(invitation)}{_accepting(self._terms_url)}</p>\n"
             f'<div class="codes">\n{"".join(sections)}</div>\n'
             f'<p>The mediator\'s DID: <code id="did">{escape(forms.v2["from"])}</code>\n'
             f"{_copy_button('did', 'the DID of the mediator')}</p>\n"
-            f'<p role="status"></p>\n<script>{_SCRIPT}</script>'
+            f'<p role="status"></p>\n<script>{SCRIPT}</script>'
         )
         return _html(f"Invitation: {invitation.label}", content)
 
@@ -262,6 +197,10 @@ def _until(invitation: Invitation) -> str:
     return ". ".join(parts or ["It does not expire"]) + "."
 
 
+def _accepting(terms_url: str | None) -> str:
+    return "" if terms_url is None else f' By connecting you accept the <a href="{escape(terms_url)}">terms</a>.'
+
+
 def _missing(request: web.Request) -> web.Response:
     """Answer a link that leads nowhere: a page to a browser, the error as JSON to others."""
     if _is_browser(request):
@@ -274,5 +213,5 @@ def _gone() -> web.Response:
 
 
 def _html(title: str, content: str, status: int = 200) -> web.Response:
-    text = _PAGE.format(title=escape(title), style=_STYLE, content=content)
-    return web.Response(text=text, content_type="text/html", status=status, headers=_TO_BROWSERS)
+    text = write(title, f"<h1>{escape(title)}</h1>\n{content}")
+    return web.Response(text=text, content_type="text/html", status=status, headers=TO_BROWSERS)

@@ -1,6 +1,7 @@
 """The options of the DIDComm door: where it is reached, who is given mediation, and its bounds."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -49,6 +50,14 @@ class DidcommSettings(PartSettings):
         min_length=1,
         max_length=128,
         description="The name that wallets show for this mediator.",
+    )
+    terms: Path | None = Field(
+        default=None,
+        description="A file with the terms under which this mediator may be used: Markdown if its name ends with .md, "
+        "else plain text. It is shown at /terms, and the page of each invitation says that whoever connects accepts "
+        "it. Set it when wallets are not yours.",
+        examples=["/etc/mediator/terms.md"],
+        json_schema_extra={"default_text": "none"},
     )
     policy: Annotated[Policy, ANY_CASE] = Field(
         default=Policy.OPEN,

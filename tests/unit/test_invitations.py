@@ -436,6 +436,15 @@ async def test_the_page_is_whole_under_its_own_policy(door: Setup, browser: Test
         assert "It does not expire" in text
 
 
+async def test_the_page_leads_to_the_terms(door: Setup) -> None:
+    made = await door.invitations.make("default")
+    app = build_app(Health(), CollectorRegistry())
+    InvitationPages(door.context.mediation, door.invitations, "https://m.example/terms").add_routes(app)
+    async with TestClient(TestServer(app)) as client:
+        text = await (await client.get(f"/invite/{made.id}")).text()
+    assert 'By connecting you accept the <a href="https://m.example/terms">terms</a>.' in text
+
+
 async def test_the_image_is_the_code_of_the_link(door: Setup, browser: TestClient[Any, Any]) -> None:
     made, written = await invited(door)
     async with browser.get(f"/invite/{made.id}.png") as answer:

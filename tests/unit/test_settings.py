@@ -165,6 +165,7 @@ WRONG = [
     ("didcomm.idle_days", "-1", "expected at least 0, got '-1'"),
     ("didcomm.max_sockets", "0", "expected at least 1, got '0'"),
     ("didcomm.rate", "0", "expected at least 1, got '0'"),
+    ("didcomm.terms", "1", "expected"),
     ("didcomm.address_rate", "-1", "expected at least 0, got '-1'"),
     ("didcomm.connection_rate", "-1", "expected at least 0, got '-1'"),
     ("didcomm.burst_seconds", "0", "expected at least 1, got '0'"),
