@@ -52,6 +52,8 @@ class Part:
 
     Their history is kept in the table ``schema_migration_<name>``.
     """
+    known_numbers: Sequence[str] = ()
+    """Tables whose numbers others know, so that not even a restored database may give one of them again."""
 
     def settings(self) -> "type[PartSettings] | None":
         """Return the class of the part's section of the settings, read with ``settings.section(MySettings)``."""
@@ -59,6 +61,13 @@ class Part:
 
     def add_commands(self, app: "CommandGroup") -> None:
         """Add commands and groups of commands to ``mediator``."""
+
+    def keys(self, settings: "Settings") -> Mapping[str, bytes]:
+        """Return the keys without which the part's rows are of no use, by their file's name in the data directory.
+
+        For backups; such a key may also come from the settings, and is missing before the first start.
+        """
+        return {}
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
         """Return what the clean-up does for this part, in the service and in ``mediator cleanup`` without one."""

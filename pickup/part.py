@@ -1,6 +1,6 @@
 """What DIDComm brings to the service: its settings, commands, clean-up and door."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ class DidcommPart(Part):
     """Wallets and agents use the mediator as their mailbox, over HTTP and WebSocket."""
 
     name = "didcomm"
+    # Push notifications name connections by their numbers.
+    known_numbers = ("connection",)
 
     def settings(self) -> "type[PartSettings]":
         """Return the options of the DIDComm door."""
@@ -32,6 +34,16 @@ class DidcommPart(Part):
         app.include(didcomm.app)
         app.include(access.app)
         app.include(try_mediator.app)
+
+    def keys(self, settings: "Settings") -> Mapping[str, bytes]:
+        """Return the key of the vault, if there is one yet."""
+        from pickup.dids.vault import KEY_FILE
+        from pickup.settings import DidcommSettings
+
+        path, key = settings.data_dir / KEY_FILE, settings.section(DidcommSettings).key
+        if key is not None:
+            return {KEY_FILE: key.get_secret_value().encode() + b"\n"}
+        return {KEY_FILE: path.read_bytes()} if path.exists() else {}
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
         """Forget unused connections and old envelopes."""

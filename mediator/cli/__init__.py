@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from mediator import __version__
-from mediator.cli import bench, contexts, dead, doctor, mailboxes, mcp, messages, output, quickstart, service, verify
+from mediator.cli import (
+    backup,
+    bench,
+    contexts,
+    dead,
+    doctor,
+    mailboxes,
+    mcp,
+    messages,
+    output,
+    quickstart,
+    service,
+    verify,
+)
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
@@ -44,7 +57,7 @@ def build_app() -> CommandGroup:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_program)
-    for module in (service, quickstart, messages, mcp, bench, doctor, verify):
+    for module in (service, quickstart, backup, messages, mcp, bench, doctor, verify):
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")

@@ -126,7 +126,7 @@ class PostgresStore:
 
         Raises :class:`UnavailableError` when the database does not answer.
         """
-        parameters = _parameters(url)
+        parameters = connection_parameters(url)
         self._database = PostgresqlDatabase(
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
@@ -179,8 +179,7 @@ class PostgresStore:
 
     def _migrate(self) -> list[str]:
         connection = self._connect()
-        if connection.info.parameter_status("server_encoding") != "UTF8":
-            raise SetupError("the PostgreSQL database must have the encoding UTF8")
+        require_utf8(connection)
         _configure(connection, {"lock_timeout": f"{MIGRATION_SECONDS}s"})
         connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
         return migrate(self._database)
@@ -376,7 +375,7 @@ class PostgresSnapshots:
 
     def __init__(self, url: str) -> None:
         """Raises as :class:`PostgresStore`."""
-        parameters = _parameters(url) | {"target_session_attrs": "any"}
+        parameters = connection_parameters(url) | {"target_session_attrs": "any"}
         self._dialect = PostgresDialect(Wire(lambda: psycopg.connect(**parameters, autocommit=True)), "")
         with self.open() as ask:
             found = ask("SELECT count(*) FROM pg_extension WHERE extname = 'amcheck'", ())
@@ -441,16 +440,23 @@ def _transaction(dialect: PostgresDialect) -> Iterator[None]:
             if dialect.wire.open:
                 dialect.wire.roll_back()
     except (psycopg.Error, PeeweeException) as error:
-        raise UnavailableError(_reason(error)) from error
+        raise UnavailableError(describe_error(error)) from error
 
 
-def _parameters(url: str) -> dict[str, Any]:
+def connection_parameters(url: str) -> dict[str, Any]:
+    """Read a URL of PostgreSQL, and add how the service connects; :class:`SetupError` when it is none."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         # The driver's message may quote part of the password.
         raise SetupError("not a URL of PostgreSQL: expected postgresql://user:password@host:port/database") from None
     return {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+
+
+def require_utf8(connection: Connection) -> None:
+    """Raise :class:`SetupError` for a database that cannot keep every text."""
+    if connection.info.parameter_status("server_encoding") != "UTF8":
+        raise SetupError("the PostgreSQL database must have the encoding UTF8")
 
 
 def _require_session_pooling(parameters: dict[str, Any]) -> None:
@@ -505,7 +511,7 @@ def _array(column: Sequence[Any]) -> Array:
     return Blobs(column)
 
 
-def _reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Describe an error without the server's message, which may quote stored data."""
     if isinstance(error, psycopg.errors.QueryCanceled):
         return "the query took too long; narrow it with since or before_id"

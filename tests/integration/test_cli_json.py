@@ -24,6 +24,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 SPARK = {"pipeline compact", "pipeline embed", "pipeline ingest", "pipeline replay", "pipeline report"}
 """These start Spark, and are run in tests/slow/spark."""
 CARD = '{"name": "Ann", "mailbox": "json.ann", "description": "Translates.", "skills": [{"id": "a", "name": "words"}]}'
+POSTGRES = {"migrate-to"}
+"""Run in tests/integration/test_backup.py."""
 
 RUNS = """
 quickstart new
@@ -40,6 +42,8 @@ check --snippet
 check --config external.toml
 migrate --data-dir fresh
 verify --data-dir fresh
+backup b.tar
+restore b.tar --data-dir restored
 mailbox create json.box --ttl 1h --desc words --tag a --public
 mailbox create json.box --public
 mailbox create json.work --retention until_ack
@@ -163,7 +167,7 @@ def with_json() -> list[str]:
 def test_the_page_has_every_command():
     assert sorted(shapes()) == sorted(with_json())
     run = {name_of(line, with_json()) for line in RUNS.strip().splitlines()}
-    assert set(with_json()) - run == SPARK
+    assert set(with_json()) - run == SPARK | POSTGRES
 
 
 def test_every_command_prints_what_the_page_says(mediator: Mediator, external, service: Service, tmp_path):

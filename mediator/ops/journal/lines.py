@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from mediator.mailboxes.events import Event
+from mediator.mailboxes.events import Event, EventType
 from mediator.ops.journal.segments import ACTIVE, Line, closed_segments, read_segment
 
 COLUMNS = ("at", "what", "mailbox", "lane", "msg_id", "bytes", "created_at", "group")
@@ -45,6 +45,23 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     for path in (*closed_segments(folder), *sorted(folder.glob(f"*{ACTIVE}"))):
         for line in read_segment(path):
             yield from expand(line)
+
+
+def count_accepted(folder: Path, since: int) -> int:
+    """Return how many messages were accepted after a time in milliseconds, as far as a journal's folder tells."""
+    count = 0
+    for path in reversed((*closed_segments(folder), *sorted(folder.glob(f"*{ACTIVE}")))):
+        times = [
+            at
+            for line in read_segment(path)
+            for at, what in zip(line["at"], line["what"], strict=True)
+            if what in (EventType.STORED, EventType.DELAYED)
+        ]
+        later = sum(at > since for at in times)
+        count += later
+        if later < len(times):
+            break
+    return count
 
 
 def _parts(events: Sequence[Event]) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:

@@ -1,0 +1,121 @@
+"""The commands that copy the whole database: backup, restore and migrate-to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mediator.cli import output
+from mediator.cli.options import CommandGroup, CommandOptions
+from mediator.cli.service import DatabaseUrl
+from mediator.ops.units import format_bytes, format_count, format_time
+
+if TYPE_CHECKING:
+    from mediator.ops.backup_file import BackupManifest
+    from mediator.store.sqlite_copy import Progress
+
+app = CommandGroup()
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the backup.")]
+
+
+@app.command(epilog="Example: mediator backup /backup/monday.tar")
+def backup(
+    file: File,
+    with_keys: Annotated[
+        bool,
+        typer.Option("--with-keys", help="Include the keys that are kept beside the database; guard the file well."),
+    ] = False,
+    database_url: DatabaseUrl = None,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Write the whole database into one new file, while the service runs or not.
+
+    It has everything that was answered with success before the command began.
+    """
+    settings = options.load(database_url=database_url)
+    from mediator.ops.backup import backup as write
+
+    with _progress() as on_progress:
+        manifest = write(settings, file, with_keys=with_keys, on_progress=on_progress)
+    size = file.stat().st_size
+    if options.as_json:
+        output.print_json({"file": str(file), "bytes": size, **_fields(manifest)})
+        return
+    output.print_line(f"wrote {file}: {format_bytes(size)}, {_contents(manifest)}")
+    for name in manifest.left_out:
+        output.print_hint(f"{name} is not in it: keep a copy of it elsewhere, or use --with-keys")
+
+
+@app.command(epilog="Example: mediator restore /backup/monday.tar --data-dir /var/lib/mediator")
+def restore(file: File, database_url: DatabaseUrl = None, *, options: CommandOptions) -> None:
+    """Make a database from a backup: in an empty data directory, or an empty PostgreSQL database.
+
+    The backup may be of the other kind of database. Numbers that were given out after it are not given again.
+    """
+    settings = options.load(database_url=database_url)
+    from mediator.ops.backup import restore as read
+
+    with _progress() as on_progress:
+        done = read(settings, file, on_progress=on_progress)
+    if options.as_json:
+        more = {"skipped_ids": done.skipped, "later_messages": done.later, "missing_keys": done.missing_keys}
+        output.print_json({**_fields(done.manifest), **more})
+        return
+    output.print_line(f"restored {_contents(done.manifest)}")
+    output.print_line(f"each mailbox skips {done.skipped} msg_ids, so that none is given twice")
+    if done.later:
+        output.print_line(
+            f"not in it, says the journal: {format_count(done.later, 'message')} that came after the backup"
+        )
+    for name in done.missing_keys:
+        output.print_hint(f"put {name} into {settings.data_dir}, or its content into the settings, before you start")
+
+
+@app.command("migrate-to", epilog="Example: mediator migrate-to postgresql://mediator@db.internal/mediator")
+def migrate_to(
+    url: Annotated[str, typer.Argument(metavar="URL", help="An empty PostgreSQL database: postgresql://…")],
+    *,
+    options: CommandOptions,
+) -> None:
+    """Copy the SQLite database of a stopped service into an empty PostgreSQL database, with everything kept."""
+    settings = options.load()
+    from mediator.ops.backup import migrate_to as move
+
+    with _progress() as on_progress:
+        rows = move(settings, url, on_progress=on_progress)
+    if options.as_json:
+        output.print_json({"rows": dict(rows)})
+        return
+    count = format_count(sum(rows.values()), "row")
+    output.print_line(f"copied {count} of {len(rows)} tables; the file in {settings.data_dir} stays as it is")
+    output.print_line("now set database_url, and start the service with the same data directory")
+
+
+def _fields(manifest: "BackupManifest") -> dict[str, object]:
+    shown = manifest.model_dump(include={"version", "instance", "database", "rows", "left_out"})
+    return {**shown, "taken_at": manifest.taken_at / 1000, "keys": manifest.keys}
+
+
+def _contents(manifest: "BackupManifest") -> str:
+    mailboxes = format_count(manifest.rows.get("mailbox", 0), "mailbox", "mailboxes")
+    messages = format_count(manifest.rows.get("message", 0) + manifest.rows.get("delayed", 0), "message")
+    keys = f", {', '.join(manifest.keys)}" if manifest.keys else ""
+    return f"{mailboxes} with {messages}{keys}, as of {format_time(manifest.taken_at / 1000)}"
+
+
+@contextmanager
+def _progress() -> "Iterator[Progress]":
+    """Show a bar for each step on a terminal."""
+    with output.progress("{task.percentage:>3.0f} %") as progress:
+        bars = {}
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done, total=total)
+
+        yield on_progress

@@ -1,0 +1,192 @@
+"""Backs up, restores and moves the whole database, with the keys that are kept beside it if wanted."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mediator import __version__
+from mediator.config.settings import Settings
+from mediator.errors import SetupError
+from mediator.ops.backup_file import DATABASE, FORMAT, BackupFile, BackupManifest, write_backup
+from mediator.ops.journal import FOLDER, count_accepted
+from mediator.parts import find_parts
+from mediator.store.opening import database_path, make_data_dir
+from mediator.store.sqlite import hold
+from mediator.store.sqlite_copy import Progress, check_sqlite, copy_sqlite, count_rows, prepare, read_copy
+from mediator.system.private_files import open_file
+
+IDS_PER_MILLISECOND = 100
+"""More msg_ids than any mailbox can give; measured are fewer than that for a whole service."""
+MIN_SKIP = 1_000_000
+"""Ids that are skipped at least, whatever the clocks say."""
+_NUMBERED = ("mailbox",)
+"""The tables of the core whose numbers others know: a send-only address hides one, the journal and the lake name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did."""
+
+    manifest: BackupManifest
+    skipped: int
+    """How many msg_ids each mailbox skips."""
+    later: int
+    """Messages that came after the backup, says the journal in the data directory."""
+    missing_keys: list[str]
+    """Keys that are needed, and neither in the backup nor in the data directory or the settings."""
+
+
+def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Progress) -> BackupManifest:
+    """Write a backup of the database to the new file ``file``, whether a service runs or not, and return what is in it.
+
+    It has everything that was committed before it began. The folder needs room for two copies of the database
+    meanwhile. Raises :class:`SetupError` when the file exists or there is no database, :class:`StoreDamagedError` when
+    the database is damaged, :class:`UnavailableError` when it does not answer.
+    """
+    if file.exists():
+        raise SetupError(f"{file} is there already; nothing was written")
+    there = _find_keys(settings)
+    keys = there if with_keys else {}
+    with _working_folder(file.absolute().parent) as folder:
+        copy = folder / DATABASE
+        taken_at = _now()
+        if settings.store_url is None:
+            copy_sqlite(_existing_database(settings), copy, on_progress)
+        else:
+            from mediator.store.postgres_copy import copy_postgres
+
+            copy_postgres(settings.store_url, copy, on_progress)
+        check_sqlite(copy)
+        manifest = BackupManifest(
+            format=FORMAT,
+            version=__version__,
+            instance=settings.instance,
+            database="sqlite" if settings.store_url is None else "postgresql",
+            taken_at=taken_at,
+            rows=_count(copy),
+            left_out=[name for name in there if name not in keys],
+            files={},
+        )
+        written = folder / "backup.tar"
+        manifest = write_backup(written, copy, keys, manifest, on_progress)
+        written.rename(file)
+        _sync(file.absolute().parent)
+    return manifest
+
+
+def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restored:
+    """Make the database of the settings, which must not exist yet, from a backup of either kind of database.
+
+    No number that was given out after the backup is given again. Raises :class:`SetupError` when there is a database
+    already, or the file is damaged or no backup; :class:`SchemaError` when a newer program made it;
+    :class:`StoreHeldError` when a service runs; :class:`UnavailableError` when the database cannot be written. Nothing
+    was changed then.
+    """
+    with closing(BackupFile(file)) as source, _prepared_folder(settings) as folder:
+        manifest = source.manifest
+        keys = {name: source.key(name) for name in manifest.keys}
+        configured = _find_keys(settings)
+        for name, key in keys.items():
+            if configured.get(name, key).strip() != key.strip():
+                raise SetupError(f"{name} here is another key than the backup's; remove it, or the one in the settings")
+        copy = folder / DATABASE
+        source.extract_database(copy, on_progress)
+        if _count(copy) != manifest.rows:
+            raise SetupError(f"{file.name} is damaged: its tables have other numbers of rows than its list")
+        skip = max(MIN_SKIP, (_now() - manifest.taken_at) * IDS_PER_MILLISECOND)
+        prepare(copy, skip, [*_NUMBERED, *(name for part in find_parts() for name in part.known_numbers)])
+        later = count_accepted(settings.data_dir / FOLDER, manifest.taken_at)
+        for name, key in keys.items():
+            if name not in configured:
+                _write_key(settings.data_dir / name, key)
+        _install(settings, copy, on_progress)
+        return Restored(manifest, skip, later, [name for name in manifest.left_out if name not in configured])
+
+
+def migrate_to(settings: Settings, url: str, *, on_progress: Progress) -> Mapping[str, int]:
+    """Copy the SQLite database of a service that does not run into the empty PostgreSQL database at ``url``.
+
+    The file stays as it is. Returns the number of rows of each table. Raises :class:`SetupError` when the settings or
+    the target do not fit, :class:`StoreHeldError` when the service runs, :class:`UnavailableError` when PostgreSQL does
+    not answer; the target is empty then.
+    """
+    if settings.store_url is not None:
+        raise SetupError("database_url: the service's database is PostgreSQL already")
+    from mediator.store.postgres_copy import fill_postgres
+
+    path = _existing_database(settings)
+    with closing(hold(path)):
+        prepare(path, 0, ())
+        fill_postgres(url, path, on_progress)
+        return _count(path)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _find_keys(settings: Settings) -> dict[str, bytes]:
+    return {name: key for part in find_parts() for name, key in part.keys(settings).items()}
+
+
+def _existing_database(settings: Settings) -> Path:
+    path = database_path(settings.data_dir)
+    if not path.exists():
+        raise SetupError(f"data_dir: no database in {settings.data_dir}")
+    return path
+
+
+def _count(path: Path) -> dict[str, int]:
+    with closing(read_copy(path)) as connection:
+        return count_rows(connection)
+
+
+@contextmanager
+def _working_folder(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".mediator-backup-", dir=parent) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _prepared_folder(settings: Settings) -> Iterator[Path]:
+    """Hold the data directory, which has no database yet, and make a working folder in it."""
+    make_data_dir(settings.data_dir)
+    path = database_path(settings.data_dir)
+    with ExitStack() as stack:
+        if settings.store_url is None:
+            stack.enter_context(closing(hold(path)))
+            # What is left of a write-ahead log would be taken for the restored database's.
+            for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+                if file.exists():
+                    raise SetupError(f"data_dir: {file} is there already; move it away, or name another --data-dir")
+        yield stack.enter_context(_working_folder(settings.data_dir))
+
+
+def _install(settings: Settings, database: Path, on_progress: Progress) -> None:
+    if settings.store_url is not None:
+        from mediator.store.postgres_copy import fill_postgres
+
+        fill_postgres(settings.store_url, database, on_progress)
+        return
+    _sync(database)
+    database.rename(database_path(settings.data_dir))
+    _sync(settings.data_dir)
+
+
+def _write_key(path: Path, key: bytes) -> None:
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
