@@ -19,6 +19,7 @@ from functools import partial
 import structlog
 
 from mediator.admin.access import Access
+from mediator.admin.api import AdminApi
 from mediator.admin.sessions import CookieSealer
 from mediator.admin.sign_in import SignIn
 from mediator.broker import Broker
@@ -32,6 +33,8 @@ from mediator.nats.connection import NatsConnection
 from mediator.nats.opening import find_control_key, make_announcements, open_door, open_nats, open_wakes
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
+from mediator.ops.audit import AuditLog
+from mediator.ops.cleanup import all_steps
 from mediator.ops.collector import forget_volatile
 from mediator.ops.control import ControlServer
 from mediator.ops.dead_operations import DeadOperations
@@ -39,6 +42,7 @@ from mediator.ops.diagnosis import Finding
 from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.mailbox_operations import MailboxOperations
+from mediator.ops.message_operations import MessageOperations
 from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
 from mediator.ops.operations import Operation, Operations, Right
@@ -81,7 +85,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
     _tune_interpreter()
     settings = fit_service(settings)
     parts = find_parts()
-    metrics, health, operations = Metrics(), Health(), Operations()
+    metrics, health = Metrics(), Health()
     async with AsyncExitStack() as stack:
         # Storage and NATS.
         store = await asyncio.to_thread(_open_store, settings)
@@ -99,10 +103,11 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         await forget_volatile(broker, settings.instance)
 
         # What runs by the clock, and what operators ask for.
-        operations.add(_journal_rotate(journal))
-        cleanup_steps = [step for part in parts for step in part.cleanup_steps(settings)]
+        operations = _make_operations(broker, journal, settings)
         keep_groups = settings.push.keep_days * DAY
-        scheduler = Scheduler(broker, settings.cleanup, cleanup_steps, metrics, operations, keep_groups=keep_groups)
+        scheduler = Scheduler(
+            broker, settings.cleanup, all_steps(settings), metrics, operations, keep_groups=keep_groups
+        )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
         control = ControlServer(settings.data_dir, operations)
@@ -222,22 +227,30 @@ def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
     """Add the core's operations, and what leads to them over HTTP."""
     SignIn(host.access, host.settings, host.http_port).add_routes(host.app)
     MailboxOperations(host.broker).register(host.operations)
+    MessageOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
     service = ServiceOperations(host.broker, host.settings, health, nats_url, host.http_port, host.doctor_checks)
     service.register(host.operations)
+    AdminApi(host.operations, host.access).add_routes(host.app)
 
 
-def _journal_rotate(journal: JournalWriter) -> Operation:
-    return Operation(
-        "journal-rotate",
-        journal.rotate,
-        Right.OPERATE,
-        "Close the journal's open file, so that readers can read all that was committed before",
-        obj(),
-        method="POST",
-        path="/journal/rotate",
-        audited=False,
+def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:
+    audit = AuditLog(broker, settings.instance)
+    operations = Operations(audit.record)
+    audit.register(operations)
+    operations.add(
+        Operation(
+            "journal-rotate",
+            journal.rotate,
+            Right.OPERATE,
+            "Close the journal's open file, so that readers can read all that was committed before",
+            obj(),
+            method="POST",
+            path="/journal/rotate",
+            audited=False,
+        )
     )
+    return operations
 
 
 async def _examine_journal(journal: JournalWriter) -> list[Finding]:

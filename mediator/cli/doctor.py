@@ -1,4 +1,4 @@
-"""The commands that show the state of the service: doctor and status."""
+"""The commands that show the state of the service: doctor, status and the audit log."""
 
 from typing import Annotated, Any
 
@@ -93,3 +93,23 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
             for name, held in view["tenants"].items()
         ),
     ]
+
+
+@app.command(epilog="Example: mediator audit --actor ada")
+def audit(
+    actor: Annotated[str, typer.Option(help="Only what this operator did.")] = "",
+    operation: Annotated[str, typer.Option(help="Only this operation, such as mailbox-delete.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
+    *,
+    options: CommandOptions,
+) -> None:
+    """List what operators changed, and which payloads they read."""
+    answer = options.ask("audit-list", actor=actor, operation=operation, limit=limit)
+    columns = ("no#", "time", "actor", "via", "operation", "tenant", "about", "result")
+    options.print_rows(answer, columns, [_entry(item) for item in answer["entries"]], "no entries")
+
+
+def _entry(item: dict[str, Any]) -> tuple[str, ...]:
+    about = ", ".join(f"{name}={value}" for name, value in item["fields"].items())
+    words = (item[name] for name in ("actor", "via", "operation", "tenant"))
+    return str(item["no"]), format_time(item["at"]), *words, about, item["result"]

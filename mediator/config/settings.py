@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mediator.config.consistency import contradictions
@@ -28,7 +38,17 @@ from mediator.config.sections import (
     PushSettings,
     QuotaSettings,
 )
-from mediator.config.sources import ENV_PREFIX, Environment, Source, explain, merge, read_file
+from mediator.config.sources import (
+    ENV_PREFIX,
+    Environment,
+    Source,
+    explain,
+    is_secret,
+    merge,
+    options,
+    origin,
+    read_file,
+)
 from mediator.config.tenants import TenantSettings
 from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
 from mediator.endpoint import Endpoint, without_login
@@ -39,6 +59,8 @@ from mediator.parts import find_parts
 
 S = TypeVar("S", bound=PartSettings)
 
+_MASK = "**********"
+"""What stands for a secret, as pydantic writes it."""
 _KIB, _MIB = 1024, 1024 * 1024
 # A NATS server buffers at most 64 MiB for a client by default and refuses a larger max_payload; N7 takes ¾ of that.
 _MAX_MESSAGE = 47 * _MIB
@@ -88,6 +110,22 @@ def _instance(validated: dict[str, Any]) -> str:
 
 def _log_format() -> Literal["console", "json"]:
     return "console" if sys.stderr.isatty() else "json"
+
+
+def _as_json(value: Any) -> Any:
+    return str(value) if isinstance(value, Endpoint) else to_jsonable_python(value)
+
+
+class _Origins:
+    """Where values came from, which makes no difference between settings."""
+
+    def __init__(self, sources: tuple[Source, ...] = ()) -> None:
+        self.sources = sources
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Origins)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Settings(BaseSettings):
@@ -284,6 +322,8 @@ class Settings(BaseSettings):
         examples=["mediator-1"],
     )
 
+    _origins: _Origins = PrivateAttr(default_factory=_Origins)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -319,7 +359,24 @@ class Settings(BaseSettings):
         if problems:
             # Not chained: the cause's traceback could show a secret beside the wrong value.
             raise SetupError("\n".join(problems)) from None
+        settings._origins = _Origins(sources)
         return settings
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """Return each option with its value, as JSON, and where that came from; secrets are masked."""
+        kind = all_settings()
+        listed = []
+        for path, field in options(kind):
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                continue
+            value: Any = self
+            for step in path:
+                value = getattr(value, step)
+            if value is not None:
+                value = _MASK if path[0] != "tenants" and is_secret(path, kind) else _as_json(value)
+            source = origin(path, self._origins.sources) or "default"
+            listed.append({"option": ".".join(path), "value": value, "source": source})
+        return listed
 
     @property
     def tenant_names(self) -> list[str]:

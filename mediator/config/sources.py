@@ -179,10 +179,10 @@ def _found(detail: ErrorDetails, path: OptionPath, model: type[BaseModel]) -> st
     value = detail["input"]
     if detail["type"] == "extra_forbidden" or not isinstance(value, str | int | float) or path[0] == "tenants":
         return ""
-    return "" if _is_secret(path, model) else f", got {str(value)[:80]!r}"
+    return "" if is_secret(path, model) else f", got {str(value)[:80]!r}"
 
 
-def _is_secret(path: OptionPath, model: type[BaseModel]) -> bool:
+def is_secret(path: OptionPath, model: type[BaseModel]) -> bool:
     """Whether an option on the way to ``path`` holds a secret; one that the settings do not know may."""
     known: dict[OptionPath, FieldInfo] = dict(options(model))
     field = next((known[path[:length]] for length in range(len(path), 0, -1) if path[:length] in known), None)
@@ -192,11 +192,16 @@ def _is_secret(path: OptionPath, model: type[BaseModel]) -> bool:
     return marked or "SecretStr" in str(field.annotation)
 
 
-def _origin(path: OptionPath, sources: tuple[Source, ...]) -> str:
+def origin(path: OptionPath, sources: tuple[Source, ...]) -> str:
+    """Return the source that an option's value comes from: its variable, a file, or the command line; else empty."""
     for source in sources:
         if source.names(path):
-            return f" (from {_variable(path) if source.where == _ENVIRONMENT else source.where})"
+            return _variable(path) if source.where == _ENVIRONMENT else source.where
     return ""
+
+
+def _origin(path: OptionPath, sources: tuple[Source, ...]) -> str:
+    return f" (from {found})" if (found := origin(path, sources)) else ""
 
 
 def _variable(path: OptionPath) -> str:

@@ -63,6 +63,11 @@ def lift_time_limit(request: web.Request) -> None:
         request.protocol.lift()
 
 
+def extend_time_limit(request: web.Request, seconds: float) -> None:
+    """Give a request so many seconds from now, for what takes longer than requests of clients do."""
+    request[_LIMIT].reschedule(asyncio.get_running_loop().time() + seconds)
+
+
 async def _livez(_request: web.Request) -> web.Response:
     return web.Response(text="ok", headers=_FRESH)
 

@@ -24,6 +24,8 @@ class EventType(IntEnum):
     DEAD = 12
     LEASED = 13
     """Delivered to one worker under a lease; DELIVERED is without one."""
+    OPERATED = 14
+    """An operator changed something; ``msg_id`` is the entry's number in the audit log."""
 
 
 class Event(NamedTuple):

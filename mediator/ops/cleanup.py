@@ -19,7 +19,8 @@ from mediator.broker import Broker, wall_clock
 from mediator.config.settings import Settings
 from mediator.errors import MediatorError, SetupError
 from mediator.mailboxes.bounds import DAY
-from mediator.ops.collector import Collector
+from mediator.ops.audit import OldAudits
+from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
 from mediator.ops.scheduler import PASS_SECONDS
@@ -127,9 +128,14 @@ async def _opened(settings: Settings) -> AsyncIterator[Broker]:
         store.close()
 
 
-def _collector(settings: Settings) -> Collector:
+def all_steps(settings: Settings) -> list[CleanupStep]:
+    """Return what the clean-up does beside the mailboxes: for the parts, and for the audit log."""
     steps = [step for part in find_parts() for step in part.cleanup_steps(settings)]
-    return Collector(wall_clock(), steps, keep_groups=settings.push.keep_days * DAY)
+    return [*steps, OldAudits(settings.operators.audit_days)]
+
+
+def _collector(settings: Settings) -> Collector:
+    return Collector(wall_clock(), all_steps(settings), keep_groups=settings.push.keep_days * DAY)
 
 
 async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:

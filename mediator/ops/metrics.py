@@ -139,8 +139,8 @@ class Metrics:
         for (kind, lane), count in Tally(map(_TYPE_AND_LANE, committed.events)).items():
             if lanes := self._messages.get(kind):
                 lanes[lane].inc(count)
-            else:
-                self._mailboxes[kind].inc(count)
+            elif mailboxes := self._mailboxes.get(kind):
+                mailboxes.inc(count)
 
     def removed(self, kind: str, count: int) -> None:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""

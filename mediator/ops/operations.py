@@ -63,14 +63,15 @@ class Operation:
     summary: str
     answer: Schema
     fields: Mapping[str, Schema] = field(default_factory=dict)
-    """The schema of each field. One with a ``default`` gets it when the request has none."""
+    """The schema of each field. One with a ``default`` gets it when the request has none; the audit log does not keep
+    one that is ``writeOnly``, nor one with password, secret, token or payload in its name."""
     required: tuple[str, ...] = ()
     """Fields that the request must have, beside those in the path."""
     method: str = "GET"
     path: str | None = None
     """The path below ``/api/v1``, with fields in braces; None: on the control socket alone."""
     audited: bool = True
-    """Whether it goes to the audit log. Reads never do, nor steps of a job that has a history of its own."""
+    """Whether it goes to the audit log, if it changes something or shows payloads; steps of jobs have their history."""
     within: float = OPERATION_SECONDS
     """Seconds after which it is given up."""
     longest: int = MAX_REQUEST
@@ -113,7 +114,8 @@ class Operations:
         takes too long.
         """
         operation = self.get(name)
-        if operation.method == "GET" or not operation.audited or self._audit is None:
+        looks = operation.method == "GET" and operation.right is not Right.READ_PAYLOAD
+        if looks or not operation.audited or self._audit is None:
             return await self._run(actor, operation, request)
         result = "internal"
         try:
@@ -157,6 +159,9 @@ def read_text(request: OperationRequest, name: str) -> str:
     value = request.get(name, "")
     if not isinstance(value, str):
         raise BadRequestError(name, "expected text")
+    # PostgreSQL keeps no NUL, and neither keeps halves of characters.
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise BadRequestError(name, "expected text without NUL")
     return value
 
 

@@ -16,7 +16,7 @@ from mediator.ops.diagnosis import DoctorCheck, Finding, Level
 from mediator.ops.installation import CHECK_SECONDS, damage_findings, disk_findings, file_findings, journal_findings
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
-from mediator.ops.schemas import COUNT, FINDINGS, FLAG, TEXT, TIME, obj, or_null, table
+from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, many, obj, or_null, table
 from mediator.ops.units import format_time
 
 LATE = 5000
@@ -25,7 +25,7 @@ NEARLY = 0.9
 
 
 class ServiceOperations:
-    """The operations ``installation``, ``overview`` and ``endpoints``."""
+    """The operations ``installation``, ``overview``, ``endpoints`` and ``settings``."""
 
     def __init__(
         self,
@@ -86,6 +86,14 @@ class ServiceOperations:
                 obj(nats=TEXT, certificate=or_null(TEXT), http_port=COUNT),
                 path="/endpoints",
             ),
+            Operation(
+                "settings",
+                self._list_settings,
+                Right.READ,
+                "The settings in force, and where each came from; secrets are masked",
+                obj(options=many(obj(option=TEXT, value=ANY, source=TEXT))),
+                path="/settings",
+            ),
         )
 
     async def _installation(self, _request: OperationRequest) -> Answer:
@@ -138,6 +146,9 @@ class ServiceOperations:
             "certificate": None if certificate is None else await asyncio.to_thread(certificate.read_text),
             "http_port": self._http_port,
         }
+
+    async def _list_settings(self, _request: OperationRequest) -> Answer:
+        return {"options": self._settings.in_force()}
 
     async def _overview(self, _request: OperationRequest) -> Answer:
         settings, broker = self._settings, self._broker

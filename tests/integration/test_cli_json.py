@@ -92,6 +92,7 @@ keys list
 keys detach {key}
 identity rotate
 doctor
+audit
 status
 cleanup --dry-run
 cleanup

@@ -30,11 +30,13 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
+from mediator.ops.audit import AuditLog
 from mediator.ops.journal import FOLDER, events
 from mediator.ops.journal import writer as journal_module
 from mediator.ops.journal.segments import ACTIVE, Segments, closed_segments, read_gaps, read_segment
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Actor, Operation, Operations, Right
 from mediator.store.base import Place, Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.postgres import Server
@@ -152,6 +154,9 @@ async def test_every_kind_of_event_is_told(tmp_path: Path) -> None:
     await run.broker.write_background(lambda tx, now: collecting.expired_messages(tx, now, 10))
     await run.broker.write_background(lambda tx, now: collecting.expired_mailboxes(tx, now, 10))
     await run.broker.delete_mailbox(TENANT, "deleted")
+    operations = Operations(AuditLog(run.broker, "here").record)
+    operations.add(Operation("act", run.journal.rotate, Right.OPERATE, "", {}, method="POST"))
+    await operations.run(Actor(SECRET, frozenset(Right), "token"), "act", {})
     await run.stop()
 
     told = run.told()

@@ -1,0 +1,163 @@
+"""The admin API: every operation with a path, as JSON over HTTP below ``/api/v1``, and its OpenAPI document."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import hdrs, web
+from multidict import MultiMapping
+
+from mediator.admin.access import Access
+from mediator.admin.openapi import path_fields, write_document
+from mediator.errors import BadRequestError
+from mediator.http.app import Handler, answer_timeout, extend_time_limit
+from mediator.ops.operations import Operation, OperationRequest, Operations, Right
+from mediator.ops.schemas import Schema
+
+PREFIX = "/api/v1"
+GRACE = 5.0
+"""Seconds beyond an operation's own limit, for its request and its answer."""
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_IN_QUERY = frozenset({hdrs.METH_GET, hdrs.METH_DELETE})
+"""Methods whose fields are in the query; those of others are in the body."""
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_TRUTH = {"true": True, "false": False}
+
+
+class AdminApi:
+    """Serves the operations to programs that carry a token, and to pages of ours."""
+
+    def __init__(self, operations: Operations, access: Access) -> None:
+        self._operations = operations
+        self._access = access
+        self._document = b""
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add a route for each operation that there is by now."""
+        for operation in self._operations.all():
+            if operation.path is not None:
+                app.router.add_route(operation.method, PREFIX + operation.path, self._handler(operation))
+        app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
+        self._document = orjson.dumps(write_document(self._operations.all(), PREFIX))
+
+    def _handler(self, operation: Operation) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            actor = self._access.require(request, Right.READ)
+            extend_time_limit(request, operation.within + GRACE)
+            # Who may not do it is told so, whatever the request says otherwise.
+            fields = await _read(operation, request) if operation.right in actor.rights else {}
+            try:
+                body = await self._operations.run(actor, operation.name, fields)
+            except TimeoutError:
+                return answer_timeout(operation.within)
+            return web.Response(body=orjson.dumps(body), content_type="application/json", headers=_HEADERS)
+
+        return answer
+
+    async def _describe(self, request: web.Request) -> web.Response:
+        self._access.require(request, Right.READ)
+        return web.Response(body=self._document, content_type="application/json", headers=_HEADERS)
+
+
+async def _read(operation: Operation, request: web.Request) -> OperationRequest:
+    """Return the fields of a request, which have the types of their schemas; their bounds, the operation checks."""
+    in_path = path_fields(operation)
+    given = (
+        await _read_body(operation, request) if operation.method not in _IN_QUERY else _read_query(operation, request)
+    )
+    if operation.method not in _IN_QUERY and request.query:
+        raise BadRequestError(next(iter(request.query)), "expected in the body, not in the query")
+    for name in given:
+        if name not in operation.fields or name in in_path:
+            raise BadRequestError(name[:100], "unknown field")
+    given |= {name: _parse(name, request.match_info[name], operation.fields[name]) for name in in_path}
+    for name in operation.required:
+        if name not in given:
+            raise BadRequestError(name, "expected a value, there is none")
+    for name, value in given.items():
+        _check(name, value, operation.fields[name])
+    return given
+
+
+async def _read_body(operation: Operation, request: web.Request) -> dict[str, Any]:
+    body = await request.read()
+    if len(body) > operation.longest:
+        raise BadRequestError("body", f"expected at most {operation.longest} bytes")
+    if not body:
+        return {}
+    if request.content_type != "application/json":
+        raise BadRequestError("content-type", "expected application/json")
+    try:
+        given = orjson.loads(body)
+    except ValueError:
+        raise BadRequestError("body", "expected JSON") from None
+    if not isinstance(given, dict):
+        raise BadRequestError("body", "expected a JSON object")
+    return given
+
+
+def _read_query(operation: Operation, request: web.Request) -> dict[str, Any]:
+    query: MultiMapping[str] = request.query
+    given: dict[str, Any] = {}
+    for name in query:
+        schema = operation.fields.get(name, {})
+        values = query.getall(name)
+        if "array" in _kinds(schema):
+            given[name] = [_parse(name, value, schema.get("items", {})) for value in values]
+        elif len(values) > 1:
+            raise BadRequestError(name[:100], "expected one value")
+        else:
+            given[name] = _parse(name, values[0], schema)
+    return given
+
+
+def _parse(name: str, text: str, schema: Schema) -> Any:
+    """Return what a text in a path or a query stands for."""
+    kinds = _kinds(schema)
+    if "boolean" in kinds:
+        return _TRUTH.get(text, text)
+    for kind, read in {"integer": int, "number": float}.items():
+        if kind in kinds:
+            try:
+                return read(text) if text.isascii() and not text.isspace() and "_" not in text else text
+            except ValueError:
+                return text
+    return text
+
+
+def _check(name: str, value: Any, schema: Schema) -> None:
+    """Raise :class:`BadRequestError` when a value has another type than its schema says, or is none of its words."""
+    kinds = _kinds(schema)
+    allowed = tuple(type for kind in kinds for type in _TYPES[kind])
+    if kinds and (not isinstance(value, allowed) or (isinstance(value, bool) and "boolean" not in kinds)):
+        raise BadRequestError(name, f"expected {' or '.join(kinds)}")
+    if "enum" in schema and value not in schema["enum"]:
+        raise BadRequestError(name, f"expected {', '.join(map(str, schema['enum']))}")
+    if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+        raise BadRequestError(name, "expected text without NUL")
+    if isinstance(value, list) and "items" in schema:
+        for at, item in enumerate(value):
+            _check(f"{name}[{at}]", item, schema["items"])
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        raise BadRequestError(name, "expected a number of 64 bits")
+
+
+def _kinds(schema: Schema) -> tuple[str, ...]:
+    kind = schema.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""The audit log: who changed what, by which way in, and how it ended."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import structlog
+
+from mediator.broker import Broker
+from mediator.errors import MediatorError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.events import Event, EventType
+from mediator.ops.collector import CleanupStep, SliceResult
+from mediator.ops.operations import (
+    Actor,
+    Answer,
+    Operation,
+    OperationRequest,
+    Operations,
+    Right,
+    read_number,
+    read_optional_number,
+    read_text,
+)
+from mediator.ops.schemas import (
+    COUNT,
+    FLAG,
+    RIGHT,
+    TEXT,
+    TIME,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    or_null,
+    table,
+    whole,
+)
+from mediator.store.base import Transaction
+from mediator.store.session import Table
+
+KEPT = 100_000
+"""Entries that are kept at most."""
+MAX_LISTED = 1000
+MAX_TEXT = 200
+"""Characters of a field that are kept."""
+_SECRET = ("password", "secret", "token", "payload")
+"""Fields with such a word in their names are not kept."""
+
+_log = structlog.get_logger("audit")
+
+
+class AuditTable(Table):
+    """The entries in SQL, in order of their numbers, which grow and never come again."""
+
+    def add(self, entry: Mapping[str, Any]) -> int:
+        """Keep an entry, forget the oldest beyond the bound, and return its number."""
+        places = ", ".join("?" * len(entry))
+        (no,) = self._session.one(
+            f"INSERT INTO audit_log ({', '.join(entry)}) VALUES ({places}) RETURNING no", tuple(entry.values())
+        )
+        self._execute("DELETE FROM audit_log WHERE no <= ?", (no - KEPT,))
+        return int(no)
+
+    def newest(self, before: int | None, actor: str, operation: str, limit: int) -> list[dict[str, Any]]:
+        """Return entries, the newest first: older than ``before``, of one actor, of one operation."""
+        where, parameters = ["no < ?"], [before if before is not None else 2**63 - 1]
+        for column, value in {"actor": actor, "operation": operation}.items():
+            if value:
+                where.append(f"{column} = ?")
+                parameters.append(value)  # type: ignore[arg-type]
+        names = ("no", "at", "instance", "actor", "via", "operation", "tenant", "fields", "result")
+        sql = f"SELECT {', '.join(names)} FROM audit_log WHERE {' AND '.join(where)} ORDER BY no DESC LIMIT ?"
+        return [dict(zip(names, row, strict=True)) for row in self._execute(sql, (*parameters, limit))]
+
+    def forget(self, until: int, limit: int) -> int:
+        """Remove at most ``limit`` entries that are older than a time; return how many."""
+        oldest = list(self._execute("SELECT no, at FROM audit_log ORDER BY no LIMIT ?", (limit,)))
+        old = [no for no, at in oldest if at < until]
+        if old:
+            self._execute("DELETE FROM audit_log WHERE no <= ?", (old[-1],))
+        return len(old)
+
+
+class OldAudits(CleanupStep):
+    """Forgets entries of the audit log that are older than the settings keep them."""
+
+    name = "audit_entries"
+
+    def __init__(self, days: int) -> None:
+        self._keep = days * DAY
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Forget at most ``limit`` entries."""
+        count = tx.table(AuditTable).forget(now - self._keep, limit)
+        return SliceResult(count, count >= limit, {self.name: count})
+
+
+class AuditLog:
+    """Keeps what operators do, and lists it. Used on the event loop."""
+
+    def __init__(self, broker: Broker, instance: str) -> None:
+        self._broker = broker
+        self._instance = instance
+
+    async def record(self, actor: Actor, operation: Operation, request: OperationRequest, result: str) -> None:
+        """Keep an act; see :data:`mediator.ops.operations.Audit`. If the store refuses it, the log has it alone."""
+        tenant = request.get("tenant")
+        tenant = tenant[:MAX_TEXT] if isinstance(tenant, str) and tenant else DEFAULT_TENANT
+        fields = orjson.dumps(_kept(operation, request)).decode()
+        about = {"actor": actor.name, "via": actor.via, "operation": operation.name, "tenant": tenant, "result": result}
+
+        def write(tx: Transaction, now: int) -> None:
+            no = tx.table(AuditTable).add({"at": now, "instance": self._instance, **about, "fields": fields})
+            tx.events.append(Event(EventType.OPERATED, now, tenant, 0, msg_id=no))
+
+        # The log has no fields: they may name a mailbox (A7).
+        _log.info("operator acted", **about)
+        try:
+            await self._broker.write(write, when_full=True)
+        except MediatorError as error:
+            _log.error("an act is missing in the audit log", **about, reason=str(error))
+
+    def register(self, operations: Operations) -> None:
+        """Register the operation ``audit-list``."""
+        entry = obj(
+            no=COUNT,
+            at=TIME,
+            instance=TEXT,
+            actor=TEXT,
+            via=TEXT,
+            operation=TEXT,
+            tenant=TEXT,
+            fields=table({}),
+            result=about(TEXT, "`ok`, or the code of the error."),
+        )
+        operations.add(
+            Operation(
+                "audit-list",
+                self._list,
+                Right.READ,
+                "What operators changed, and which payloads they read, the newest first",
+                obj(entries=many(entry), more=FLAG),
+                fields={
+                    "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
+                    "actor": about(TEXT, "Of this operator alone."),
+                    "operation": about(TEXT, "Of this operation alone."),
+                    "limit": limit(MAX_LISTED),
+                },
+                path="/audit",
+            )
+        )
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        limit, before = (
+            read_number(request, "limit", 1, MAX_LISTED),
+            read_optional_number(request, "before", 0, 2**63 - 1),
+        )
+        actor, operation = read_text(request, "actor"), read_text(request, "operation")
+        found = await self._broker.read(
+            lambda tx, _now: tx.table(AuditTable).newest(before, actor, operation, limit + 1)
+        )
+        entries = [{**one, "at": one["at"] / 1000, "fields": orjson.loads(one["fields"])} for one in found[:limit]]
+        return {"entries": entries, "more": len(found) > limit}
+
+
+def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
+    """Return what the log keeps of a request: the fields of the operation without secrets and payloads."""
+    return {
+        name: _cut(request[name])
+        for name, schema in operation.fields.items()
+        if name in request and name != "tenant" and not _is_secret(name, schema)
+    }
+
+
+def _is_secret(name: str, schema: Schema) -> bool:
+    return RIGHT in schema or bool(schema.get("writeOnly")) or any(word in name for word in _SECRET)
+
+
+def _cut(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

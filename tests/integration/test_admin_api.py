@@ -1,0 +1,167 @@
+"""The admin API of a running service: each role on each endpoint, payloads, the audit log, and its document."""
+
+import base64
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from mediator.ops.operations import ROLES, Right
+from tests.harness.app import Answer, App, app
+from tests.harness.waiting import until
+
+TOKENS = {role: f"token-of-a-{role}-role" for role in ROLES}
+OPERATORS = {"tokens": [{"name": f"{role}er", "token": token, "roles": [role]} for role, token in TOKENS.items()]}
+V1 = "/api/v1"
+PAYLOAD = b"what nobody but its readers may see"
+FIELDS = defaultdict(lambda: "x", mail_address="box", msg_id="0", connection="1")
+"""What stands in a path."""
+
+
+class Admin:
+    """Operators of one service."""
+
+    def __init__(self, service: App) -> None:
+        self.app = service
+        self.document: dict[str, Any] = {}
+
+    async def call(self, method: str, path: str, body: Any = None, role: str = "admin") -> Answer:
+        return await self.app.call(method, V1 + path, body, token=TOKENS[role])
+
+    async def done(self, method: str, path: str, body: Any = None, role: str = "admin") -> Any:
+        answer = await self.call(method, path, body, role)
+        assert answer.status == 200, answer.data
+        return answer.json
+
+    def endpoints(self) -> list[tuple[str, str, dict[str, Any]]]:
+        return [
+            (method.upper(), path, operation)
+            for path, operations in self.document["paths"].items()
+            for method, operation in operations.items()
+        ]
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
+    async with app(tmp_path, operators=OPERATORS, didcomm={}) as service:
+        made = Admin(service)
+        made.document = await made.done("GET", "/openapi.json")
+        yield made
+
+
+async def test_each_role_is_held_to_its_rights_everywhere(admin: Admin) -> None:
+    assert len(admin.endpoints()) > 30
+    for method, path, operation in admin.endpoints():
+        filled = path.format_map(FIELDS)
+        # An unknown field is refused before anything is done, and after the right is known.
+        query, body = ("?no-field=1", None) if method in {"GET", "DELETE"} else ("", {"no-field": 1})
+        assert (await admin.app.call(method, V1 + filled + query, body)).status == 401
+        for role, rights in ROLES.items():
+            answer = await admin.call(method, filled + query, body, role)
+            expected = (400, "bad_request") if Right(operation["x-right"]) in rights else (403, "not_allowed")
+            assert (answer.status, answer.json["code"]) == expected, f"{role}: {method} {path}"
+
+
+async def test_a_token_without_the_right_sees_no_payload(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    await admin.done("POST", "/mailboxes/box/messages", {"payload": PAYLOAD.decode()})
+    spent = {"group_name": "g", "deliver": "earliest", "config": {"ack_wait_ms": 1000, "max_deliver": 1}}
+    assert (await admin.app.done("MSG.FETCH.box", spent))["messages"]
+
+    async def dead() -> bool:
+        listed = await admin.done("GET", "/mailboxes/box/dead?group_name=g", role="read-payload")
+        return [base64.b64decode(one["payload_start"]) for one in listed["messages"]] == [PAYLOAD]
+
+    await until(dead)
+    shown = await admin.done("GET", "/mailboxes/box/messages/0", role="read-payload")
+    assert base64.b64decode(shown["payload"]) == PAYLOAD
+    forms = (PAYLOAD, base64.b64encode(PAYLOAD)[:-4])
+    order = ["GET", "PATCH", "POST", "DELETE"]
+    for method, path, _ in sorted(admin.endpoints(), key=lambda one: order.index(one[0])):
+        for role in ("read", "operate"):
+            answer = await admin.call(
+                method, path.format_map(FIELDS), {} if method in {"POST", "PATCH"} else None, role
+            )
+            assert not any(form in answer.data for form in forms), f"{role}: {method} {path}"
+
+
+async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    await admin.done("POST", "/mailboxes/box/messages", {"payload": "secret", "lane": "urgent"}, "operate")
+    await admin.done("PATCH", "/mailboxes/box", {"ack_wait_ms": 1000}, "operate")
+    await admin.call("DELETE", "/mailboxes/box", role="read")
+    await admin.call("DELETE", "/mailboxes/other", role="operate")
+    await admin.done("GET", "/mailboxes/box/messages/0", role="read-payload")
+    entries = (await admin.done("GET", "/audit", role="read"))["entries"]
+    assert [(one["actor"], one["operation"], one["fields"], one["result"]) for one in reversed(entries)] == [
+        ("operateer", "message-send", {"mail_address": "box", "lane": "urgent"}, "ok"),
+        ("operateer", "mailbox-set", {"mail_address": "box", "ack_wait_ms": 1000}, "ok"),
+        ("reader", "mailbox-delete", {}, "not_allowed"),
+        ("operateer", "mailbox-delete", {"mail_address": "other"}, "mailbox_not_found"),
+        ("read-payloader", "message-show", {"mail_address": "box", "msg_id": 0}, "ok"),
+    ]
+    page = await admin.done("GET", "/audit?actor=operateer&limit=1")
+    assert (page["entries"][0]["fields"], page["more"]) == ({"mail_address": "other"}, True)
+    older = await admin.done("GET", f"/audit?operation=mailbox-set&before={page['entries'][0]['no']}")
+    assert [one["result"] for one in older["entries"]] == ["ok"]
+
+
+async def test_messages_are_listed_by_lane_and_in_pages(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    for number in range(5):
+        lane = "urgent" if number % 2 else "low"
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": "x" * number, "lane": lane})
+    first = await admin.done("GET", "/mailboxes/box/messages?limit=3")
+    assert [one["msg_id"] for one in first["messages"]] == [4, 3, 2]
+    rest = await admin.done("GET", f"/mailboxes/box/messages?limit=3&before={first['next']}")
+    assert ([one["msg_id"] for one in rest["messages"]], rest["next"]) == ([1, 0], None)
+    urgent = await admin.done("GET", "/mailboxes/box/messages?lane=urgent&limit=1")
+    assert [(one["msg_id"], one["lane"], one["size"]) for one in urgent["messages"]] == [(3, "urgent", 3)]
+    urgent = await admin.done("GET", f"/mailboxes/box/messages?lane=urgent&before={urgent['next']}")
+    assert ([one["msg_id"] for one in urgent["messages"]], urgent["next"]) == ([1], None)
+    since = first["messages"][1]["created_at"]
+    assert (await admin.done("GET", f"/mailboxes/box/messages?since={since}"))["messages"] == first["messages"][:2]
+    assert await admin.done("DELETE", "/mailboxes/box/messages/3") == {"msg_id": 3, "deleted": True}
+    assert (await admin.call("GET", "/mailboxes/box/messages/3")).json["code"] == "message_not_found"
+
+
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("GET", "/mailboxes?limit=x", None, "limit: expected integer"),
+    ("GET", "/mailboxes?limit=0", None, "limit: expected 1 to 1000"),
+    ("GET", "/mailboxes?limit=1&limit=2", None, "limit: expected one value"),
+    ("GET", "/mailboxes?prefix=%00", None, "prefix: expected text without NUL"),
+    ("GET", "/mailboxes?nothing=1", None, "nothing: unknown field"),
+    ("GET", "/mailboxes/BOX", None, "mail_address: expected lowercase"),
+    ("GET", "/connections/x", None, "connection: expected integer"),
+    ("GET", "/connections/99999999999999999999", None, "connection: expected a number of 64 bits"),
+    ("POST", "/mailboxes/box/messages", {"lane": "low"}, "payload: expected a value, there is none"),
+    ("POST", "/mailboxes/box/messages", {"payload": "x", "lane": "no"}, "lane: expected critical, urgent"),
+    ("POST", "/mailboxes/box/messages", {"payload": True}, "payload: expected string"),
+    ("POST", "/mailboxes/box/messages", {"payload": "x", "mail_address": "a"}, "mail_address: unknown field"),
+    ("POST", "/mailboxes/box/dead/drop", {"msg_ids": [1, "x"]}, "msg_ids[1]: expected integer"),
+    ("POST", "/mailboxes/box/dead/drop?tenant=x", {}, "tenant: expected in the body"),
+    ("POST", "/mailboxes/box/messages", b"{", "body: expected JSON"),
+    ("POST", "/mailboxes/box/messages", [], "body: expected a JSON object"),
+]
+
+
+async def test_bad_input_names_the_field(admin: Admin) -> None:
+    for method, path, body, error in WRONG:
+        answer = await admin.call(method, path, body)
+        assert (answer.status, answer.json["code"]) == (400, "bad_request"), path
+        assert answer.json["error"].startswith(error), answer.json
+
+
+async def test_settings_say_where_they_are_from_without_secrets(admin: Admin) -> None:
+    answer = await admin.call("GET", "/settings", role="read")
+    options = {one["option"]: (one["value"], one["source"]) for one in answer.json["options"]}
+    assert options["operators.audit_days"] == (365, "default")
+    assert options["operators.tokens"][0] == "**********"
+    assert not any(token.encode() in answer.data for token in TOKENS.values())
+
+
+async def test_the_document_is_openapi(admin: Admin) -> None:
+    validate(admin.document)
