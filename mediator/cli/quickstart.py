@@ -17,12 +17,13 @@ import typer
 from mediator.cli.context_files import NAME, write_private
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup, OutputOptions
-from mediator.cli.systemd_unit import unit_text
+from mediator.cli.systemd_unit import pipeline_units, unit_text
 from mediator.endpoint import Endpoint
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.system.private_files import make_folder
 
 PASSWORD_BYTES = 24
+MEDIATOR = (sys.executable, "-m", "mediator")
 SERVICE_USER = "mediator"
 """Who runs a system's service that root has set up."""
 
@@ -66,6 +67,7 @@ def quickstart(
         "config": str(plan.config),
         "data_dir": str(plan.data_dir),
         "unit": str(plan.unit),
+        "optional_units": [str(path) for path in plan.optional_units()],
         "contexts": {name: str(plan.context(name)) for name in names},
         "start": plan.start_commands(),
         "next": plan.first_commands(),
@@ -124,8 +126,25 @@ class _Plan:
         for name, password in self.passwords.items():
             login = {"server": self.server, "user": name, "password": password}
             yield self.context(name), json.dumps(login, indent=2) + "\n"
-        command = [sys.executable, "-m", "mediator", "serve", "--config", str(self.config)]
-        yield self.unit, unit_text(command, self.data_dir, self.system_user)
+        yield self.unit, unit_text([*MEDIATOR, "serve", *self._options], self.data_dir, self.system_user)
+        yield from self.optional_units().items()
+
+    def optional_units(self) -> dict[Path, str]:
+        """Return the units of what the service can do itself, for those who want it beside the service."""
+        folder = self.folder / "optional-units"
+        daemon = [*MEDIATOR, "cleanup", "--daemon", *self._options]
+        pipeline, timer = pipeline_units(MEDIATOR, self._options, self.data_dir, self.system_user)
+        return {
+            folder / "mediator-cleanup.service": unit_text(
+                daemon, self.data_dir, self.system_user, "Mediator: the clean-up of expired mail"
+            ),
+            folder / "mediator-pipeline.service": pipeline,
+            folder / "mediator-pipeline.timer": timer,
+        }
+
+    @property
+    def _options(self) -> list[str]:
+        return ["--config", str(self.config)]
 
     def settings(self) -> str:
         """Return the settings file."""
@@ -147,7 +166,7 @@ class _Plan:
         files = list(self.files())
         if taken := [str(path) for path in (*(path for path, _ in files), self.data_dir) if path.exists()]:
             raise CommandError(f"{taken[0]} is there already; nothing was written, choose another folder")
-        for path in (self.folder, self.folder / "contexts", self.data_dir):
+        for path in dict.fromkeys((self.folder, self.data_dir, *(path.parent for path, _ in files))):
             make_folder(path)
         for path, text in files:
             write_private(path, text)
@@ -179,6 +198,7 @@ class _Plan:
             (self.data_dir, "the mail: back it up"),
             *((self.context(name), f"server and login of {name}, for --context") for name in self.passwords),
             (self.unit, "systemd unit"),
+            (next(iter(self.optional_units())).parent, "units of the clean-up and the pipeline beside the service"),
         ]
         width = max(len(str(path)) for path, _ in made)
         return "\n".join(

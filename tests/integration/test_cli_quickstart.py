@@ -104,6 +104,22 @@ def test_a_unit_of_the_system_has_a_user_of_its_own(alone, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_the_units_ask_for_few_rights(alone, tmp_path):
+    """Below 2 of 10 in systemd's own measure of what a unit exposes."""
+    made = alone("quickstart", "--system", "--json").json
+    units = [made["unit"], *made["optional_units"]]
+    assert systemd("verify", "--man=no", *units) == ""
+    for unit in units:
+        if unit.endswith(".service"):
+            systemd("security", "--offline=yes", "--threshold=19", unit)
+
+
+def systemd(*arguments: str) -> str:
+    """Return what systemd-analyze objects to; it fails where the exposure is above the threshold."""
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_understands_the_unit(tmp_path):
     folder = tmp_path / "50% of $HOME"
     folder.mkdir()
