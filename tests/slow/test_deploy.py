@@ -1,0 +1,130 @@
+"""What deploy/ offers: each file by the judge of its kind, since neither Docker nor a cluster runs here."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mediator.config.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = DEPLOY / "compose"
+CHART = DEPLOY / "helm" / "mediator"
+SHARED = ["--set", "replicas=3,existingSecret=keys,ingress.enabled=true,serviceMonitor.enabled=true"]
+
+
+def run(tool: str, *arguments: str | Path) -> str:
+    """Run a program of this environment, which must succeed, and return what it prints."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name(tool), *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def secret(name: str) -> str:
+    """Return what .env.example asks for: a key in base64, or a password in hex."""
+    digest = hashlib.sha256(name.encode())
+    return base64.b64encode(digest.digest()).decode() if name.endswith("_KEY") else digest.hexdigest()
+
+
+def compose() -> dict[str, Any]:
+    """Return the compose file with every variable filled in, in the ways of compose that it uses."""
+    text = (COMPOSE / "compose.yaml").read_text()
+    filled = re.sub(r"\$\{(\w+)(:\?[^}]*)?\}", lambda found: secret(found[1]), text)
+    composed: dict[str, Any] = yaml.safe_load(filled)
+    return composed
+
+
+def test_the_image_is_built_as_hadolint_advises():
+    run("hadolint", "--failure-threshold", "info", DEPLOY / "Dockerfile")
+
+
+def test_the_compose_file_fits_its_specification():
+    run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE / "compose.yaml")
+
+
+def test_every_variable_of_compose_stands_in_the_example():
+    used = set(re.findall(r"\$\{(\w+)", (COMPOSE / "compose.yaml").read_text()))
+    listed = set(re.findall(r"^(\w+)=", (COMPOSE / ".env.example").read_text(), re.MULTILINE))
+    assert used == listed
+
+
+def test_every_file_that_compose_mounts_is_there():
+    services = compose()["services"].values()
+    sources = [volume.split(":")[0] for service in services for volume in service.get("volumes", ())]
+    files = [source for source in sources if source.startswith(".")]
+    assert len(files) >= 7
+    assert [source for source in files if not (COMPOSE / source).is_file()] == []
+
+
+def test_the_service_takes_the_settings_of_compose(monkeypatch):
+    """Each instance differs by its name alone, and nobody but operators and tokens gets in."""
+    instances = {name: service for name, service in compose()["services"].items() if name.startswith("mediator-")}
+    assert len(instances) == 3
+    for name, service in instances.items():
+        for variable, value in service["environment"].items():
+            monkeypatch.setenv(variable, value)
+        settings = Settings.load(COMPOSE / "mediator.toml")
+        assert settings.instance == name
+        assert settings.http.port == 8080
+        assert not settings.http_anonymous
+        assert settings.nats_url is not None
+        assert settings.nats_url.get_secret_value().count("nats-") == 3
+        assert settings.database_url is not None
+
+
+def test_nats_server_takes_its_configuration():
+    passwords = {"NATS_PASSWORD": "one", "AGENT_PASSWORD": "two", "ROUTE_PASSWORD": "three"}
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("nats-server"), "-t", "--config", COMPOSE / "nats.conf"],
+        env={**os.environ, **passwords},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("options", [[], SHARED], ids=["one instance", "three that share"])
+def test_the_chart_renders_what_kubernetes_takes(options, tmp_path):
+    run("helm", "lint", "--strict", CHART, *options)
+    rendered = run("helm", "template", "mail", CHART, *options)
+    known = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "ServiceMonitor"]
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(known))
+    run("kubernetes-validate", "--strict", tmp_path / "all.yaml")
+    (pods,) = [item["spec"]["template"]["spec"] for item in known if item["kind"] == "StatefulSet"]
+    assert pods["securityContext"]["runAsNonRoot"]
+    assert pods["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("replicas=3", "existingSecret"),
+        ("replicas=0", "replicas"),
+        ("storage.size=lots", "size"),
+        ("replica=1", "replica"),
+    ],
+)
+def test_the_chart_says_what_is_wrong_with_values(option, said):
+    with pytest.raises(AssertionError, match=said):
+        run("helm", "template", "mail", CHART, "--set", option)
+
+
+def test_the_chart_has_the_version_of_the_package():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert chart["version"] == chart["appVersion"] == version[1]
+    assert f"agent-mediator:{version[1]}" in (COMPOSE / "compose.yaml").read_text()
+    assert json.loads((CHART / "values.schema.json").read_text())["additionalProperties"] is False
