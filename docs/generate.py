@@ -67,7 +67,9 @@ def configuration() -> str:
     sections.append(f"## operators.tokens\n\n{_sentence(OperatorToken)} Each entry of the list has:\n")
     sections += [_plain(path, field) for path, field in options(OperatorToken)]
     sections.append(f"## tenants.NAME\n\n{_sentence(TenantSettings)}\n")
-    sections += [_plain(("tenants", "NAME", *path), field) for path, field in options(TenantSettings)]
+    sections += [
+        _plain(("tenants", "NAME", *path), field) for path, field in options(TenantSettings) if _table_of(field) is None
+    ]
     sections.append(f"## tenants.NAME.users\n\n{_sentence(UserSettings)} Each entry of the list has:\n")
     sections += [_plain(path, field) for path, field in options(UserSettings)]
     return "\n".join(sections)

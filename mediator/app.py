@@ -22,7 +22,7 @@ from mediator.admin.access import Access
 from mediator.admin.api import AdminApi
 from mediator.admin.sessions import CookieSealer
 from mediator.admin.sign_in import SignIn
-from mediator.broker import Broker
+from mediator.broker import Broker, wall_clock
 from mediator.config.settings import Settings
 from mediator.http.app import build_app
 from mediator.http.health import Health
@@ -30,7 +30,14 @@ from mediator.http.server import HttpServer
 from mediator.http.tenants import HttpTenants
 from mediator.mailboxes.bounds import DAY
 from mediator.nats.connection import NatsConnection
-from mediator.nats.opening import find_control_key, make_announcements, open_door, open_nats, open_wakes
+from mediator.nats.opening import (
+    ManagedTenants,
+    find_control_key,
+    make_announcements,
+    open_door,
+    open_nats,
+    open_wakes,
+)
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.ops.audit import AuditLog
@@ -49,11 +56,14 @@ from mediator.ops.operations import Operation, Operations, Right
 from mediator.ops.scheduler import Scheduler
 from mediator.ops.schemas import obj
 from mediator.ops.service_operations import ServiceOperations
+from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host, find_parts
 from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.private_files import narrow
+from mediator.tenants.directory import TenantDirectory
+from mediator.tenants.updater import LOOK_SECONDS, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
 
 HEALTH_SECONDS = 10
@@ -91,12 +101,15 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         store = await asyncio.to_thread(_open_store, settings)
         stack.callback(store.close)
         control_key = await asyncio.to_thread(find_control_key, settings, store)
-        upstreams, connection = await stack.enter_async_context(open_nats(settings, control_key, metrics))
+        directory = await asyncio.to_thread(TenantDirectory.load, settings, wall_clock, store)
+        upstreams, connection, managed = await stack.enter_async_context(
+            open_nats(settings, control_key, metrics, directory)
+        )
 
         # The mailboxes, and what watches them.
         journal = JournalWriter(settings.journal, settings.data_dir, settings.instance, metrics)
         broker, instruments = await stack.enter_async_context(
-            _open_broker(settings, store, connection, journal, metrics, control_key)
+            _open_broker(settings, store, connection, journal, metrics, control_key, directory)
         )
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
@@ -129,7 +142,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             announcer=partial(make_announcements, settings, connection),
             app=instruments.trace_http(build_app(health, metrics.registry)),
             http_port=http.port,
-            http_tenants=HttpTenants.from_settings(settings),
+            tenants=directory,
+            http_tenants=HttpTenants.of_service(settings, directory),
             access=Access(settings, CookieSealer(control_key)),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
@@ -138,20 +152,19 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # The doors. The gateway opens before the NATS door and closes after it, to pass on the last replies.
         gateway = await stack.enter_async_context(
-            open_gateway(settings, upstreams, connection, broker, metrics, health, instruments.encoder)
+            open_gateway(settings, upstreams, connection, broker, metrics, health, directory, instruments.encoder)
         )
         nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))
         verbs = {subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}
         verbs |= push_verbs(connection, broker)
         door = await stack.enter_async_context(
-            open_door(settings, connection, broker, metrics, verbs, instruments.make_door)
+            open_door(settings, connection, broker, metrics, directory, verbs, instruments.make_door)
         )
         stack.enter_context(open_short_way(settings, gateway, door))
-        health.add("store", broker.check)
-        health.add("scheduler", scheduler.check)
-        health.add("journal", journal.check)
-        health.add("nats", door.check)
+        await stack.enter_async_context(_open_tenants(host, managed))
+        for name, check in (("store", broker), ("scheduler", scheduler), ("journal", journal), ("nats", door)):
+            health.add(name, check.check)
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS)
@@ -200,6 +213,7 @@ async def _open_broker(
     journal: JournalWriter,
     metrics: Metrics,
     control_key: bytes,
+    directory: TenantDirectory,
 ) -> AsyncIterator[tuple[Broker, Instruments]]:
     """Run the broker, and what traces it; no message may be larger than what NATS can hand back (N7)."""
     async with open_tracing(settings.otel, settings.instance) as instruments:
@@ -215,6 +229,7 @@ async def _open_broker(
             trace=instruments.trace,
         )
         broker.listen(metrics.committed)
+        directory.listen(lambda: broker.quotas.set_tenants(directory.own_quotas))
         metrics.pending.set_function(lambda: broker.pending)
         metrics.waiting.set_function(lambda: broker.waiting)
         try:
@@ -223,13 +238,29 @@ async def _open_broker(
             await broker.close()
 
 
+@asynccontextmanager
+async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIterator[None]:
+    """Change tenants, and keep up with changes by other instances, inside this block."""
+    apply = None if managed is None else managed.apply
+    updater = TenantUpdater(host.broker, host.tenants, apply, host.announcer("tenants"))
+    await updater.open()
+    host.add_job(updater.look, LOOK_SECONDS)
+    TenantOperations(host.broker, host.settings, host.tenants, updater).register(host.operations)
+    try:
+        yield
+    finally:
+        await updater.close()
+
+
 def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
     """Add the core's operations, and what leads to them over HTTP."""
     SignIn(host.access, host.settings, host.http_port).add_routes(host.app)
     MailboxOperations(host.broker).register(host.operations)
     MessageOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
-    service = ServiceOperations(host.broker, host.settings, health, nats_url, host.http_port, host.doctor_checks)
+    service = ServiceOperations(
+        host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
+    )
     service.register(host.operations)
     AdminApi(host.operations, host.access).add_routes(host.app)
 

@@ -117,7 +117,9 @@ class Broker:
         """Make a mailbox (M1, M2)."""
         place = None if request.name is None else (request.tenant, request.name)
         return await self._writer.write(
-            place, lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now), when_full=True
+            place,
+            lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now, self.quotas),
+            when_full=True,
         )
 
     async def update(self, request: creating.Update) -> Mailbox:

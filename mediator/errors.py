@@ -366,6 +366,16 @@ class NoSuchConnectionError(MediatorError):
         super().__init__(f"connection {no} does not exist")
 
 
+class NoSuchTenantError(MediatorError):
+    """The tenant that an operator names does not exist, or was removed."""
+
+    code = "tenant_not_found"
+    status = 404
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"tenant {name} does not exist")
+
+
 class NoSuchAgentError(MediatorError):
     """The agent that the request names is not registered (G2)."""
 

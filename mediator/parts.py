@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mediator.ops.operations import Operations
     from mediator.ops.scheduler import Scheduler
     from mediator.ops.verify.checks import VerifyCheck
+    from mediator.tenants.directory import TenantDirectory
 
 GROUP = "mediator.parts"
 
@@ -110,6 +111,7 @@ class Host:
         announcer: "Callable[[str], Announcer | None]",
         app: "web.Application",
         http_port: int,
+        tenants: "TenantDirectory",
         http_tenants: "HttpTenants",
         access: "Access",
     ) -> None:
@@ -117,6 +119,8 @@ class Host:
 
         ``http_tenants`` says which tenant a request belongs to, ``access`` which operator it comes from.
         """
+        self.tenants = tenants
+        """All tenants, which may change while the service runs."""
         self.settings = settings
         self.broker = broker
         self.metrics = metrics

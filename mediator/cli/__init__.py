@@ -19,6 +19,7 @@ from mediator.cli import (
     output,
     quickstart,
     service,
+    tenants,
     verify,
 )
 from mediator.cli.errors import CommandError
@@ -61,6 +62,7 @@ def build_app() -> CommandGroup:
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")
+    app.add_typer(tenants.app, name="tenant")
     app.add_typer(contexts.app, name="context")
     for part in find_parts():
         part.add_commands(app)

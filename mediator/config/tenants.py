@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from mediator.config.types import Section
+from mediator.config.types import Section, Whole
 
 _API_TOKEN = re.compile(r"[!-~]{16,256}")
 
@@ -41,6 +41,52 @@ class UserSettings(Section):
         return self
 
 
+class TenantQuotaSettings(Section):
+    """What one tenant may take, where that differs from what holds for all; 0 is without a limit."""
+
+    mailboxes: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Mailboxes its clients may have, without those of DIDComm, which didcomm.max_connections bounds.",
+        json_schema_extra={"default_text": "without a limit"},
+    )
+    messages: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages all its mailboxes may hold.",
+        json_schema_extra={"default_text": "quotas.tenant_messages"},
+    )
+    bytes: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Bytes all its mailboxes may hold.",
+        json_schema_extra={"default_text": "quotas.tenant_bytes"},
+    )
+    rate: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages per second it may send to one instance.",
+        json_schema_extra={"default_text": "quotas.tenant_rate"},
+    )
+    burst: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages that may come at once within that rate; 0: as many as in a second.",
+        json_schema_extra={"default_text": "0"},
+    )
+    sockets: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Connections to the gateway and WebSockets that it may have at one instance.",
+        json_schema_extra={"default_text": "without a limit"},
+    )
+    subscriptions: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Subscriptions to stored mail that it may have open at one instance; not above "
+        "push.max_subscriptions.",
+        json_schema_extra={"default_text": "push.tenant_subscriptions"},
+    )
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that are set."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
 class TenantSettings(Section):
     """One tenant: mailboxes, quotas and names of its own."""
 
@@ -48,6 +94,9 @@ class TenantSettings(Section):
         default_factory=list,
         description="NATS accounts (name or public key) of an external server whose users are this tenant. Needs "
         "nats_url and nats_accounts. An account belongs to one tenant.",
+    )
+    quotas: TenantQuotaSettings = Field(
+        default=TenantQuotaSettings(), description="What this tenant may take, in place of what holds for all."
     )
     users: list[UserSettings] = Field(
         default_factory=list,

@@ -1,8 +1,7 @@
 """Finds the tenant of an HTTP request by its API token, and by nothing else in it (A6)."""
 
-import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from multidict import MultiMapping
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import NotAuthenticatedError
+from mediator.tenants.directory import TenantDirectory, digest_of
 
 DEFAULT = "default"
 
@@ -18,18 +18,28 @@ DEFAULT = "default"
 class HttpTenants:
     """Maps API tokens to tenants; callers without a token are ``default`` where the settings allow it."""
 
-    def __init__(self, tokens: Mapping[str, Iterable[str]], *, anonymous: bool) -> None:
-        """``tokens`` by tenant; ``anonymous`` is ``Settings.http_anonymous``."""
-        self._tenants = [(_hash(token), tenant) for tenant, own in tokens.items() for token in own]
+    def __init__(
+        self,
+        tokens: Mapping[str, Iterable[str]],
+        *,
+        anonymous: bool,
+        further: Callable[[str], str | None] = lambda _digest: None,
+    ) -> None:
+        """``tokens`` by tenant; ``anonymous`` is ``Settings.http_anonymous``.
+
+        ``further`` returns the tenant of another token by its SHA-256 in hexadecimal.
+        """
+        self._tenants = [(digest_of(token), tenant) for tenant, own in tokens.items() for token in own]
         self._anonymous = anonymous
+        self._further = further
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Use the tokens of the configured tenants."""
+    def of_service(cls, settings: Settings, directory: TenantDirectory) -> Self:
+        """Use the tokens of all tenants of a service."""
         tokens = {
             name: [token.get_secret_value() for token in tenant.api_tokens] for name, tenant in settings.tenants.items()
         }
-        return cls(tokens, anonymous=settings.http_anonymous)
+        return cls(tokens, anonymous=settings.http_anonymous, further=directory.tenant_of_token)
 
     def of(self, headers: MultiMapping[str]) -> str:
         """Return the tenant of a request, or raise :class:`NotAuthenticatedError`."""
@@ -47,15 +57,11 @@ class HttpTenants:
 
     def _tenant(self, token: str) -> str | None:
         """Compare with every token, so the time it takes reveals nothing about them."""
-        wanted, found = _hash(token), None
+        wanted, found = digest_of(token), None
         for known, tenant in self._tenants:
             if hmac.compare_digest(known, wanted):
                 found = tenant
-        return found
-
-
-def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        return found or self._further(wanted)
 
 
 def names_this_machine(host: str) -> bool:

@@ -35,6 +35,19 @@ class Quota:
     bytes: int = 0
     rate: int = 0
     """Messages a second."""
+    burst: int = 0
+    """Messages that may come at once; 0: as many as in a second."""
+    mailboxes: int = 0
+    """Of a tenant only, as the two below."""
+    sockets: int = 0
+    """Connections to this instance's gateway, and WebSockets."""
+    subscriptions: int = 0
+    """Open subscriptions to stored mail at this instance."""
+
+    @property
+    def on_sending(self) -> bool:
+        """Whether it bounds what is sent."""
+        return bool(self.messages or self.bytes or self.rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.send_only import PREFIX, is_send_only
 
 TOKEN_BYTES = 24
@@ -45,13 +46,25 @@ class Created:
     token: str | None
 
 
-def create(tx: Transaction, bounds: Bounds, random: Callable[[int], bytes], request: Create, now: int) -> Created:
-    """Make a mailbox; :class:`MailboxExistsError` when the address is taken (M1, M2)."""
+def create(
+    tx: Transaction,
+    bounds: Bounds,
+    random: Callable[[int], bytes],
+    request: Create,
+    now: int,
+    quotas: Quotas | None = None,
+) -> Created:
+    """Make a mailbox; :class:`MailboxExistsError` when the address is taken (M1, M2).
+
+    Raises :class:`QuotaExceededError` when ``quotas`` are given and the tenant may have no more (S7).
+    """
     address = new_address(random) if request.name is None else _name(request.name)
     holder = tx.mailboxes.find(request.tenant, address)
     if holder is not None and holder.lives(now):
         return _taken(tx, holder, request)
     tx.require_room()
+    if quotas is not None:
+        quotas.admit_mailbox(tx, request.tenant, now)
     if holder is not None:
         expire(tx, holder, now)
     ttl = bounds.default_ttl if request.ttl is None else request.ttl
@@ -127,18 +140,28 @@ def delete(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """End a mailbox: unreachable at once, collected later. No wire verb does this (M4)."""
     mailbox = get_live_mailbox(tx, tenant, writable_address(address), now)
     board.take_down(tx, mailbox, now)
-    tx.woken.add(mailbox.place)
-    tx.mailboxes.retire(mailbox)
-    tx.events.append(Event(EventType.MAILBOX_DELETED, now, tenant, mailbox.no, created_at=mailbox.created_at))
+    _free(tx, mailbox, now, EventType.MAILBOX_DELETED)
     return mailbox
+
+
+def delete_all(tx: Transaction, tenant: str, limit: int, now: int) -> int:
+    """End up to ``limit`` mailboxes of a removed tenant, of any kind, which nobody is told of; return how many."""
+    held = tx.mailboxes.held(tenant, limit)
+    for mailbox in held:
+        _free(tx, mailbox, now, EventType.MAILBOX_DELETED)
+    return len(held)
 
 
 def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
     """Free the address of a mailbox whose TTL is over (M1)."""
     board.take_down(tx, mailbox, now)
+    _free(tx, mailbox, now, EventType.MAILBOX_EXPIRED)
+
+
+def _free(tx: Transaction, mailbox: Mailbox, now: int, why: EventType) -> None:
     tx.woken.add(mailbox.place)
     tx.mailboxes.retire(mailbox)
-    tx.events.append(Event(EventType.MAILBOX_EXPIRED, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
+    tx.events.append(Event(why, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
 
 
 def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:

@@ -112,6 +112,12 @@ class Mailboxes(Protocol):
     def tenants(self) -> Sequence[str]:
         """Return the tenants that have a mailbox, living or expired, in order."""
 
+    def count(self, tenant: str, now: int) -> int:
+        """Return how many living mailboxes a tenant's clients have; about, if that was counted seconds ago."""
+
+    def held(self, tenant: str, limit: int) -> Sequence[Mailbox]:
+        """Return mailboxes of a tenant, of any kind and expired ones too, whose address is not yet freed."""
+
     def usage(self, tenant: str, now: int = 0) -> Usage:
         """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them.
 

@@ -1,10 +1,10 @@
-"""Bounds per mailbox and tenant on messages, bytes and rate (S7); off unless configured.
+"""Bounds per mailbox and tenant on messages, bytes, rate and mailboxes (S7, M1); off unless configured.
 
 Expired messages do not count, whether the clean-up has removed them or not.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mediator.errors import QuotaExceededError
@@ -27,7 +27,7 @@ EXPIRED_SLICES = 10
 
 @dataclass(slots=True)
 class _Bucket:
-    """A token bucket of one second's worth, counted in thousandths of a message."""
+    """A token bucket, counted in thousandths of a message."""
 
     tokens: int
     at: int
@@ -48,9 +48,24 @@ class Quotas:
         self._tenant = tenant
         self._buckets: OrderedDict[int | str, _Bucket] = OrderedDict()
         self._tenants: dict[str, _TenantUse] = {}
-        self._off = mailbox == tenant == Quota()
+        self._own: Mapping[str, Quota] = {}
+        self._off = not (mailbox.on_sending or tenant.on_sending)
         self.trusts: Callable[[int], bool] = lambda now: True
         """Whether the clock is trusted at this time to expire messages."""
+
+    def set_tenants(self, own: Mapping[str, Quota]) -> None:
+        """Bound these tenants each by its own quota instead of the one for all; on any thread."""
+        self._own = own
+        self._off = not any(quota.on_sending for quota in (self._mailbox, self._tenant, *own.values()))
+
+    def of(self, tenant: str) -> Quota:
+        """Return the quota of a tenant."""
+        return self._own.get(tenant, self._tenant)
+
+    def admit_mailbox(self, tx: Transaction, tenant: str, now: int) -> None:
+        """Raise :class:`QuotaExceededError` when a tenant may have no further mailbox."""
+        if limit := self.of(tenant).mailboxes:
+            _hold("mailboxes of the tenant", limit, tx.mailboxes.count(tenant, now), 1)
 
     def admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
         """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use."""
@@ -62,10 +77,11 @@ class Quotas:
             self.make_room(tx, mailbox, quota.messages, quota.bytes, waiting, size, now)
             _hold("messages in the mailbox", quota.messages, mailbox.messages + waiting.messages, 1)
             _hold("bytes in the mailbox", quota.bytes, mailbox.bytes + waiting.bytes, size)
-        use = self._use(tx, mailbox.tenant, size, now)
+        tenant = self.of(mailbox.tenant)
+        use = self._use(tx, mailbox.tenant, tenant, size, now)
         rates = [
-            self._rate("messages a second to the mailbox", quota.rate, mailbox.no, now),
-            self._rate("messages a second in the tenant", self._tenant.rate, mailbox.tenant, now),
+            self._rate("messages a second to the mailbox", quota, mailbox.no, now),
+            self._rate("messages a second in the tenant", tenant, mailbox.tenant, now),
         ]
         for bucket in rates:
             if bucket is not None:
@@ -92,8 +108,7 @@ class Quotas:
             remove(tx, mailbox, expired, now, EventType.EXPIRED)
         return False
 
-    def _use(self, tx: Transaction, tenant: str, size: int, now: int) -> _TenantUse | None:
-        quota = self._tenant
+    def _use(self, tx: Transaction, tenant: str, quota: Quota, size: int, now: int) -> _TenantUse | None:
         if not (quota.messages or quota.bytes):
             return None
         use = self._tenants.get(tenant)
@@ -110,16 +125,18 @@ class Quotas:
         _hold("bytes in the tenant", quota.bytes, use.bytes, size)
         return use
 
-    def _rate(self, what: str, limit: int, who: int | str, now: int) -> _Bucket | None:
+    def _rate(self, what: str, quota: Quota, who: int | str, now: int) -> _Bucket | None:
+        limit = quota.rate
         if not limit:
             return None
+        most = (quota.burst or limit) * 1000
         bucket = self._buckets.get(who)
         if bucket is None:
-            bucket = self._buckets[who] = _Bucket(limit * 1000, now)
+            bucket = self._buckets[who] = _Bucket(most, now)
             if len(self._buckets) > MAX_BUCKETS:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(who)
-        bucket.tokens = min(limit * 1000, bucket.tokens + max(0, now - bucket.at) * limit)
+        bucket.tokens = min(most, bucket.tokens + max(0, now - bucket.at) * limit)
         bucket.at = now
         if bucket.tokens < 1000:
             raise QuotaExceededError(what, limit, limit)

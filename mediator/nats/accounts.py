@@ -18,6 +18,8 @@ from mediator.nats.subjects import API, OPEN, PUSH
 SERVICE_USER: Final = "mediator"
 SYSTEM_USER: Final = "sys"
 ANONYMOUS_USER: Final = "anon"
+PROBE_USER: Final = "mediator~"
+"""What the login begins with by which the service makes a request as a tenant, to know that its account works."""
 
 _SERVICE_ACCOUNT: Final = "MQ9"
 _SYSTEM_ACCOUNT: Final = "SYS"
@@ -77,6 +79,8 @@ class TenantAccount:
 
     name: str
     users: tuple[AccountUser, ...] = ()
+    max_connections: int = 0
+    """Connections to the server; 0: no limit."""
 
     def __post_init__(self) -> None:
         if not _TENANT_NAME.fullmatch(self.name):
@@ -104,6 +108,7 @@ class Passwords:
     service: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     system: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     anonymous: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    probe: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
 
 class AccountMap:
@@ -114,6 +119,10 @@ class AccountMap:
 
     def __init__(self, accounts: Mapping[str, str], names: Iterable[str]) -> None:
         """``accounts`` maps account names to tenants, ``names`` are all tenants there are."""
+        self.replace(accounts, names)
+
+    def replace(self, accounts: Mapping[str, str], names: Iterable[str]) -> None:
+        """Use these from now on."""
         self._accounts = dict(accounts)
         self._alone = set(names) <= {DEFAULT_TENANT}
 
@@ -222,7 +231,7 @@ def render_config(
             tenant.name,
             [
                 # For each connection of the account, not for all together.
-                f"    limits: {{ max_subscriptions: {limits.subscriptions} }}",
+                f"    limits: {{ max_subscriptions: {limits.subscriptions}{_most(tenant)} }}",
                 "    users: [",
                 *(f"      {user}" for user in users),
                 "    ]",
@@ -253,6 +262,10 @@ def snippet(tenants: Sequence[TenantAccount]) -> str:
             ["    # Your users go here. One with permissions of its own needs these denies among them as well."],
         )
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _most(tenant: TenantAccount) -> str:
+    return f", max_connections: {tenant.max_connections}" if tenant.max_connections else ""
 
 
 def _service_account(login: str) -> list[str]:

@@ -32,7 +32,7 @@ from mediator.nats.editions import publishing, python_client
 from mediator.nats.editions.publishing import PublishReader
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.reply_queue import ReplyQueue
-from mediator.nats.subjects import API, Edition, split_request
+from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
 from mediator.nats.verbs import ImmediateVerb, MailboxVerbs, Verb, VerbCall
 from mediator.ops.metrics import OK, Metrics
 from mediator.request_ids import RequestScope
@@ -43,7 +43,6 @@ UNKNOWN = "UNKNOWN"
 """What metrics call requests to no verb."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """Bytes of the bodies of requests that may wait: counted apart, since requests that wait for reply room hold them."""
-SELF_TEST = "_SELFTEST"
 TRIES = 20
 """Requests, for each instance that answers, until a self-test gives up: any of the queue group may take one."""
 SILENT = 2

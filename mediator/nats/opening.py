@@ -5,6 +5,7 @@ import base64
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -22,6 +23,7 @@ from mediator.nats.server import NatsServer
 from mediator.nats.verbs import ImmediateVerb, Verb
 from mediator.ops.metrics import Metrics
 from mediator.store.base import Store
+from mediator.tenants.directory import TenantDirectory
 
 OWN_CONNECTIONS = 64
 """Connections to the managed NATS server that are not clients': the service's, gateways' and commands'."""
@@ -40,15 +42,19 @@ def find_control_key(settings: Settings, store: Store) -> bytes:
 
 @asynccontextmanager
 async def open_nats(
-    settings: Settings, control_key: bytes, metrics: Metrics
-) -> AsyncIterator[tuple[Upstreams, NatsConnection]]:
-    """Start the managed NATS server, or find the external one, and connect; raises :class:`SetupError`."""
-    server = None
+    settings: Settings, control_key: bytes, metrics: Metrics, directory: TenantDirectory
+) -> AsyncIterator[tuple[Upstreams, NatsConnection, "ManagedTenants | None"]]:
+    """Start the managed NATS server, or find the external one, and connect; raises :class:`SetupError`.
+
+    The last is what changes the tenants of the managed server.
+    """
+    server = tenants = None
     if settings.nats_url is not None:
         urls = settings.nats_url.get_secret_value().split(",")
         upstreams = Upstreams(urls, creds=settings.nats_creds, control_key=control_key)
     else:
         server = _managed_server(settings)
+        tenants = ManagedTenants(settings, directory, server)
         await server.start()
         upstreams = server.upstreams(control_key)
     try:
@@ -56,7 +62,7 @@ async def open_nats(
         connection.control_refused = metrics.control_refused
         metrics.nats_up.set_function(lambda: float(connection.connected))
         try:
-            yield upstreams, connection
+            yield upstreams, connection, tenants
         finally:
             await connection.close()
     finally:
@@ -105,14 +111,54 @@ def _tenant_accounts(settings: Settings) -> list[TenantAccount]:
     return tenants
 
 
-def _account_map(settings: Settings) -> AccountMap:
-    """Return which NATS account is which tenant (A6)."""
-    if settings.nats_url is None:
-        return AccountMap({accounts.account_of(t.name): t.name for t in _tenant_accounts(settings)}, settings.tenants)
-    mapped = {account: name for name, tenant in settings.tenants.items() for account in tenant.accounts}
-    if not settings.nats_accounts:
-        mapped = {DEFAULT_TENANT: DEFAULT_TENANT}
-    return AccountMap(mapped, settings.tenants)
+class ManagedTenants:
+    """The tenants of the settings and of the database as accounts of the managed server."""
+
+    def __init__(self, settings: Settings, directory: TenantDirectory, server: NatsServer) -> None:
+        """Give the server its first tenants; raises :class:`SetupError` when they collide."""
+        self._settings = settings
+        self._directory = directory
+        self._server = server
+        # Where clients connect past the gateway, it is the server that counts them.
+        self._counts = settings.gateway.direct is not None or not settings.gateway.enabled
+        self._given = self._accounts()
+        server.set_tenants(self._given)
+
+    async def apply(self) -> None:
+        """Bring the running server up to date; raises :class:`UnavailableError`, and tries again when called again."""
+        wanted = self._accounts()
+        if wanted == self._given:
+            return
+        before = {account.name for account in self._given}
+        await self._server.replace_tenants(wanted, [one.name for one in wanted if one.name not in before])
+        self._given = wanted
+
+    def _accounts(self) -> list[TenantAccount]:
+        made = _tenant_accounts(self._settings)
+        for name, logins in self._directory.logins().items():
+            users = [AccountUser(login.name, login.password_hash, login.nkey) for login in logins]
+            made.append(TenantAccount(name, (*users, self._server.probe_login(name))))
+        if not self._counts:
+            return made
+        return [replace(one, max_connections=self._directory.quota(one.name).sockets) for one in made]
+
+
+def make_account_map(settings: Settings, directory: TenantDirectory) -> AccountMap:
+    """Return which NATS account is which tenant, as of the last change of tenants (A6)."""
+    accounts_of = {name: list(tenant.accounts) for name, tenant in settings.tenants.items()}
+
+    def mapped() -> dict[str, str]:
+        if settings.nats_url is None:
+            configured = [tenant.name for tenant in _tenant_accounts(settings)]
+            return {accounts.account_of(name): name for name in (*configured, *directory.living)}
+        if not settings.nats_accounts:
+            return {DEFAULT_TENANT: DEFAULT_TENANT}
+        living = {name: list(tenant.accounts) for name, tenant in directory.living.items()}
+        return {account: name for name, own in {**accounts_of, **living}.items() for account in own}
+
+    made = AccountMap({}, ())
+    directory.listen(lambda: made.replace(mapped(), (*settings.tenants, *directory.living, *directory.removed)))
+    return made
 
 
 def make_announcements(settings: Settings, connection: NatsConnection, topic: str) -> Announcements | None:
@@ -141,6 +187,7 @@ async def open_door(
     connection: NatsConnection,
     broker: Broker,
     metrics: Metrics,
+    directory: TenantDirectory,
     verbs: Mapping[str, Verb | ImmediateVerb],
     make_door: Callable[..., Door] = Door,
 ) -> AsyncIterator[Door]:
@@ -152,7 +199,7 @@ async def open_door(
         max_waiting=settings.max_waiting,
         inbox_ttls=settings.editions.inbox_ttls,
     )
-    door = make_door(connection, broker, metrics, _account_map(settings), options, verbs)
+    door = make_door(connection, broker, metrics, make_account_map(settings, directory), options, verbs)
     await door.open()
     watch = asyncio.create_task(_watch(door), name="nats-watch")
     try:

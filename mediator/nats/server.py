@@ -13,18 +13,25 @@ import sysconfig
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import nats
 import structlog
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 
 import mediator.system.leash
-from mediator.errors import SetupError
+from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.accounts import (
+    PROBE_USER,
     SERVICE_USER,
+    SYSTEM_USER,
+    AccountUser,
     Passwords,
     ServerLimits,
     TenantAccount,
@@ -33,6 +40,7 @@ from mediator.nats.accounts import (
     render_config,
 )
 from mediator.nats.connection import Upstreams
+from mediator.nats.subjects import API, SELF_TEST
 
 DEFAULT_TENANTS: Final = (TenantAccount(DEFAULT_TENANT),)
 DEFAULT_LIMITS: Final = ServerLimits()
@@ -40,6 +48,7 @@ DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024  # bytes; nats-server's own
 
 _LEASH: Final = Path(mediator.system.leash.__file__)
 _READY_WITHIN: Final = 10.0  # seconds; 30 ms is usual
+_RELOAD_WITHIN: Final = 10.0  # seconds; 5 ms is usual
 _STOP_WITHIN: Final = 5.0  # seconds; 2 ms is usual
 _LOOK_EVERY: Final = 0.005  # seconds
 _BACK_OFF: Final = (0.1, 5.0)  # seconds, first and longest
@@ -92,15 +101,15 @@ class NatsServer:
         Raises SetupError for tenants that collide, and for a listener off loopback that is open to everybody unless
         ``allow_anonymous`` says that this is meant.
         """
-        check_tenants(tenants)
-        check_exposure(host, tenants, allow_anonymous=allow_anonymous)
         self._folder = data_dir / "nats"
         self._host = host
         self._port = port
-        self._tenants = tuple(tenants)
+        self._allow_anonymous = allow_anonymous
+        self.set_tenants(tenants)
         self._max_payload = max_payload
         self._limits = limits
         self._passwords = Passwords()
+        self._reloading = asyncio.Lock()
         self._running = False
         self._process: Process | None = None
         self._relay: asyncio.Task[None] | None = None
@@ -120,6 +129,65 @@ class NatsServer:
     def upstreams(self, control_key: bytes | None = None) -> Upstreams:
         """Return where the service itself connects; its login, the same across restarts, sees all tenants' requests."""
         return Upstreams([self.url], SERVICE_USER, self._passwords.service, control_key=control_key)
+
+    def set_tenants(self, tenants: Sequence[TenantAccount]) -> None:
+        """Set the tenants before the start; raises SetupError as the constructor does."""
+        check_tenants(tenants)
+        check_exposure(self._host, tenants, allow_anonymous=self._allow_anonymous)
+        self._tenants = tuple(tenants)
+
+    async def replace_tenants(self, tenants: Sequence[TenantAccount], wanted: Iterable[str] = ()) -> None:
+        """Change the tenants while the server runs; who may stay is not disconnected.
+
+        Returns when requests of the tenants in ``wanted`` reach the service: an account that a reload adds gets no
+        answers before a second reload. Raises SetupError for tenants that collide, with nothing changed, and
+        UnavailableError when the server does not take them; it gets them at its next start.
+        """
+        check_tenants(tenants)
+        async with self._reloading:
+            self._tenants = tuple(tenants)
+            self._write_config()
+            try:
+                async with asyncio.timeout(_RELOAD_WITHIN):
+                    await self._reload(list(wanted))
+            except (NatsError, OSError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                raise UnavailableError(f"nats-server has not taken the change of tenants yet: {why}") from error
+
+    async def _reload(self, wanted: Sequence[str]) -> None:
+        async with self._connected(SYSTEM_USER, self._passwords.system) as system:
+            pong = json.loads((await system.request("$SYS.REQ.SERVER.PING", timeout=_RELOAD_WITHIN)).data)
+            subject = f"$SYS.REQ.SERVER.{pong['server']['id']}.RELOAD"
+            for _ in range(2):
+                answer = json.loads((await system.request(subject, timeout=_RELOAD_WITHIN)).data)
+                if problem := answer.get("error"):
+                    raise NatsError(str(problem.get("description", problem)))
+            for name in wanted:
+                async with self._connected(PROBE_USER + name, self._passwords.probe) as tenant:
+                    while True:
+                        with contextlib.suppress(NoRespondersError):
+                            await tenant.request(API + SELF_TEST, timeout=_RELOAD_WITHIN)
+                            break
+                        await system.request(subject, timeout=_RELOAD_WITHIN)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, user: str, password: str) -> AsyncIterator[Client]:
+        async def ignore(_error: Exception) -> None:
+            """The request fails."""
+
+        client = await nats.connect(
+            self.url, user=user, password=password, error_cb=ignore, allow_reconnect=False, connect_timeout=3
+        )
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    def probe_login(self, tenant: str) -> AccountUser:
+        """Return the login by which the service makes requests as a tenant: self-tests and nothing else."""
+        return AccountUser(
+            PROBE_USER + tenant, self._passwords.probe, publish=(API + SELF_TEST,), subscribe=("_INBOX.>",)
+        )
 
     @property
     def running(self) -> bool:
@@ -180,14 +248,14 @@ class NatsServer:
             except BaseException:
                 os.unlink(name)
                 raise
-            # A killed child leaves its file behind, and its process id may come again.
-            for old in self._folder.glob("*.ports"):
-                old.unlink(missing_ok=True)
         except OSError as error:
             raise SetupError(f"nats-server's configuration cannot be written to {self._folder}: {error}") from error
 
     async def _launch(self, binary: Path) -> None:
         self._write_config()
+        # A killed child leaves its file behind, and its process id may come again.
+        for old in self._folder.glob("*.ports"):
+            old.unlink(missing_ok=True)
         tail: deque[tuple[str, str]] = deque(maxlen=_TAIL)
         try:
             self._process = await asyncio.create_subprocess_exec(

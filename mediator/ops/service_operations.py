@@ -18,6 +18,7 @@ from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
 from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, many, obj, or_null, table
 from mediator.ops.units import format_time
+from mediator.tenants.directory import TenantDirectory
 
 LATE = 5000
 """Milliseconds after its due time from which delayed mail counts as late."""
@@ -31,6 +32,7 @@ class ServiceOperations:
         self,
         broker: Broker,
         settings: Settings,
+        tenants: TenantDirectory,
         health: Health,
         nats_url: str,
         http_port: int,
@@ -39,6 +41,7 @@ class ServiceOperations:
         """``further``: what the doctor looks at beside what belongs to every service."""
         self._broker = broker
         self._settings = settings
+        self._tenants = tenants
         self._health = health
         self._nats_url = nats_url
         self._http_port = http_port
@@ -152,7 +155,7 @@ class ServiceOperations:
 
     async def _overview(self, _request: OperationRequest) -> Answer:
         settings, broker = self._settings, self._broker
-        names = sorted(settings.tenants) or [DEFAULT_TENANT]
+        names = sorted({*(settings.tenants or [DEFAULT_TENANT]), *self._tenants.living})
         report = await self._health.report()
         usage = await broker.measure_usage(names)
         return {

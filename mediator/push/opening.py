@@ -15,6 +15,7 @@ from mediator.http.health import Health
 from mediator.mailboxes.bounds import DAY
 from mediator.nats.connection import NatsConnection, Upstreams
 from mediator.nats.door import Door
+from mediator.nats.opening import make_account_map
 from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
 from mediator.nats.verbs import Verb
 from mediator.ops.metrics import Metrics
@@ -27,8 +28,10 @@ from mediator.push.gateway.connections import Upstream
 from mediator.push.gateway.gateway import Gateway
 from mediator.push.gateway.identities import ClientIdentities, identity_verb
 from mediator.push.gateway.subscriptions import Subscriptions
+from mediator.push.gateway.tenant_gate import TenantGate
 from mediator.push.sources import MailboxSource, PublicListSource, StoredMailSource
 from mediator.push.subscriber import InFlightCounter
+from mediator.tenants.directory import TenantDirectory
 
 DEFAULT_PORT = 4222
 
@@ -63,6 +66,7 @@ async def open_gateway(
     broker: Broker,
     metrics: Metrics,
     health: Health,
+    directory: TenantDirectory,
     encoder: MessageEncoder = EncodedMessage,
 ) -> AsyncIterator[Gateway | None]:
     """Run the gateway inside this block; None if there is none. Raises :class:`SetupError`."""
@@ -71,7 +75,9 @@ async def open_gateway(
         yield None
         return
     chosen = listen, settings.gateway, settings.push, settings.drain_seconds
-    async with run_gateway(*chosen, upstreams, connection, broker, metrics, encoder) as gateway:
+    common = upstreams, connection, broker, metrics
+    gate = TenantGate(make_account_map(settings, directory), directory)
+    async with run_gateway(*chosen, *common, encoder, gate) as gateway:
         health.add("gateway", gateway.check)
         yield gateway
 
@@ -87,6 +93,7 @@ async def run_gateway(
     broker: Broker,
     metrics: Metrics,
     encoder: MessageEncoder = EncodedMessage,
+    gate: TenantGate | None = None,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway inside this block; at its end, confirmations are stored within ``drain_seconds``.
 
@@ -95,9 +102,11 @@ async def run_gateway(
     clock = asyncio.get_running_loop().time
     in_flight = InFlightCounter(metrics.pushed.inc)
     sources = make_sources(connection, broker, metrics, in_flight, push, encoder)
-    subscriptions = Subscriptions(sources, push, in_flight, clock)
+    subscriptions = Subscriptions(sources, push, in_flight, clock, None if gate is None else gate.max_subscriptions)
+    if gate is not None:
+        gate.directory.count_subscriptions = subscriptions.count_of
     servers = [upstream(url) for url in upstreams.urls]
-    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions)
+    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions, gate)
     subscriptions.start()
     try:
         await gateway.start()

@@ -90,7 +90,7 @@ class Broker:
 
     def create(self, name: str | None = BOX, *, tenant: str = TENANT, **options: Any) -> Created:
         request = Create(tenant=tenant, name=name, **options)
-        return self.run(lambda tx: creating.create(tx, self.bounds, self.random, request, self.now))
+        return self.run(lambda tx: creating.create(tx, self.bounds, self.random, request, self.now, self.quotas))
 
     def update(self, token: str, box: str = BOX, *, tenant: str = TENANT, **changes: Any) -> Mailbox:
         return self.run(lambda tx: creating.update(tx, Update(tenant, box, token, **changes), self.now))

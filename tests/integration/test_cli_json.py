@@ -74,6 +74,15 @@ agent discover words
 agent import card.json
 agent unregister json.ann
 agent eval {data}/catalog.jsonl {data}/queries.jsonl --mode text --limit-queries 3
+tenant add json-t --user json-a --token one --quota-rate 5
+tenant list
+tenant set json-t --quota-bytes 9
+tenant user add json-t json-b
+tenant token add json-t two
+tenant rotate json-t --grace 1h
+tenant user remove json-t json-b
+tenant token remove json-t two
+tenant remove json-t --yes
 invite --label words
 invitations list
 invitations remove {invitation}

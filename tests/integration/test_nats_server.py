@@ -19,7 +19,7 @@ import pytest
 from nats.errors import NoRespondersError
 from structlog.testing import capture_logs
 
-from mediator.errors import SetupError
+from mediator.errors import SetupError, UnavailableError
 from mediator.nats import server as server_module
 from mediator.nats.accounts import AccountUser, TenantAccount, snippet
 from mediator.nats.announcements import Announcements
@@ -44,10 +44,10 @@ async def running(data_dir, **options):
 
 
 @contextlib.asynccontextmanager
-async def client(server, user=None, password=None):
+async def client(server, user=None, password=None, **options):
     problems = asyncio.Queue()
     connection = await nats.connect(
-        server.url, user=user, password=password, error_cb=problems.put, reconnect_time_wait=0.05
+        server.url, user=user, password=password, error_cb=problems.put, reconnect_time_wait=0.05, **options
     )
     connection.problems = problems
     try:
@@ -490,3 +490,63 @@ def test_the_binary_is_found_by_folder_package_or_path(tmp_path, monkeypatch):
     shutil.copy(real, elsewhere / "nats-server")
     monkeypatch.setenv("PATH", str(elsewhere))
     assert find_binary() == elsewhere / "nats-server"
+
+
+async def test_tenants_change_without_a_disconnect_for_others(tmp_path):
+    ann, bob = AccountUser("ann", "pw-a"), AccountUser("bob", "pw-b")
+    default = TenantAccount("default")
+    async with (
+        running(tmp_path, tenants=[default, TenantAccount("acme", (ann,))]) as server,
+        service(server),
+        client(server) as anonymous,
+        client(server, "ann", "pw-a", allow_reconnect=False) as of_acme,
+    ):
+        failed, asked, done = [], 0, asyncio.Event()
+
+        async def ask(connection):
+            nonlocal asked
+            while not done.is_set():
+                try:
+                    await connection.request("$mq9.AI.MSG.SEND.x", b"", timeout=20)
+                    asked += 1
+                except Exception as error:
+                    failed.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for connection in (anonymous, of_acme):
+                for _ in range(5):
+                    tasks.create_task(ask(connection))
+            for number in range(3):
+                before = asked
+                await until(lambda before=before: asked > before + 20 or failed, what="requests go on")
+                name = f"globex{number}"
+                users = (bob, AccountUser(f"cid{number}", "pw"), server.probe_login(name))
+                wanted = [default, TenantAccount("acme", (ann,)), TenantAccount(name, users)]
+                await server.replace_tenants(wanted, [name])
+                async with client(server, "bob", "pw-b") as added:
+                    reply = await added.request("$mq9.AI.MSG.SEND.x", b"", timeout=5)
+                    assert reply.data.decode() == f"mq9.{name.upper()}.$mq9.AI.MSG.SEND.x"
+            done.set()
+        assert failed == []
+        assert (anonymous.stats["reconnects"], of_acme.is_connected) == (0, True)
+
+        await server.replace_tenants([default])
+        assert "Authorization" in await refusal(server, ("ann", "pw-a"))
+        await until(lambda: not of_acme.is_connected, what="the removed user is disconnected")
+        with pytest.raises(SetupError, match="configured twice"):
+            await server.replace_tenants([default, default])
+        await anonymous.request("$mq9.AI.MSG.SEND.x", b"", timeout=5)
+
+
+async def test_tenants_that_a_dead_server_gets_later(tmp_path):
+    async with running(tmp_path, tenants=[TenantAccount("default")]) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        tenants = [TenantAccount("default"), TenantAccount("acme", (AccountUser("ann", "pw-a"),))]
+        changing = asyncio.create_task(server.replace_tenants(tenants))
+        await until(lambda: '"ACME"' in (tmp_path / "nats" / "nats-server.conf").read_text())
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="has not taken the change of tenants yet"):
+            await changing
+        await until(lambda: server.running, what="the server is back")
+        async with client(server, "ann", "pw-a") as ann:
+            assert ann.is_connected

@@ -221,3 +221,34 @@ def test_what_the_archive_refuses_is_not_counted(bounded: Callable[..., Broker])
             broker.send(to="a", archive=True)
     broker.send(to="a")
     assert broker.send(to="a") == 2
+
+
+@pytest.mark.rule("S7")
+def test_a_tenant_with_its_own_quota(bounded: Callable[..., Broker]) -> None:
+    broker = bounded()
+    broker.quotas.set_tenants({"other": Quota(messages=1), "default": Quota(rate=2, burst=3)})
+    broker.send(to="a", tenant="other")
+    with pytest.raises(QuotaExceededError, match="messages in the tenant, limit 1, in use 1"):
+        broker.send(to="a", tenant="other")
+    for _ in range(3):
+        broker.send(to="a")
+    with pytest.raises(QuotaExceededError, match="messages a second in the tenant, limit 2, in use 2"):
+        broker.send(to="b")
+    broker.advance(SECOND)
+    broker.send(to="b")
+    broker.send(to="b")
+    with pytest.raises(QuotaExceededError):
+        broker.send(to="b")
+    broker.quotas.set_tenants({})
+    for _ in range(10):
+        broker.send(to="a", tenant="other")
+
+
+@pytest.mark.rule("S7")
+def test_mailboxes_of_a_tenant(bounded: Callable[..., Broker]) -> None:
+    broker = bounded()
+    broker.quotas.set_tenants({"default": Quota(mailboxes=3)})
+    broker.create("c")
+    with pytest.raises(QuotaExceededError, match="mailboxes of the tenant, limit 3, in use 3"):
+        broker.create("d")
+    broker.create("d", tenant="other")

@@ -207,6 +207,17 @@ class ClientConnection(_Side):
             self.over()
             return
         self._pass_on()
+        self._end_if_refused()
+
+    def check_tenant(self) -> None:
+        """Close if the client's tenant was removed."""
+        if self._session is not None:
+            self._session.membership.check()
+            self._end_if_refused()
+
+    def _end_if_refused(self) -> None:
+        if self._session is not None and self._session.membership.problem:
+            self.fail(self._session.membership.problem)
 
     def fail(self, text: str) -> None:
         """Send the client an error, and close."""

@@ -17,6 +17,7 @@ from mediator.push.gateway.inboxes import InboxClaims
 from mediator.push.gateway.session import GatewaySession, PublicAddress
 from mediator.push.gateway.short_way import RequestHandler
 from mediator.push.gateway.subscriptions import Subscriptions
+from mediator.push.gateway.tenant_gate import TenantGate
 
 BACKLOG: Final = 4096
 """Connections that wait to be accepted."""
@@ -39,6 +40,7 @@ class Gateway:
         upstreams: Sequence[Upstream],
         identities: ClientIdentities,
         subscriptions: Subscriptions,
+        gate: TenantGate | None = None,
     ) -> None:
         """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
         self.tls = _context(settings)
@@ -48,6 +50,7 @@ class Gateway:
         self._next = 0
         self._identities = identities
         self._subscriptions = subscriptions
+        self._gate = gate
         self._claims = InboxClaims(asyncio.get_running_loop().call_later)
         self._door: Door | None = None
         self._unread = 0
@@ -87,6 +90,8 @@ class Gateway:
             ) from error
         self._public = self._address(self._server.sockets[0].getsockname()[1])
         self._watcher = asyncio.create_task(self._watch(), name="gateway-watch")
+        if self._gate is not None:
+            self._gate.on_change(self._check_tenants)
 
     async def stop(self) -> None:
         """Accept no more clients, and close the connections of all."""
@@ -116,6 +121,10 @@ class Gateway:
             self._identities.expire()
             self._subscriptions.watch()
 
+    def _check_tenants(self) -> None:
+        for client in list(self.clients):
+            client.check_tenant()
+
     async def check(self) -> str | None:
         """Return what is wrong, or None."""
         if self._server is None or not self._server.is_serving():
@@ -138,7 +147,7 @@ class Gateway:
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
         return GatewaySession(
-            self._subscriptions, self._identities, self._find_door, self._claims, self._public, client_ip
+            self._subscriptions, self._identities, self._find_door, self._claims, self._public, client_ip, self._gate
         )
 
     def _find_door(self) -> RequestHandler | None:

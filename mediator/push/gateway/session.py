@@ -25,6 +25,7 @@ from mediator.push.gateway.inboxes import InboxClaims
 from mediator.push.gateway.pings import ClientPings, ServerPings
 from mediator.push.gateway.short_way import ReplySubscription, RequestHandler, ShortWay
 from mediator.push.gateway.streams import ClientStream, ServerStream
+from mediator.push.gateway.tenant_gate import TenantGate, TenantMembership
 from mediator.push.subscriber import ServedSubscription
 
 if TYPE_CHECKING:
@@ -100,8 +101,13 @@ class GatewaySession:
         inboxes: InboxClaims,
         public: PublicAddress,
         client_ip: str,
+        gate: TenantGate | None = None,
     ) -> None:
-        """``find_door`` returns what takes requests the short way; None: nothing does now."""
+        """``find_door`` returns what takes requests the short way; None: nothing does now.
+
+        Without a ``gate``, connections are not counted by tenant.
+        """
+        self.membership = TenantMembership(gate)
         self._subscriptions = subscriptions
         self._identities = identities
         self._inboxes = inboxes
@@ -285,6 +291,7 @@ class GatewaySession:
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
         self.closed = True
+        self.membership.leave()
         self._inboxes.leave(self)
         for subscription in self._client_pings.end().union(self._by_sid.values()):
             self._subscriptions.end(subscription, "broken")
@@ -313,6 +320,7 @@ class GatewaySession:
         self._up.count_publishes = verbose
         pedantic = found.get("pedantic", True) is not False
         self._short_way.connected(self.name, verbose=verbose, pedantic=pedantic, headers=self.headers)
+        frame = self.membership.connect(frame, found)
         return self._commands.note(frame)
 
     def subscribe(self, frame: bytes, subject: bytes, queue: bytes, sid: bytes) -> bytes | None:
@@ -440,6 +448,7 @@ class GatewaySession:
         account = options.get("remote_account")
         if isinstance(account, str):
             self.account = account
+            self.membership.enter(account)
         self._short_way.max_payload = int(options.get("max_payload", 0))
         for name in ("connect_urls", "ws_connect_urls", "tls_available", "tls_verify", "tls_required"):
             options.pop(name, None)

@@ -32,8 +32,13 @@ class Subscriptions:
         settings: PushSettings,
         in_flight: InFlightCounter,
         clock: Callable[[], float],
+        limit_of: Callable[[str], int] | None = None,
     ) -> None:
-        """``sources`` serve subscriptions by the kind of their subject; ``clock`` gives seconds that never go back."""
+        """``sources`` serve subscriptions by the kind of their subject; ``clock`` gives seconds that never go back.
+
+        ``limit_of`` returns how many a tenant may have, 0: any number; without it, all may have as many.
+        """
+        self._limit_of = limit_of or (lambda _tenant: settings.tenant_subscriptions)
         self._sources = sources
         self._settings = settings
         self._in_flight = in_flight
@@ -51,6 +56,10 @@ class Subscriptions:
     def count(self) -> int:
         """How many subscriptions are open."""
         return len(self._tenants)
+
+    def count_of(self, tenant: str) -> int:
+        """Return how many of them are a tenant's."""
+        return self._of_tenant[tenant]
 
     @property
     def waiting(self) -> int:
@@ -144,10 +153,8 @@ class Subscriptions:
         settings = self._settings
         if len(self._tenants) >= settings.max_subscriptions:
             return BusyError(f"{settings.max_subscriptions} subscriptions are open")
-        use = self._of_tenant[tenant]
-        if use >= settings.tenant_subscriptions:
-            return QuotaExceededError("subscriptions of the tenant", settings.tenant_subscriptions, use)
-        return None
+        use, limit = self.count_of(tenant), self._limit_of(tenant)
+        return QuotaExceededError("subscriptions of the tenant", limit, use) if limit and use >= limit else None
 
     def _forget(self, subscription: GatewaySubscription) -> None:
         tenant = self._tenants.pop(subscription, None)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from hmac import compare_digest
 
+from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.ports import MAX_EXPIRED, Usage
 from mediator.mailboxes.send_only import is_send_only
@@ -11,6 +12,9 @@ from mediator.store.dialect import send_only_addresses
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.session import Table
 from mediator.store.tables.messages import EXPIRED
+
+MAILBOXES = "mailboxes"
+"""What the mailboxes of a tenant are counted under, with its name."""
 
 
 class Mailboxes(Table):
@@ -100,6 +104,7 @@ class Mailboxes(Table):
         )
         if row is None:
             return None
+        self._session.add_count((MAILBOXES, new.tenant), int(new.kind is Kind.STANDARD))
         mailbox = KeptMailbox.made(row[0], new)
         self._session.mailboxes.add(mailbox)
         self._session.touch(mailbox)
@@ -165,6 +170,23 @@ class Mailboxes(Table):
         while (row := self._session.first(question, (found[-1] if found else "",))) is not None:
             found.append(row[0])
         return sorted(found)
+
+    def count(self, tenant: str, now: int) -> int:
+        def count() -> int:
+            found = self._session.one(
+                "SELECT count(*) FROM mailbox WHERE tenant = ? AND address IS NOT NULL AND address <> ? AND kind = ?"
+                " AND (expire_at IS NULL OR expire_at > ?)",
+                (tenant, PUBLIC, Kind.STANDARD.value, now),
+            )
+            return int(found[0])
+
+        return self._session.count((MAILBOXES, tenant), count)
+
+    def held(self, tenant: str, limit: int) -> Sequence[Mailbox]:
+        found = self._execute(
+            "SELECT no FROM mailbox WHERE tenant = ? AND address IS NOT NULL ORDER BY no LIMIT ?", (tenant, limit)
+        )
+        return [mailbox for mailbox in self.by_no(row[0] for row in found).values() if mailbox.address]
 
     def usage(self, tenant: str, now: int = 0) -> Usage:
         self._session.write_mailboxes()

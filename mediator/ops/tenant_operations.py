@@ -1,0 +1,357 @@
+"""Operations on tenants: list, add, remove, quotas, users, API tokens, accounts, and new secrets (A6, S7)."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import bcrypt
+
+from mediator.broker import Broker
+from mediator.config.settings import Settings
+from mediator.errors import BadRequestError
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, about, limit, many, obj, or_null, table, whole
+from mediator.store.base import Transaction
+from mediator.tenants import rules
+from mediator.tenants.directory import TenantDirectory, digest_of
+from mediator.tenants.records import QUOTAS, Tenant, TenantToken, TenantUser
+from mediator.tenants.rules import KeptTenants
+from mediator.tenants.updater import TenantUpdater
+
+MAX_LISTED: Final = 200
+DELETE_SECONDS: Final = 3600.0
+"""For the deletion of a tenant's mail."""
+_COST: Final = 5
+"""Of bcrypt. Passwords are 24 random bytes, which no number of attempts finds, and nats-server checks each connect."""
+
+Change = Callable[[KeptTenants, Tenant, int], Tenant]
+"""Takes all tenants, the one to change and the time."""
+
+
+class TenantOperations:
+    """Secrets are in the answer that made them, and nowhere else. Times in answers are Unix seconds."""
+
+    def __init__(self, broker: Broker, settings: Settings, directory: TenantDirectory, updater: TenantUpdater) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._directory = directory
+        self._updater = updater
+
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        name, user = {"name": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
+        token, some = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
+        quotas = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
+        secret = {"tenant": TEXT, "passwords": table(TEXT), "tokens": table(TEXT)}
+        shown = obj(
+            name=TEXT,
+            origin=about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
+            users=many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
+            tokens=many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
+            accounts=TEXTS,
+            quotas=about(quotas, "What it may take; null is without a limit."),
+            use=obj(**dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT)),
+        )
+        grace = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
+        operations.add(
+            Operation(
+                "tenant-list",
+                self._list,
+                Right.READ,
+                "Tenants with their quotas and use",
+                obj(tenants=many(shown), more=FLAG),
+                fields={"after": about(TEXT, "Begin behind this name."), "limit": limit(MAX_LISTED)},
+                path="/tenants",
+            ),
+            Operation(
+                "tenant-add",
+                self._add,
+                Right.ADMIN,
+                "Add a tenant",
+                obj(**secret, mailboxes=COUNT, anonymous=FLAG),
+                fields={
+                    **name,
+                    "users": some,
+                    "nkeys": table(TEXT),
+                    "tokens": some,
+                    "accounts": some,
+                    "quotas": quotas,
+                },
+                required=("name",),
+                method="POST",
+                path="/tenants",
+            ),
+            Operation(
+                "tenant-remove",
+                self._remove,
+                Right.ADMIN,
+                "Remove a tenant with its users and API tokens",
+                obj(tenant=TEXT, removed=FLAG, deleted=COUNT, mailboxes=COUNT, messages=COUNT),
+                fields={**name, "delete_mail": about(FLAG, "Else its mailboxes stay, unreachable.", default=False)},
+                method="DELETE",
+                path="/tenants/{name}",
+                within=DELETE_SECONDS,
+            ),
+            Operation(
+                "tenant-set",
+                self._set,
+                Right.ADMIN,
+                "Set quotas of a tenant, and its accounts of an external NATS server",
+                obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
+                fields={**name, "quotas": quotas, "accounts": or_null(some)},
+                method="PATCH",
+                path="/tenants/{name}",
+            ),
+            Operation(
+                "tenant-rotate",
+                self._rotate,
+                Right.ADMIN,
+                "Make new passwords and API tokens",
+                obj(**secret),
+                fields={**name, "users": or_null(some), "tokens": or_null(some), "grace_ms": grace},
+                method="POST",
+                path="/tenants/{name}/rotate",
+            ),
+            Operation(
+                "tenant-user-add",
+                self._add_user,
+                Right.ADMIN,
+                "Add a user",
+                obj(**secret),
+                fields={**name, **user, "nkey": or_null(TEXT)},
+                required=("user",),
+                method="POST",
+                path="/tenants/{name}/users",
+            ),
+            Operation(
+                "tenant-user-remove",
+                partial(self._remove_one, "user", rules.remove_user),
+                Right.ADMIN,
+                "Remove a user",
+                obj(tenant=TEXT),
+                fields={**name, **user},
+                method="DELETE",
+                path="/tenants/{name}/users/{user}",
+            ),
+            Operation(
+                "tenant-token-add",
+                self._add_token,
+                Right.ADMIN,
+                "Add an API token",
+                obj(**secret),
+                fields={**name, **token},
+                required=("token",),
+                method="POST",
+                path="/tenants/{name}/tokens",
+            ),
+            Operation(
+                "tenant-token-remove",
+                partial(self._remove_one, "token", rules.remove_token),
+                Right.ADMIN,
+                "Remove an API token",
+                obj(tenant=TEXT),
+                fields={**name, **token},
+                method="DELETE",
+                path="/tenants/{name}/tokens/{token}",
+            ),
+        )
+
+    # Looking.
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        directory, after = self._directory, read_text(request, "after")
+        most = read_number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> list[Answer]:
+            left = [name for name in directory.removed if tx.mailboxes.held(name, 1)]
+            names = sorted(name for name in (*directory.names, *left) if name > after)
+            return [self._shown(tx, name, now) for name in names[: most + 1]]
+
+        found = await self._broker.read(look)
+        return {"tenants": found[:most], "more": len(found) > most}
+
+    def _shown(self, tx: Transaction, name: str, now: int) -> Answer:
+        directory, usage = self._directory, tx.mailboxes.usage(name)
+        kept, configured = directory.living.get(name), self._settings.tenants.get(name)
+        users: list[Answer] = []
+        tokens: list[Answer] = []
+        accounts: Iterable[str] = ()
+        if kept is not None:
+            users = [
+                {
+                    "name": user.name,
+                    "nkey": user.nkey,
+                    "previous_until": user.previous_until / 1000 if user.previous_until > now else None,
+                }
+                for user in kept.users
+            ]
+            tokens = [
+                {"name": token.name, "expires_at": None if token.expires_at is None else token.expires_at / 1000}
+                for token in kept.tokens
+                if token.expires_at is None or token.expires_at > now
+            ]
+            accounts = kept.accounts
+        elif configured is not None:
+            users = [{"name": user.name, "nkey": user.nkey, "previous_until": None} for user in configured.users]
+            tokens = [{"name": None, "expires_at": None} for _ in configured.api_tokens]
+            accounts = configured.accounts
+        quota = directory.quota(name)
+        return {
+            "name": name,
+            "origin": "database" if kept else "settings" if name in directory.claims.names else "removed",
+            "users": users,
+            "tokens": tokens,
+            "accounts": list(accounts),
+            "quotas": {one: getattr(quota, one) or None for one in QUOTAS},
+            "use": {
+                "mailboxes": tx.mailboxes.count(name, now),
+                "messages": usage.messages,
+                "bytes": usage.bytes,
+                "sockets": directory.sockets[name],
+                "subscriptions": directory.count_subscriptions(name),
+            },
+        }
+
+    # Changing.
+
+    async def _change(self, request: OperationRequest, change: Change) -> Tenant:
+        name = read_text(request, "name")
+
+        def rule(kept: KeptTenants, now: int) -> Tenant:
+            return change(kept, rules.find(kept, self._directory.claims, name), now)
+
+        return await self._updater.change(rule)
+
+    async def _add(self, request: OperationRequest) -> Answer:
+        name, claims = read_text(request, "name"), self._directory.claims
+        nkeys = _texts_by_name(request, "nkeys")
+        passwords = await _passwords(_texts(request, "users"))
+        tokens = {token: _new_token() for token in _texts(request, "tokens")}
+        accounts, quotas = _texts(request, "accounts"), _quotas(request)
+
+        def rule(kept: KeptTenants, now: int) -> Tenant:
+            tenant = rules.set_quotas(rules.add(kept, claims, name, now), quotas)
+            for user, (_, hashed) in passwords.items():
+                tenant = rules.add_user(kept, claims, tenant, TenantUser(user, hashed))
+            for user, nkey in nkeys.items():
+                tenant = rules.add_user(kept, claims, tenant, TenantUser(user, nkey=nkey))
+            for token, value in tokens.items():
+                tenant = rules.add_token(kept, claims, tenant, TenantToken(token, digest_of(value)))
+            return rules.set_accounts(kept, claims, tenant, accounts)
+
+        await self._updater.change(rule)
+        return {
+            **_secrets(name, passwords, tokens),
+            "mailboxes": await self._broker.read(lambda tx, now: tx.mailboxes.count(name, now)),
+            "anonymous": self._settings.nats_url is None and self._settings.anonymous,
+        }
+
+    async def _remove(self, request: OperationRequest) -> Answer:
+        name, delete = read_text(request, "name"), request.get("delete_mail")
+        if type(delete) is not bool:
+            raise BadRequestError("delete_mail", "expected true or false")
+        if not (delete and name in self._directory.removed):
+            await self._change(request, lambda _kept, tenant, now: rules.remove(tenant, now))
+        deleted = await self._updater.delete_mail(name) if delete else 0
+        usage, left = await self._broker.read(lambda tx, now: (tx.mailboxes.usage(name), tx.mailboxes.count(name, now)))
+        return {"tenant": name, "removed": True, "deleted": deleted, "mailboxes": left, "messages": usage.messages}
+
+    async def _set(self, request: OperationRequest) -> Answer:
+        quotas, claims = _quotas(request), self._directory.claims
+        accounts = None if request.get("accounts") is None else _texts(request, "accounts")
+
+        def change(kept: KeptTenants, tenant: Tenant, _now: int) -> Tenant:
+            changed = rules.set_quotas(tenant, quotas)
+            return changed if accounts is None else rules.set_accounts(kept, claims, changed, accounts)
+
+        tenant = await self._change(request, change)
+        return {"tenant": tenant.name, "quotas": dict(tenant.quotas), "accounts": list(tenant.accounts)}
+
+    async def _rotate(self, request: OperationRequest) -> Answer:
+        grace = read_number(request, "grace_ms", 0, rules.MAX_GRACE)
+        name = read_text(request, "name")
+        tenant = rules.find(self._directory.kept, self._directory.claims, name)
+        everything = request.get("users") is None and request.get("tokens") is None
+        users, names = _texts(request, "users"), _texts(request, "tokens")
+        if everything:
+            users = [user.name for user in tenant.users if user.nkey is None]
+            names = sorted({token.name for token in tenant.tokens})
+        if grace and users and not self._settings.gateway.enabled:
+            raise BadRequestError("grace_ms", "expected 0: without the gateway a user has one password at a time")
+        passwords, tokens = await _passwords(users), {token: _new_token() for token in names}
+
+        def change(_kept: KeptTenants, tenant: Tenant, now: int) -> Tenant:
+            for user, (_, hashed) in passwords.items():
+                tenant = rules.rotate_user(tenant, user, hashed, now + grace, now)
+            for token, value in tokens.items():
+                tenant = rules.rotate_token(tenant, token, digest_of(value), now + grace, now)
+            return tenant
+
+        await self._change(request, change)
+        return _secrets(name, passwords, tokens)
+
+    async def _add_user(self, request: OperationRequest) -> Answer:
+        user, nkey = read_text(request, "user"), request.get("nkey")
+        if nkey is not None and not isinstance(nkey, str):
+            raise BadRequestError("nkey", "expected text")
+        passwords = await _passwords([user] if nkey is None else [])
+        hashed = passwords[user][1] if nkey is None else None
+        made, claims = TenantUser(user, hashed, nkey), self._directory.claims
+        tenant = await self._change(request, lambda kept, tenant, _now: rules.add_user(kept, claims, tenant, made))
+        return _secrets(tenant.name, passwords, {})
+
+    async def _add_token(self, request: OperationRequest) -> Answer:
+        name, value, claims = read_text(request, "token"), _new_token(), self._directory.claims
+        made = TenantToken(name, digest_of(value))
+        tenant = await self._change(request, lambda kept, tenant, _now: rules.add_token(kept, claims, tenant, made))
+        return _secrets(tenant.name, {}, {name: value})
+
+    async def _remove_one(self, what: str, rule: Callable[[Tenant, str], Tenant], request: OperationRequest) -> Answer:
+        which = read_text(request, what)
+        return {"tenant": (await self._change(request, lambda _kept, tenant, _now: rule(tenant, which))).name}
+
+
+async def _passwords(users: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Make a password for each user; return them with their bcrypt hashes."""
+    made = {user: secrets.token_hex(24) for user in users}
+
+    def hash_all() -> dict[str, tuple[str, str]]:
+        # nats-server knows a hash by this prefix.
+        salts = {user: bcrypt.gensalt(_COST, prefix=b"2a") for user in made}
+        return {user: (made[user], bcrypt.hashpw(made[user].encode(), salts[user]).decode()) for user in made}
+
+    return await asyncio.to_thread(hash_all)
+
+
+def _new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def _secrets(tenant: str, passwords: Mapping[str, tuple[str, str]], tokens: Mapping[str, str]) -> Answer:
+    shown = {user: password for user, (password, _) in passwords.items()}
+    return {"tenant": tenant, "passwords": shown, "tokens": dict(tokens)}
+
+
+def _texts(request: OperationRequest, name: str) -> list[str]:
+    value = request.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > rules.MAX_EACH:
+        raise BadRequestError(name, f"expected a list of at most {rules.MAX_EACH} names")
+    if len(set(value)) < len(value):
+        raise BadRequestError(name, "expected each name once")
+    return value
+
+
+def _texts_by_name(request: OperationRequest, name: str) -> dict[str, str]:
+    value = request.get(name) or {}
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise BadRequestError(name, "expected an object of texts")
+    return value
+
+
+def _quotas(request: OperationRequest) -> dict[str, Any]:
+    value = request.get("quotas") or {}
+    if not isinstance(value, dict):
+        raise BadRequestError("quotas", "expected an object")
+    return value

@@ -1,0 +1,78 @@
+"""What the gateway knows of tenants: whose a connection is, how many each may have, logins that rotate (S7)."""
+
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from mediator.errors import QuotaExceededError, TenantRefusedError
+from mediator.nats import frames
+from mediator.nats.accounts import AccountMap
+from mediator.tenants.directory import TenantDirectory
+
+
+class TenantGate:
+    """The tenants of one gateway."""
+
+    def __init__(self, accounts: AccountMap, directory: TenantDirectory) -> None:
+        self.accounts = accounts
+        self.directory = directory
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` when tenants have changed."""
+        self.directory.listen(changed)
+
+    def max_subscriptions(self, tenant: str) -> int:
+        """Return how many subscriptions to stored mail a tenant may have open; 0: any number."""
+        return self.directory.quota(tenant).subscriptions
+
+
+class TenantMembership:
+    """The tenant that one connection counts for; without a gate, none."""
+
+    def __init__(self, gate: TenantGate | None) -> None:
+        self._gate = gate
+        self._account = ""
+        self._tenant: str | None = None
+        self.problem = ""
+        """Why the connection must end, as the client is told; empty: it need not."""
+
+    def connect(self, frame: bytes, options: Mapping[str, object]) -> bytes:
+        """Return the client's CONNECT, with the login that its password is valid for while that is being rotated."""
+        user, password = options.get("user"), options.get("pass")
+        if self._gate is not None and isinstance(user, str) and isinstance(password, str):
+            alias = self._gate.directory.alias(user, password)
+            if alias is not None:
+                return b"CONNECT " + orjson.dumps({**options, "user": alias}) + frames.CRLF
+        return frame
+
+    def enter(self, account: str) -> None:
+        """Count the connection for the tenant of an account; who has none is not counted, but refused by the door."""
+        if self._gate is None or account == self._account:
+            return
+        self.leave()
+        self._account = account
+        try:
+            tenant = self._gate.accounts.tenant_of(account)
+            self._gate.directory.enter(tenant)
+            self._tenant = tenant
+        except TenantRefusedError:
+            return
+        except QuotaExceededError as error:
+            self.problem = str(error)
+
+    def check(self) -> None:
+        """Find a problem if the tenant was removed, or the account is another tenant's now."""
+        if self._gate is None or self._tenant is None:
+            return
+        try:
+            gone = self._gate.accounts.tenant_of(self._account) != self._tenant
+        except TenantRefusedError:
+            gone = True
+        if gone:
+            self.problem = "Authorization Violation"
+
+    def leave(self) -> None:
+        """Count the connection out."""
+        if self._gate is not None and self._tenant is not None:
+            self._gate.directory.leave(self._tenant)
+            self._tenant = None

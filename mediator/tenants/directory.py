@@ -1,0 +1,212 @@
+"""All tenants that a running service knows: those of the settings, and those of the database as of their last change.
+
+What depends on tenants asks here each time, or is called when they change. Where both name a tenant, a user or a token,
+the settings hold.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import bcrypt
+import structlog
+
+from mediator.config.settings import Settings
+from mediator.errors import QuotaExceededError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.bounds import Quota
+from mediator.store.base import Store
+from mediator.tenants.records import Tenant, TenantUser
+from mediator.tenants.rules import KeptTenants, SettingsClaims
+from mediator.tenants.table import TenantTables
+
+log = structlog.get_logger("tenants")
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedLogin:
+    """A login at the managed NATS server."""
+
+    name: str
+    password_hash: str | None
+    nkey: str | None
+
+
+class TenantDirectory:
+    """Used on the event loop; what is set with :meth:`take` holds from then on."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], int]) -> None:
+        """``clock`` gives milliseconds since the epoch."""
+        self._settings = settings
+        self._clock = clock
+        self._base = replace(settings.bounds.tenant, subscriptions=settings.push.tenant_subscriptions)
+        self._listeners: list[Callable[[], None]] = []
+        self.claims = claims_of(settings)
+        self.revision = -1
+        self.kept: KeptTenants = {}
+        """Those of the database by name, removed ones too."""
+        self.living: dict[str, Tenant] = {}
+        """Those of the database that are neither removed nor in the settings."""
+        self.names: Sequence[str] = settings.tenant_names
+        """All living tenants in order, ``default`` among them."""
+        self._quotas: dict[str, Quota] = {}
+        self._tokens: dict[str, tuple[str, int | None]] = {}
+        self._rotating: dict[str, TenantUser] = {}
+        """Users with two valid passwords."""
+        self.sockets: Counter[str] = Counter()
+        """Connections of each tenant to this instance."""
+        self.count_subscriptions: Callable[[str], int] = lambda _tenant: 0
+        """Returns how many subscriptions to stored mail a tenant has at this instance."""
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` now, and after every change."""
+        self._listeners.append(changed)
+        changed()
+
+    @classmethod
+    def load(cls, settings: Settings, clock: Callable[[], int], store: Store) -> Self:
+        """Read the database, before the service starts."""
+        directory = cls(settings, clock)
+        with store.reading() as tx:
+            tenants = tx.table(TenantTables).tenants
+            directory.take(tenants.revision(), tenants.all())
+        return directory
+
+    def take(self, revision: int, kept: KeptTenants) -> None:
+        """Replace what was known of the database, unless it is newer."""
+        if revision <= self.revision:
+            return
+        self.revision, self.kept = revision, kept
+        claims = self.claims
+        self.living = {}
+        for tenant in kept.values():
+            if tenant.removed:
+                continue
+            if tenant.name in claims.names:
+                log.warning("a tenant of the database is ignored: it is in the settings too", tenant=tenant.name)
+                continue
+            users = tuple(user for user in tenant.users if not _all_logins(user) & claims.logins)
+            if len(users) < len(tenant.users):
+                log.warning("users of a tenant are ignored: they are in the settings too", tenant=tenant.name)
+            self.living[tenant.name] = replace(tenant, users=users)
+        self.names = sorted({*self._settings.tenant_names, *self.living})
+        own = {name: tenant.quotas.given for name, tenant in self._settings.tenants.items()}
+        own |= {name: dict(tenant.quotas) for name, tenant in self.living.items()}
+        self._quotas = {name: replace(self._base, **quotas) for name, quotas in own.items() if quotas}
+        self._tokens = {
+            token.digest: (tenant.name, token.expires_at)
+            for tenant in self.living.values()
+            for token in tenant.tokens
+            if token.digest not in claims.digests
+        }
+        self._rotating = {
+            user.name: user for tenant in self.living.values() for user in tenant.users if user.previous_hash
+        }
+        for changed in self._listeners:
+            changed()
+
+    @property
+    def removed(self) -> Iterator[str]:
+        """The tenants that were removed and are not in the settings."""
+        return (name for name, tenant in self.kept.items() if tenant.removed and name not in self.claims.names)
+
+    # Quotas.
+
+    @property
+    def own_quotas(self) -> Mapping[str, Quota]:
+        """The quotas of tenants that have their own."""
+        return self._quotas
+
+    def quota(self, tenant: str) -> Quota:
+        """Return what a tenant may take."""
+        return self._quotas.get(tenant, self._base)
+
+    def enter(self, tenant: str) -> None:
+        """Count a connection of a tenant in; raises :class:`QuotaExceededError`."""
+        limit, use = self.quota(tenant).sockets, self.sockets[tenant]
+        if limit and use >= limit:
+            raise QuotaExceededError("sockets of the tenant", limit, use)
+        self.sockets[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """Count a connection out."""
+        self.sockets[tenant] -= 1
+        if not self.sockets[tenant]:
+            del self.sockets[tenant]
+
+    # Logins.
+
+    def tenant_of_token(self, digest: str) -> str | None:
+        """Return the tenant of an API token of the database by the token's SHA-256."""
+        tenant, expires_at = self._tokens.get(digest, (None, None))
+        return None if expires_at is not None and expires_at <= self._clock() else tenant
+
+    def logins(self) -> dict[str, tuple[ManagedLogin, ...]]:
+        """Return the logins of the database's tenants that are valid now."""
+        now = self._clock()
+        return {
+            tenant.name: tuple(login for user in tenant.users for login in _logins(user, now))
+            for tenant in self.living.values()
+        }
+
+    def alias(self, user: str, password: str) -> str | None:
+        """Return the login that a user's newest password is valid for, while its former one is valid too."""
+        rotating = self._rotating.get(user)
+        if rotating is None or rotating.previous_until <= self._clock() or rotating.password_hash is None:
+            return None
+        if not bcrypt.checkpw(password.encode(errors="replace")[:72], rotating.password_hash.encode()):
+            return None
+        return _numbered(user, rotating.generation)
+
+
+def claims_of(settings: Settings) -> SettingsClaims:
+    """Return what the settings have taken."""
+    tenants = settings.tenants.values()
+    why = ""
+    if settings.nats_url is not None and not settings.nats_accounts:
+        why = f"with nats_url and without nats_accounts every caller is tenant {DEFAULT_TENANT}; set nats_accounts"
+    elif settings.nats_accounts and not any(tenant.accounts for tenant in tenants):
+        # With a second tenant, accounts that are not mapped are refused (A6).
+        why = (
+            f"every account is tenant {DEFAULT_TENANT} as long as that is the only one, and would be refused: set "
+            f"tenants.{DEFAULT_TENANT}.accounts in the settings first, and restart the service"
+        )
+    return SettingsClaims(
+        names=frozenset(settings.tenant_names),
+        logins=frozenset(
+            login for tenant in tenants for user in tenant.users for login in (user.name, user.nkey) if login
+        ),
+        digests=frozenset(digest_of(token.get_secret_value()) for tenant in tenants for token in tenant.api_tokens),
+        accounts=frozenset(account for tenant in tenants for account in tenant.accounts),
+        users_wanted=settings.nats_url is None,
+        why_none=why,
+    )
+
+
+def digest_of(token: str) -> str:
+    """Return the SHA-256 of an API token in hexadecimal."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def _logins(user: TenantUser, now: int) -> Iterator[ManagedLogin]:
+    """Yield the logins of a user so that no rotation ends a connection whose password stays valid.
+
+    The plain name keeps the former password while that is valid, and gets the new one afterwards. The new one is valid
+    under a numbered name from the beginning; the gateway logs clients in there (:meth:`TenantDirectory.alias`).
+    """
+    former = user.previous_hash if user.previous_until > now else None
+    yield ManagedLogin(user.name, former or user.password_hash, user.nkey)
+    if user.generation > 1:
+        yield ManagedLogin(_numbered(user.name, user.generation), user.password_hash, None)
+    if former is not None and user.generation > 2:
+        yield ManagedLogin(_numbered(user.name, user.generation - 1), former, None)
+
+
+def _all_logins(user: TenantUser) -> set[str | None]:
+    return {user.name, user.nkey, *(_numbered(user.name, user.generation - back) for back in (0, 1))}
+
+
+def _numbered(user: str, generation: int) -> str:
+    return f"{user}~{generation}"

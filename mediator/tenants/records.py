@@ -1,0 +1,74 @@
+"""What is kept of a tenant that was made while the service runs; no secret is among it (A6)."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+import orjson
+
+QUOTAS: Final = ("mailboxes", "messages", "bytes", "rate", "burst", "sockets", "subscriptions")
+"""The quotas of a tenant, as :class:`~mediator.mailboxes.bounds.Quota` calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUser:
+    """A NATS login: a bcrypt hash of its password, or a public nkey. Times are milliseconds."""
+
+    name: str
+    password_hash: str | None = field(default=None, repr=False)
+    nkey: str | None = None
+    generation: int = 1
+    """How many passwords it had."""
+    previous_hash: str | None = field(default=None, repr=False)
+    """Of the password before, which is valid until ``previous_until``."""
+    previous_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantToken:
+    """An API token. Several may have one name while the former ones are still valid."""
+
+    name: str
+    digest: str
+    """Its SHA-256 in hexadecimal."""
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant of the database. A removed one stays, so that whoever was mapped to it is refused from then on."""
+
+    name: str
+    created_at: int
+    removed_at: int | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """Those that differ from what holds for all; 0 is without a limit."""
+    users: tuple[TenantUser, ...] = ()
+    tokens: tuple[TenantToken, ...] = ()
+    accounts: tuple[str, ...] = ()
+    """Accounts of an external NATS server whose users are this tenant."""
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was removed, so that only its mail may be left."""
+        return self.removed_at is not None
+
+
+def encode(tenant: Tenant) -> str:
+    """Write a tenant as it is kept."""
+    return orjson.dumps(asdict(tenant)).decode()
+
+
+def decode(state: str) -> Tenant:
+    """Read a tenant; fields that a newer version wrote are passed over."""
+    kept = orjson.loads(state)
+    made: dict[str, Any] = {one.name: kept[one.name] for one in fields(Tenant) if one.name in kept}
+    made["users"] = tuple(_read(TenantUser, user) for user in kept["users"])
+    made["tokens"] = tuple(_read(TenantToken, token) for token in kept["tokens"])
+    made["accounts"] = tuple(kept["accounts"])
+    return Tenant(**made)
+
+
+def _read(kind: type[Any], kept: Mapping[str, Any]) -> Any:
+    known = {one.name for one in fields(kind)}
+    return kind(**{name: value for name, value in kept.items() if name in known})
