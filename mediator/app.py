@@ -277,7 +277,7 @@ def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings)
             "Close the journal's open file, so that readers can read all that was committed before",
             obj(),
             method="POST",
-            path="/journal/rotate",
+            path="/journal/rotate" if settings.journal.enabled else None,
             audited=False,
         )
     )

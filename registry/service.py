@@ -10,6 +10,7 @@ from pathlib import Path
 from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.parts import Announcer, Host
+from registry.agent_operations import AgentOperations
 from registry.agents.records import Liveness
 from registry.api.rest import RegistryApi
 from registry.api.verbs import add_verbs
@@ -89,6 +90,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
             metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
         host.add_health_check("registry", updater.check)
         RegistryOperations(made.directory, updater, models).register(host.operations)
+        AgentOperations(made.directory).register(host.operations)
         host.add_doctor_check(partial(examine, updater, models))
         add_verbs(host, made.directory)
         RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)

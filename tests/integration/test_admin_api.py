@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from mediator.ops.operations import ROLES, Right
-from tests.harness.app import Answer, App, app
+from tests.harness.app import Answer, App, app, card
 from tests.harness.waiting import until
 
 TOKENS = {role: f"token-of-a-{role}-role" for role in ROLES}
@@ -153,6 +153,25 @@ async def test_bad_input_names_the_field(admin: Admin) -> None:
         answer = await admin.call(method, path, body)
         assert (answer.status, answer.json["code"]) == (400, "bad_request"), path
         assert answer.json["error"].startswith(error), answer.json
+
+
+async def test_agents_are_listed_found_and_removed(admin: Admin) -> None:
+    for name, words in {"sea.tides": "high and low water", "sky.stars": "planets at night"}.items():
+        await admin.app.done("AGENT.REGISTER", card(name, description=words))
+    everybody = await admin.done("GET", "/agents?limit=1", role="read")
+    assert (everybody["mode"], everybody["total"], len(everybody["agents"])) == ("list", 2, 1)
+    rest = await admin.done("GET", f"/agents?limit=1&cursor={everybody['next']}", role="read")
+    found = {one["mailbox"] for one in everybody["agents"] + rest["agents"]}
+    assert (found, rest["next"]) == ({"sea.tides", "sky.stars"}, None)
+    searched = await admin.done("GET", "/agents?text=planets&state=alive&state=stale", role="read")
+    assert [(one["mailbox"], one["state"], one["status"]) for one in searched["agents"]] == [
+        ("sky.stars", "alive", None)
+    ]
+    shown = await admin.done("GET", "/agents/sky.stars", role="read")
+    assert (shown["card"]["description"], shown["edition"]) == ("planets at night", 1)
+    await admin.done("DELETE", "/agents/sky.stars", role="operate")
+    assert (await admin.call("GET", "/agents/sky.stars")).json["code"] == "agent_not_found"
+    assert (await admin.call("GET", "/agents?state=dead")).json["error"].startswith("state[0]: expected alive")
 
 
 async def test_settings_say_where_they_are_from_without_secrets(admin: Admin) -> None:

@@ -1,0 +1,136 @@
+"""Operations on agents: list and search them, show one, and remove one."""
+
+from typing import Any
+
+import orjson
+
+from mediator.fields import Fields
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.schemas import (
+    COUNT,
+    FLAG,
+    TENANT,
+    TEXT,
+    TEXTS,
+    TIME,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    or_null,
+    table,
+    whole,
+)
+from registry.agents.records import Agent, State
+from registry.api import codec
+from registry.cards.card import read_card
+from registry.cards.mailbox import mailbox_address
+from registry.directory import Directory
+from registry.requests import MAX_PAGE, AgentReference
+
+BUDGET = 512 * 1024
+"""Bytes of cards and reports on a page."""
+
+_AGENT: dict[str, Schema] = {
+    "mailbox": TEXT,
+    "name": TEXT,
+    "edition": about(COUNT, "How many different cards there were."),
+    "registered_at": TIME,
+    "updated_at": TIME,
+    "card": about(table({}), "As it was registered."),
+    "state": about(TEXT, f"One of {', '.join(State)}."),
+    "last_seen": TIME,
+    "status": about({}, "The last report, null if there is none."),
+}
+
+
+class AgentOperations:
+    """The operations ``agent-list``, ``agent-show`` and ``agent-unregister``."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        one = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent.")}
+        operations.add(
+            Operation(
+                "agent-list",
+                self._list,
+                Right.READ,
+                "Agents of a tenant, all or those that a search finds, best first",
+                obj(
+                    agents=many(obj(**_AGENT, score={"type": "number"})),
+                    mode=TEXT,
+                    total=COUNT,
+                    next=or_null(about(TEXT, "The cursor of the next page.")),
+                    note=TEXT,
+                ),
+                fields={
+                    "tenant": TENANT,
+                    "text": about(TEXT, "Search by words."),
+                    "semantic": about(TEXT, "Search by meaning."),
+                    "state": about(many({"type": "string", "enum": [*State]}), "All but gone agents if it is absent."),
+                    "cursor": about(TEXT, "`next` of the page before."),
+                    "page": whole("The page, from 1.", 1, codec.MAX_PAGES, default=1),
+                    "limit": limit(MAX_PAGE),
+                },
+                path="/agents",
+            ),
+            Operation(
+                "agent-show",
+                self._show,
+                Right.READ,
+                "One agent with its card",
+                obj(**_AGENT, warnings=TEXTS),
+                fields=one,
+                path="/agents/{mailbox}",
+            ),
+            Operation(
+                "agent-unregister",
+                self._unregister,
+                Right.OPERATE,
+                "Remove an agent from the registry",
+                obj(mailbox=TEXT, removed=FLAG),
+                fields=one,
+                method="DELETE",
+                path="/agents/{mailbox}",
+            ),
+        )
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        fields: dict[str, Any] = {name: read_text(request, name) or None for name in ("text", "semantic", "cursor")}
+        for name, highest in {"limit": MAX_PAGE, "page": codec.MAX_PAGES}.items():
+            fields[name] = read_number(request, name, 1, highest)
+        query = codec.parse_discover(Fields({**fields, "filter": {"state": request.get("state")}}))
+        page = await self._directory.discover(_tenant(request), query, BUDGET)
+        agents = [
+            {**_describe(agent, state), "score": round(score, 4)}
+            for agent, state, score in zip(page.agents, page.states, page.scores, strict=True)
+        ]
+        return {"agents": agents, "mode": page.mode, "total": page.total, "next": page.next, "note": page.note}
+
+    async def _show(self, request: OperationRequest) -> Answer:
+        agent, state = await self._directory.get(_tenant(request), mailbox_address(read_text(request, "mailbox")))
+        return {**_describe(agent, state), "warnings": read_card(agent.card).warnings}
+
+    async def _unregister(self, request: OperationRequest) -> Answer:
+        address = mailbox_address(read_text(request, "mailbox"))
+        await self._directory.unregister(_tenant(request), AgentReference(address=address))
+        return {"mailbox": address, "removed": True}
+
+
+def _tenant(request: OperationRequest) -> str:
+    return read_text(request, "tenant") or DEFAULT_TENANT
+
+
+def _describe(agent: Agent, state: State) -> dict[str, Any]:
+    return {
+        **codec.encode_history(agent),
+        "card": orjson.loads(agent.card),
+        "state": state.value,
+        "last_seen": agent.seen_at // 1000,
+        "status": None if agent.status is None else orjson.loads(agent.status),
+    }
