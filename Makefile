@@ -21,7 +21,7 @@ FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=
 .DEFAULT_GOAL := help
 .PHONY: help serve dist test test-slow check docs unit newcomers bench eval fuzz pipeline-demo peers clean
 
-$(VENV)/.core: pyproject.toml $(wildcard minilm/*.py)
+$(VENV)/.core: pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[search]'
 	@touch $@
@@ -105,4 +105,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf build dist registry/embedding/packed $(VENV) $(VENV)-acapy $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,6 +24,8 @@ from mediator.admin.sessions import CookieSealer
 from mediator.admin.sign_in import SignIn
 from mediator.broker import Broker, wall_clock
 from mediator.config.settings import Settings
+from mediator.console.console import Console
+from mediator.console.opening import open_console
 from mediator.http.app import build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
@@ -144,7 +146,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             http_port=http.port,
             tenants=directory,
             http_tenants=HttpTenants.of_service(settings, directory),
-            access=Access(settings, CookieSealer(control_key)),
+            access=(access := Access(settings, CookieSealer(control_key))),
+            console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
         for part in parts:
@@ -168,7 +171,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS)
-        _serve_operators(host, health, nats_url)
+        await _serve_operators(host, health, nats_url)
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -252,9 +255,10 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
         await updater.close()
 
 
-def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
+async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
     """Add the core's operations, and what leads to them over HTTP."""
-    SignIn(host.access, host.settings, host.http_port).add_routes(host.app)
+    sign_in = SignIn(host.access, host.settings, host.http_port)
+    sign_in.add_routes(host.app)
     MailboxOperations(host.broker).register(host.operations)
     MessageOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
@@ -262,6 +266,7 @@ def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
     )
     service.register(host.operations)
+    sign_in.render = await open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
 
 

@@ -7,8 +7,8 @@ A part is a Python package that offers an instance of :class:`Part` under the en
 
 The service finds all installed parts at startup. A part brings a section of the settings, migrations, commands of
 ``mediator``, steps of the clean-up, and, while the service runs, whatever it registers with its :class:`Host`: NATS
-verbs, HTTP routes, health and doctor checks, jobs, and operations for operators. Every command loads the module
-that the entry point names, so it should import heavy libraries only inside its methods.
+verbs, HTTP routes, health and doctor checks, jobs, operations for operators, and pages of the console. Every command
+loads the module that the entry point names, so it should import heavy libraries only inside its methods.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mediator.cli.options import CommandGroup
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
+    from mediator.console.console import Console
     from mediator.http.health import Check, Health
     from mediator.http.tenants import HttpTenants
     from mediator.nats.verbs import VerbHandler
@@ -114,6 +115,7 @@ class Host:
         tenants: "TenantDirectory",
         http_tenants: "HttpTenants",
         access: "Access",
+        console: "Console",
     ) -> None:
         """``app`` takes routes until the parts are open.
 
@@ -128,6 +130,8 @@ class Host:
         self.http_port = http_port
         self.http_tenants = http_tenants
         self.access = access
+        self.console = console
+        """The pages for operators; see :mod:`mediator.console.pages` for how to add some."""
         self.verbs: dict[str, tuple[str, VerbHandler, Mapping[str, Any]]] = {}
         self.doctor_checks: list[DoctorCheck] = []
         self._health = health

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -66,6 +66,11 @@ def lift_time_limit(request: web.Request) -> None:
 def extend_time_limit(request: web.Request, seconds: float) -> None:
     """Give a request so many seconds from now, for what takes longer than requests of clients do."""
     request[_LIMIT].reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+def wants_html(request: web.Request) -> bool:
+    """Return whether a person's browser asks, and no program."""
+    return "text/html" in request.headers.get(hdrs.ACCEPT, "")
 
 
 async def _livez(_request: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import Group, Lease
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.mailbox import Mailbox, NewMailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.message import Delayed, Handle, Message
 
 T = TypeVar("T")
@@ -67,6 +67,32 @@ class LeasePlace(NamedTuple):
     msg_id: int
 
 
+class MailboxRow(NamedTuple):
+    """A mailbox as lists of many show it."""
+
+    no: int
+    tenant: str
+    address: str
+    kind: Kind
+    retention: Retention
+    messages: int
+    bytes: int
+    next_id: int
+    expire_at: int | None
+    last_at: int
+    oldest_at: int | None
+    """When its oldest message came, expired or not."""
+
+
+class DelayedRow(NamedTuple):
+    """A delayed message as lists show it."""
+
+    due_at: int
+    lane: Lane
+    size: int
+    sent_at: int
+
+
 class Mailboxes(Protocol):
     """The mailboxes themselves."""
 
@@ -108,6 +134,9 @@ class Mailboxes(Protocol):
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
+
+    def survey(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
+        """Return the first living mailboxes of a tenant whose addresses begin so, in order, each with few look-ups."""
 
     def tenants(self) -> Sequence[str]:
         """Return the tenants that have a mailbox, living or expired, in order."""
@@ -209,6 +238,9 @@ class Delays(Protocol):
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         """Return what waits for one mailbox."""
+
+    def soonest(self, mailbox: Mailbox, among: int, limit: int) -> Sequence[DelayedRow]:
+        """Return what of it falls due first, of so many messages in no order, without payloads."""
 
     def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
         """Return how much waits for one mailbox and has not expired by ``now``."""

@@ -22,11 +22,15 @@ ACCESS: Final = ROOT + "access"
 """The allow and deny lists of the DIDComm door have changed."""
 FOUND: Final = ROOT + "found"
 """Search results that are kept for their next pages (G3)."""
+SEEN: Final = ROOT + "seen"
+"""What each instance does, for the console of the others."""
 GATEWAY: Final = ROOT + "gateway."
 """To one gateway, which client is which tenant; its name follows (A6)."""
 BROADCAST: Final = ROOT + "cast."
 """Broadcasts that are not stored; the tenant and the rest of the subject follow (E9)."""
-SECOND_TOKENS: Final = frozenset(subject.split(".")[1] for subject in (LIVE, WAKE, ACCESS, FOUND, GATEWAY, BROADCAST))
+SECOND_TOKENS: Final = frozenset(
+    subject.split(".")[1] for subject in (LIVE, WAKE, ACCESS, FOUND, SEEN, GATEWAY, BROADCAST)
+)
 
 KEY_BYTES: Final = 32
 MAX_AGE_SECONDS: Final = 120

@@ -1,13 +1,16 @@
-"""Operations on the messages of a mailbox: list them without payloads, show one, send a test message, remove one."""
+"""Operations on the messages of a mailbox: list them, show one, send a test message, remove one, list delayed ones."""
 
 import base64
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchMessageError
+from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.lanes import LANES, parse_lane
 from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.ports import DelayedRow, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.ops.mailbox_operations import read_place, seconds
@@ -39,12 +42,18 @@ from mediator.ops.schemas import (
     table,
     whole,
 )
+from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
 MAX_TEST = 32 * 1024
 """Bytes of a test message."""
 LANE_CHUNKS = 10
 """Reads of :data:`MAX_LISTED` messages for one list of a single lane; the next page goes on behind them."""
+COUNTED = 1000
+"""Messages by which the first page says what fills a mailbox."""
+MAX_DELAYED = 10_000
+MAX_DELAY_SECONDS = 366 * 86400
+FREQUENT = 5
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
@@ -56,14 +65,15 @@ _HEAD: dict[str, Schema] = {
     "expire_at": or_null(TIME),
     "size": about(COUNT, "Bytes with all that travels with the payload."),
 }
+_NAMES: dict[str, Schema] = {"key": or_null(TEXT), "tags": TEXTS, "recipient": or_null(TEXT)}
 _SENDERS: dict[str, Schema] = {
-    "key": or_null(TEXT),
-    "tags": TEXTS,
+    **_NAMES,
     "headers": table(TEXT),
     "dedup_id": or_null(TEXT),
     "reply_to": or_null(TEXT),
     "payload": about(TEXT, "In base64."),
 }
+_FREQUENT = many(obj(name=TEXT, messages=COUNT))
 """What only its sender can have written."""
 
 
@@ -82,13 +92,22 @@ class MessageOperations:
                 "message-list",
                 self._list,
                 Right.READ,
-                "The messages of a mailbox without what their senders wrote, the newest first",
-                obj(messages=many(obj(**_HEAD)), next=or_null(COUNT)),
+                "The messages of a mailbox without payloads, the newest first",
+                obj(
+                    messages=many(obj(**_HEAD, **{name: payload(schema) for name, schema in _NAMES.items()})),
+                    next=or_null(COUNT),
+                    looked_at=about(COUNT, "How many messages were read to find these."),
+                    lanes=about(table(COUNT), "How many of those are in each lane."),
+                    keys=payload(about(_FREQUENT, "Their most frequent keys.")),
+                    tags=payload(about(_FREQUENT, "Their most frequent tags.")),
+                    recipients=payload(about(_FREQUENT, "The keys of wallets that most of them are for.")),
+                ),
                 fields={
                     **PLACE,
                     "lane": {"type": "string", "enum": [_ANY, *LANE["enum"]], "default": _ANY},
                     "since": or_null(about({"type": "number"}, "Messages from this time on, Unix seconds.")),
                     "before": or_null(whole("Messages older than this one: `next` of the page before.", 0, _MAX_ID)),
+                    "after": or_null(whole("Messages newer than this one.", 0, _MAX_ID)),
                     "limit": limit(MAX_LISTED),
                 },
                 path=path,
@@ -107,11 +126,12 @@ class MessageOperations:
                 self._send,
                 Right.OPERATE,
                 "Send a test message",
-                obj(mail_address=TEXT, msg_id=COUNT),
+                obj(mail_address=TEXT, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
                 fields={
                     **PLACE,
                     "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),
                     "lane": {**LANE, "default": "normal"},
+                    "delay": or_null(whole("Seconds until it becomes visible.", 0, MAX_DELAY_SECONDS)),
                 },
                 required=("payload",),
                 method="POST",
@@ -127,36 +147,53 @@ class MessageOperations:
                 method="DELETE",
                 path=f"{path}/{{msg_id}}",
             ),
+            Operation(
+                "delayed-list",
+                self._delayed,
+                Right.READ,
+                "Messages that are not yet visible, the first due first",
+                obj(
+                    messages=many(obj(due_at=TIME, lane=LANE, size=COUNT, sent_at=TIME)),
+                    complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
+                ),
+                fields={**PLACE, "limit": limit(MAX_LISTED)},
+                path="/mailboxes/{mail_address}/delayed",
+            ),
         )
 
     async def _list(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        limit, before = (
-            read_number(request, "limit", 1, MAX_LISTED),
-            read_optional_number(request, "before", 0, _MAX_ID),
-        )
+        limit = read_number(request, "limit", 1, MAX_LISTED)
+        before = read_optional_number(request, "before", 0, _MAX_ID)
+        after = read_optional_number(request, "after", 0, _MAX_ID)
         word, since = read_text(request, "lane"), _read_since(request)
         lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
+        wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
+        seen: list[Message] = []
         found: list[Message] = []
-        wanted = limit if word == _ANY else MAX_LISTED
+        more = True
         for _ in range(1 if word == _ANY else LANE_CHUNKS):
-            question = Query(
-                tenant,
-                address,
-                Filter(since=since, before_id=before),
-                wanted,
-                _MAX_ID,
-                headers_only=True,
-            )
-            some = await self._broker.query(question)
-            for message in reversed(some):
-                if len(found) < limit:
-                    before = message.msg_id
-                    found += [message] if message.lane in lanes else []
-            if len(found) == limit or len(some) < wanted:
+            filter = Filter(since=since, before_id=before)
+            some = (await self._broker.query(Query(tenant, address, filter, wanted, _MAX_ID, headers_only=True)))[::-1]
+            fresh = [message for message in some if after is None or message.msg_id > after]
+            seen += fresh
+            found += [message for message in fresh if message.lane in lanes]
+            more = len(fresh) == wanted
+            if len(found) >= limit or not more:
                 break
-        more = len(found) == limit or len(some) == wanted
-        return {"messages": [_head(message) for message in found], "next": before if more else None}
+            before = fresh[-1].msg_id
+        # The next page goes on behind the last that is shown, or behind the last that was read.
+        cut = len(found) > limit or (more and len(found) == limit)
+        following = found[limit - 1].msg_id if cut else seen[-1].msg_id if more else None
+        return {
+            "messages": [_listed(message) for message in found[:limit]],
+            "next": following,
+            "looked_at": len(seen),
+            "lanes": {lane.name.lower(): sum(message.lane is lane for message in seen) for lane in LANES},
+            "keys": _frequent(message.key for message in seen),
+            "tags": _frequent(tag for message in seen for tag in message.tags),
+            "recipients": _frequent(message.recipient for message in seen),
+        }
 
     async def _show(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
@@ -167,9 +204,7 @@ class MessageOperations:
             raise NoSuchMessageError
         message = found[0]
         return {
-            **_head(message),
-            "key": message.key,
-            "tags": list(message.tags),
+            **_listed(message),
             "headers": dict(message.headers),
             "dedup_id": message.dedup_id,
             "reply_to": message.reply_to,
@@ -181,7 +216,8 @@ class MessageOperations:
         text = read_text(request, "payload").encode()
         if len(text) > MAX_TEST:
             raise BadRequestError("payload", f"expected at most {MAX_TEST} bytes")
-        draft = Draft(text, parse_lane(read_text(request, "lane"), "lane"))
+        delay = read_optional_number(request, "delay", 0, MAX_DELAY_SECONDS)
+        draft = Draft(text, parse_lane(read_text(request, "lane"), "lane"), delay=delay * 1000 if delay else None)
         return {"mail_address": address, "msg_id": await self._broker.send(Send(tenant, address, draft))}
 
     async def _delete(self, request: OperationRequest) -> Answer:
@@ -189,6 +225,26 @@ class MessageOperations:
         msg_id = read_number(request, "msg_id", 0, _MAX_ID)
         await self._broker.delete(tenant, address, msg_id)
         return {"msg_id": msg_id, "deleted": True}
+
+    async def _delayed(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        limit = read_number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> tuple[Sequence[DelayedRow], int]:
+            mailbox = get_live_mailbox(tx, tenant, address, now)
+            return tx.delays.soonest(mailbox, MAX_DELAYED, limit), tx.delays.usage(mailbox, now).messages
+
+        found, waiting = await self._broker.read(look)
+        rows = [
+            {
+                "due_at": seconds(each.due_at),
+                "lane": each.lane.name.lower(),
+                "size": each.size,
+                "sent_at": seconds(each.sent_at),
+            }
+            for each in found
+        ]
+        return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
 
 
 def _read_since(request: OperationRequest) -> int | None:
@@ -198,7 +254,7 @@ def _read_since(request: OperationRequest) -> int | None:
     return None if since is None else int(since * 1000)
 
 
-def _head(message: Message) -> dict[str, Any]:
+def _listed(message: Message) -> dict[str, Any]:
     return {
         "msg_id": message.msg_id,
         "lane": message.lane.name.lower(),
@@ -206,4 +262,12 @@ def _head(message: Message) -> dict[str, Any]:
         "sent_at": seconds(message.sent_at),
         "expire_at": seconds(message.expire_at),
         "size": message.size,
+        "key": message.key,
+        "tags": list(message.tags),
+        "recipient": message.recipient,
     }
+
+
+def _frequent(names: Iterable[str | None]) -> list[Answer]:
+    found = Counter(name for name in names if name is not None)
+    return [{"name": name, "messages": count} for name, count in found.most_common(FREQUENT)]

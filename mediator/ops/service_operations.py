@@ -16,7 +16,7 @@ from mediator.ops.diagnosis import DoctorCheck, Finding, Level
 from mediator.ops.installation import CHECK_SECONDS, damage_findings, disk_findings, file_findings, journal_findings
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
-from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, many, obj, or_null, table
+from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, about, many, obj, or_null, table
 from mediator.ops.units import format_time
 from mediator.tenants.directory import TenantDirectory
 
@@ -57,6 +57,7 @@ class ServiceOperations:
                 Right.READ,
                 "What the doctor finds about the service",
                 obj(findings=FINDINGS),
+                fields={"quick": about(FLAG, "Leave out what reads the whole database.")},
                 path="/doctor",
             ),
             Operation(
@@ -99,12 +100,13 @@ class ServiceOperations:
             ),
         )
 
-    async def _installation(self, _request: OperationRequest) -> Answer:
+    async def _installation(self, request: OperationRequest) -> Answer:
         report = await self._health.report()
         files = await asyncio.to_thread(self._files)
         whole: list[Finding] = []
         try:
-            whole += damage_findings(await self._broker.find_damage(CHECK_SECONDS))
+            if request.get("quick") is not True:
+                whole += damage_findings(await self._broker.find_damage(CHECK_SECONDS))
             backlog, due = await self._broker.measure_backlog()
             further = [finding for examine in self._further for finding in await examine()]
         except UnavailableError:

@@ -62,6 +62,15 @@ class Dialect(Protocol):
     def usage(self, tenant: str, now: int) -> Row:
         """Return how many messages and bytes all mailboxes of a tenant hold that have not expired by ``now``."""
 
+    def size(self) -> int:
+        """Return the bytes of the database."""
+
+    def uncounted(self, mailboxes: str, parameters: Sequence[Any]) -> list[Row]:
+        """Return what came after counters were last written: mailbox_no, count, bytes, next_id and the last time.
+
+        ``mailboxes`` is the condition of those that are asked for, with its parameters.
+        """
+
 
 def send_only_addresses(dialect: Dialect) -> SendOnlyAddresses:
     """Return the send-only addresses of the database; a connection reads their key once (A10)."""

@@ -367,6 +367,14 @@ class PostgresDialect:
             (tenant, now),
         )[0]
 
+    def size(self) -> int:
+        """Ask the server."""
+        return int(self.execute("SELECT pg_database_size(current_database())")[0][0])
+
+    def uncounted(self, mailboxes: str, parameters: Sequence[Any]) -> list[Row]:
+        """Find nothing: counters are written with each message."""
+        return []
+
 
 class PostgresSnapshots:
     """A connection that only reads; see :class:`mediator.store.snapshots.Snapshots`."""

@@ -383,6 +383,19 @@ class SqliteDialect:
             (tenant, now, tenant, now),
         )[0]
 
+    def size(self) -> int:
+        """Count the pages."""
+        [(pages,)], [(page,)] = self.execute("PRAGMA page_count"), self.execute("PRAGMA page_size")
+        return int(pages * page)
+
+    def uncounted(self, mailboxes: str, parameters: Sequence[Any]) -> list[Row]:
+        """Look behind each mailbox's last count."""
+        return self.execute(
+            "SELECT no, count(*), sum(size), max(msg_id) + 1, max(message.created_at) FROM mailbox"
+            f" JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE {mailboxes} GROUP BY no",
+            parameters,
+        )
+
 
 def hold(path: Path) -> "Hold":
     """Lock the database for this process; :class:`StoreHeldError` names the process that owns it."""

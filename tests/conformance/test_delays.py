@@ -129,6 +129,21 @@ def test_what_waits_is_counted_by_mailbox(store):
         assert len(tx.delays.of(a, 1)) == 1
 
 
+def test_what_is_due_soonest_is_listed_without_payloads(store):
+    with store.transaction() as tx:
+        a, b = add(tx, "a"), add(tx, "b")
+        for due, lane in ((30, Lane.NORMAL), (10, Lane.URGENT), (20, Lane.LOW)):
+            tx.delays.add(waiting(a, T0 + due, lane=lane))
+        tx.delays.add(waiting(b, T0))
+    with store.reading() as tx:
+        found = tx.delays.soonest(get(tx, "a"), ALL, 2)
+        assert [(row.due_at - T0, row.lane, row.size, row.sent_at) for row in found] == [
+            (10, Lane.URGENT, 1, T0),
+            (20, Lane.LOW, 1, T0),
+        ]
+        assert len(tx.delays.soonest(get(tx, "a"), 1, 2)) == 1
+
+
 def test_what_waits_for_an_empty_mailbox_is_nothing(store):
     with store.transaction() as tx:
         mailbox = add(tx)

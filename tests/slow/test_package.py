@@ -108,6 +108,9 @@ def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
         names = set(wheel.namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {f"registry/embedding/packed/{name}" for name in ("model.onnx", "tokenizer.json", "NOTICE")} <= names
+    libraries = {"lib/htmx.min.js", "lib/uplot.min.js", "lib/NOTICE", "console.js", "console.css"}
+    assert {f"mediator/console/static/{name}" for name in libraries} <= names
+    assert "mediator/console/templates/base.html" in names
     migrations = {f"mediator/_migrations/{file.name}" for file in (ROOT / "migrations").glob("[0-9]*.py")}
     assert migrations
     assert migrations <= names

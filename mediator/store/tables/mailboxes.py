@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from hmac import compare_digest
 
 from mediator.mailboxes.address import PUBLIC
-from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
-from mediator.mailboxes.ports import MAX_EXPIRED, Usage
+from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
+from mediator.mailboxes.ports import MAX_EXPIRED, MailboxRow, Usage
 from mediator.mailboxes.send_only import is_send_only
 from mediator.store import rows
 from mediator.store.dialect import send_only_addresses
@@ -163,6 +163,40 @@ class Mailboxes(Table):
         )
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
+    def survey(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
+        where = (
+            "tenant = ? AND address >= ? AND address < ? AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)"
+            " AND kind <> ?"
+        )
+        parameters = tenant, prefix, f"{prefix}\x7f", now, Kind.BROADCAST.value
+        found = self._execute(
+            "SELECT no, address, kind, retention, messages, bytes, next_id, last_at, expire_at,"
+            " (SELECT created_at FROM message WHERE mailbox_no = mailbox.no ORDER BY msg_id LIMIT 1)"
+            f" FROM mailbox WHERE {where} ORDER BY address LIMIT ?",
+            (*parameters, limit),
+        )
+        if found:
+            # Up to the last of them, in order of the same index.
+            uncounted = self._dialect.uncounted(f"{where} AND address <= ?", (*parameters, found[-1][1]))
+            behind = {no: rest for no, *rest in uncounted}
+        return [
+            MailboxRow(
+                no=row[0],
+                tenant=tenant,
+                address=row[1],
+                kind=Kind(row[2]),
+                retention=Retention(row[3]),
+                messages=row[4] + count,
+                bytes=row[5] + size,
+                next_id=max(row[6], next_id),
+                last_at=max(row[7], last_at),
+                expire_at=row[8],
+                oldest_at=row[9],
+            )
+            for row in found
+            for count, size, next_id, last_at in [behind.get(row[0], _NOTHING_MORE)]
+        ]
+
     def tenants(self) -> Sequence[str]:
         found: list[str] = []
         # From one to the next in the index, instead of through all mailboxes.
@@ -203,6 +237,9 @@ class Mailboxes(Table):
             (now, MAX_EXPIRED, tenant, now),
         )
         return Usage(int(messages + delayed[0] - expired[0]), int(size + delayed[1] - expired[1]))
+
+
+_NOTHING_MORE = (0, 0, 0, 0)
 
 
 def _places(values: Sequence[str]) -> str:

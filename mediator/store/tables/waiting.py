@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
+from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
-from mediator.mailboxes.ports import Copy, Expired, Usage
+from mediator.mailboxes.ports import Copy, DelayedRow, Expired, Usage
 from mediator.store import rows
 from mediator.store.session import Session, Table
 from mediator.store.tables.mailboxes import Mailboxes
@@ -52,6 +53,15 @@ class Delays(Table):
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
         return [rows.delayed(row) for row in self._execute(sql, (mailbox.no, limit))]
+
+    def soonest(self, mailbox: Mailbox, among: int, limit: int) -> Sequence[DelayedRow]:
+        sql = (
+            "SELECT due_at, lane, size, sent_at FROM"
+            " (SELECT due_at, lane, size, sent_at FROM delayed WHERE mailbox_no = ? LIMIT ?) AS soon"
+            " ORDER BY due_at LIMIT ?"
+        )
+        found = self._execute(sql, (mailbox.no, among, limit))
+        return [DelayedRow(due_at, Lane(lane), size, sent_at) for due_at, lane, size, sent_at in found]
 
     def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
         row = self._session.one(

@@ -1,0 +1,184 @@
+"""The console itself: who may see which page, how pages are rendered, and the forms that run operations."""
+
+import asyncio
+import string
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from aiohttp import hdrs, web
+from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
+
+from mediator import __version__
+from mediator.admin.access import HTML_HEADERS, Access
+from mediator.console import formats
+from mediator.console.assets import ROUTE, Assets
+from mediator.console.forms import read_form
+from mediator.console.pages import Page, Shown, Visit
+from mediator.console.streams import Streams
+from mediator.errors import MediatorError, NotAllowedError, SetupError
+from mediator.http.app import CODES, wants_html
+from mediator.ops.operations import Actor, Operations
+
+HOME: Final = "/console"
+GROUPS: Final = ("Service", "Mail")
+"""The first headings of the navigation; those that parts bring follow."""
+_NOTICE: Final = "mediator_notice"
+"""The cookie that tells the next page, once, what a form did."""
+_NOTICE_SECONDS: Final = 60
+_NOTICE_LENGTH: Final = 500
+
+
+class Console:
+    """All pages. Parts add theirs while they open; :meth:`register` then makes the routes."""
+
+    def __init__(self, operations: Operations, access: Access) -> None:
+        self.operations = operations
+        self.streams = Streams()
+        self._access = access
+        self._assets = Assets()
+        self._pages: list[tuple[str, Page]] = []
+        self._folders: dict[str, BaseLoader] = {}
+        self._templates = Environment(
+            loader=PrefixLoader(self._folders),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters |= formats.FILTERS
+        self._templates.globals |= {"static": self._assets.url, "version": __version__, "home": HOME}
+        # Rendering in a thread costs the event loop at most its share of the interpreter, however long a page is.
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="console")
+
+    def add_pages(self, name: str, templates: Path, *pages: Page) -> None:
+        """Add pages with a folder of templates, whose names begin with ``name/``.
+
+        Raises :class:`SetupError` when another part has the name.
+        """
+        if name in self._folders:
+            raise SetupError(f"two parts bring pages named {name}; uninstall one of them")
+        self._folders[name] = FileSystemLoader(templates)
+        self._pages += [(name, page) for page in pages]
+
+    def register(self, app: web.Application) -> None:
+        """Add the routes of all pages to the application."""
+        app.router.add_get("/", self._lead)
+        app.router.add_get(HOME + "/", self._lead)
+        app.router.add_get(ROUTE + "{name:.+}", self._assets.answer)
+        app.router.add_post(HOME + "/do/{operation}", self._act)
+        for name, page in (*self._pages, ("console", Page("/{rest:.*}", "", _find_nothing))):
+            app.router.add_get(HOME + page.path, self._handler(page, page.template_of(name)))
+        app.on_shutdown.append(self.streams.stop)
+        app.on_cleanup.append(self._close)
+
+    async def render(self, template: str, **context: Any) -> str:
+        """Render a template on the console's thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._renderer, lambda: self._templates.get_template(template).render(context)
+        )
+
+    def navigation(self, actor: Actor) -> Mapping[str, list[Page]]:
+        """Return the pages that somebody may see, by heading."""
+        listed = [page for _, page in sorted(self._pages, key=_by_origin) if page.group and page.right in actor.rights]
+        groups = dict.fromkeys([*GROUPS, *(page.group for page in listed)])
+        return {group: found for group in groups if (found := [page for page in listed if page.group == group])}
+
+    # Requests.
+
+    async def _lead(self, request: web.Request) -> web.Response:
+        """Lead people from ``/`` to the first page; programs find nothing there."""
+        if not wants_html(request):
+            raise web.HTTPNotFound
+        return web.Response(status=302, headers={hdrs.LOCATION: HOME, hdrs.VARY: hdrs.ACCEPT})
+
+    def _handler(self, page: Page, template: str) -> Any:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            visit = await self._visit(request)
+            if visit is None:
+                return self._access.ask_to_sign_in(request)
+            try:
+                if page.right not in visit.actor.rights:
+                    raise NotAllowedError(page.right)
+                shown = await page.show(visit)
+            except (MediatorError, TimeoutError, web.HTTPException) as error:
+                return await self._refused(visit, error)
+            if isinstance(shown, web.StreamResponse):
+                return shown
+            return await self._page(visit, template, page=page, **shown)
+
+        return answer
+
+    async def _visit(self, request: web.Request) -> Visit | None:
+        visitor = await self._access.visitor(request)
+        return None if visitor is None else Visit(request, *visitor, console=self)
+
+    async def _page(self, visit: Visit, template: str, status: int = 200, **context: Any) -> web.Response:
+        notice = unquote(visit.request.cookies.get(_NOTICE, ""))[:_NOTICE_LENGTH]
+        shown = {"visit": visit, "navigation": self.navigation(visit.actor), "notice": notice, "status": status}
+        text = await self.render(template, **shown, **context)
+        response = web.Response(text=text, status=status, content_type="text/html", headers=HTML_HEADERS)
+        if notice:
+            response.del_cookie(_NOTICE, path=HOME)
+        return response
+
+    async def _refused(self, visit: Visit, error: Exception) -> web.Response:
+        status, text = _told(error)
+        return await self._page(visit, "console/refused.html", status, page=None, text=text)
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        """Run an operation for a form, and lead back to the page with a notice of what it did."""
+        visit = await self._visit(request)
+        if visit is None:
+            return self._access.ask_to_sign_in(request)
+        form = await request.post()
+        try:
+            self._access.check_form(request, str(form.get("csrf", "")))
+            operation = self.operations.get(request.match_info["operation"])
+            answer = await visit.run(operation.name, **read_form(operation, form))
+        except (MediatorError, TimeoutError, web.HTTPException) as error:
+            if "back" not in form:
+                return await self._refused(visit, error)
+            return _lead_back(request, str(form["back"]), f"Not done: {_told(error)[1]}.")
+        flat = {name: value for name, value in answer.items() if isinstance(value, str | int | float)}
+        done = string.Template(str(form.get("done", "") or "Done.")).safe_substitute(flat)
+        return _lead_back(request, str(form.get("back", HOME)), done)
+
+    async def _close(self, _app: web.Application) -> None:
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
+
+def _by_origin(page: tuple[str, Page]) -> bool:
+    """Put pages of the core before those of parts, which come first."""
+    return page[0] != "console"
+
+
+async def _find_nothing(_visit: Visit) -> Shown:
+    raise web.HTTPNotFound
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Return the status and the text for an error."""
+    if isinstance(error, MediatorError):
+        return error.status, str(error)
+    status = error.status if isinstance(error, web.HTTPException) else 504
+    return status, CODES.get(status, "bad_request").replace("_", " ")
+
+
+def _lead_back(request: web.Request, back: str, notice: str) -> web.Response:
+    # A path of ours: no other host, and no line breaks in a header.
+    path = back if back.startswith(HOME) and back.isprintable() and "\\" not in back else HOME
+    response = web.Response(status=303, headers={hdrs.LOCATION: path})
+    response.set_cookie(
+        _NOTICE,
+        quote(notice[:_NOTICE_LENGTH]),
+        path=HOME,
+        max_age=_NOTICE_SECONDS,
+        httponly=True,
+        samesite="Strict",
+        secure=request.secure,
+    )
+    return response

@@ -1,0 +1,82 @@
+"""How pages show numbers, sizes, times and rates: the filters of the templates."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from mediator.ops.units import format_bytes, format_count, format_duration, format_time
+
+NONE = "–"
+
+
+def ago(seconds: float | None) -> str:
+    """Show how long ago Unix seconds were, or how far ahead."""
+    if seconds is None:
+        return NONE
+    distance = round((time.time() - seconds) * 1000)
+    if abs(distance) < 1000:
+        return "now"
+    return f"{format_duration(distance)} ago" if distance > 0 else f"in {format_duration(-distance)}"
+
+
+def when(seconds: float | None) -> Markup | str:
+    """Show Unix seconds as a time, with the date where a pointer or a screen reader asks for it."""
+    if seconds is None:
+        return NONE
+    exact = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, format_time(seconds), ago(seconds))
+
+
+def number(value: float | None) -> str:
+    """Show a count."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Show something per second."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Show seconds as milliseconds."""
+    return NONE if seconds is None else f"{seconds * 1000:.3g}"
+
+
+def span(milliseconds: float | None) -> str:
+    """Show milliseconds as a span."""
+    return NONE if milliseconds is None else format_duration(round(milliseconds))
+
+
+def size(count: int | None) -> str:
+    """Show bytes."""
+    return NONE if count is None else format_bytes(count)
+
+
+def hidden(fields: dict[str, Any]) -> Markup:
+    """Write hidden fields of a form; a list is a field for each item, and None is none."""
+    pairs = [
+        (name, item)
+        for name, value in fields.items()
+        for item in (value if isinstance(value, list) else [value])
+        if item is not None
+    ]
+    return Markup("").join(
+        Markup('<input type="hidden" name="{}" value="{}">').format(name, item) for name, item in pairs
+    )
+
+
+FILTERS = {
+    "ago": ago,
+    "when": when,
+    "number": number,
+    "rate": rate,
+    "milliseconds": milliseconds,
+    "span": span,
+    "size": size,
+    "hidden": hidden,
+    "things": format_count,
+}

@@ -1,0 +1,44 @@
+"""Reads the fields of an operation from a form, as its JSON schemas say."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from multidict import MultiMapping
+
+from mediator.errors import BadRequestError
+from mediator.ops.operations import Operation
+from mediator.ops.schemas import Schema
+
+_TRUE = frozenset({"on", "true", "1"})
+
+
+def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
+    """Return the request; an empty field is absent unless it is text. Raises :class:`BadRequestError`."""
+    found: dict[str, Any] = {}
+    for name, schema in operation.fields.items():
+        given = [str(value) for value in form.getall(name, [])]
+        types = _types(schema)
+        if "array" in types:
+            if given := [value for value in given if value]:
+                found[name] = [_read(name, value, schema.get("items", {})) for value in given]
+        elif given and (given[0] or "string" in types):
+            found[name] = _read(name, given[0], schema)
+    return found
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    types: str | Sequence[str] = schema.get("type", "object")
+    return [types] if isinstance(types, str) else types
+
+
+def _read(name: str, text: str, schema: Schema) -> Any:
+    types = _types(schema)
+    if "string" in types:
+        return text
+    if "boolean" in types:
+        return text in _TRUE
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BadRequestError(name, f"expected {' or '.join(types)}") from None

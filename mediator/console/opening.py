@@ -1,0 +1,30 @@
+"""Opens the console of a service: its own pages and operations, once the parts have added theirs."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from mediator.admin.sign_in import SignInView
+from mediator.console.mailboxes import MailboxPages
+from mediator.console.overview import Overview
+from mediator.http.health import Health
+from mediator.ops.activity import TOPIC, Activity
+from mediator.ops.ranking import RankingOperations
+from mediator.ops.sampling import PERIOD
+from mediator.parts import Host
+
+
+async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awaitable[str]]:
+    """Serve the console on the application; return what writes the page of the sign-in."""
+    activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(TOPIC))
+    await activity.open(host.operations)
+    RankingOperations(host.broker).register(host.operations)
+    console = host.console
+    overview, mailboxes = Overview(console, activity), MailboxPages(console, host.broker)
+    console.add_pages("console", Path(__file__).with_name("templates"), *overview.pages(), *mailboxes.pages())
+    console.register(host.app)
+    host.add_job(activity.tick, PERIOD)
+
+    async def write_sign_in(view: SignInView) -> str:
+        return await console.render("console/sign_in.html", view=view)
+
+    return write_sign_in

@@ -1,0 +1,84 @@
+"""What a page of the console is, and the request for one: for the parts that bring pages of their own.
+
+A part adds its pages while it opens, with a folder of Jinja2 templates in its own package::
+
+    host.console.add_pages("echo", Path(__file__).parent / "templates", Page("/echoes", "Echoes", show_echoes, "Mail"))
+
+``show_echoes(visit)`` returns what its template, ``echo/echoes.html``, shows::
+
+    {% extends "console/base.html" %}
+    {% block content %}…{% endblock %}
+
+It asks for everything through operations: ``await visit.run("echo-list", limit=100)``, as whoever is signed in. What
+changes something is a form of ``{{ act(…) }}`` (``console/macros.html``), which runs an operation.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from mediator.errors import BadRequestError
+from mediator.ops.operations import Actor, Answer, Right
+
+if TYPE_CHECKING:
+    from mediator.console.console import Console
+
+Shown = Mapping[str, Any] | web.StreamResponse
+"""What a page's template shows, or a response of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request for a page by somebody who may see it."""
+
+    request: web.Request
+    actor: Actor
+    csrf: str
+    """What a form sends back, to prove that it is one of ours."""
+    console: "Console"
+
+    async def run(self, operation: str, **fields: Any) -> Answer:
+        """Run an operation as whoever is signed in; raises :class:`MediatorError` as it does."""
+        return await self.console.operations.run(self.actor, operation, fields)
+
+    def may(self, right: str) -> bool:
+        """Return whether the visitor has a right; templates leave out what it could not do."""
+        return Right(right) in self.actor.rights
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a parameter of the path or of the query."""
+        return self.request.match_info.get(name) or self.request.query.get(name, default).strip()
+
+    def number(self, name: str, default: int, lowest: int, highest: int) -> int:
+        """Return a whole number of the query; :class:`BadRequestError` when it is none, or out of bounds."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 15 or not lowest <= int(text) <= highest:
+            raise BadRequestError(name, f"expected {lowest} to {highest}")
+        return int(text)
+
+
+Handler = Callable[[Visit], Awaitable[Shown]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page, answered to GET."""
+
+    path: str
+    """Below ``/console``, with parameters in braces as in aiohttp's routes."""
+    title: str
+    show: Handler
+    group: str = ""
+    """The heading under which it stands in the navigation; none: other pages link to it."""
+    template: str = ""
+    """A file of the part's folder; by default the last word of the path, ``echoes.html`` for ``/echoes``."""
+    right: Right = Right.READ
+    """Without it, the page is refused and not in the navigation."""
+
+    def template_of(self, name: str) -> str:
+        """Return the template's name among those of all parts, for the part of this name."""
+        return f"{name}/{self.template or self.path.rpartition('/')[2] + '.html'}"

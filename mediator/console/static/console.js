@@ -1,0 +1,102 @@
+"use strict";
+// What htmx and uPlot leave to do: live pages while somebody looks at them, and plots in the page's colours.
+
+// A page says where its events come from (data-live); an event replaces the part of that name (data-event),
+// or is put in front of it and pushes out the last of many (data-prepend: how many stay).
+function follow(state) {
+  let source = null;
+  let seen = "";
+  const say = (text) => { if (state.textContent !== text) state.textContent = text; };
+
+  function open() {
+    const url = new URL(state.dataset.live, location);
+    if (seen) url.searchParams.set("after", seen);
+    source = new EventSource(url);
+    source.onopen = () => say("Live.");
+    source.onerror = () => say(source.readyState === EventSource.CLOSED
+      ? "Not live: the service has no room for another live page. Reload to try again."
+      : "Connecting again…");
+    for (const part of document.querySelectorAll("[data-event]")) {
+      source.addEventListener(part.dataset.event, (event) => {
+        const many = Number(part.dataset.prepend);
+        seen = event.lastEventId;
+        htmx.swap(part, event.data, {swapStyle: many ? "afterbegin" : "innerHTML", swapDelay: 0, settleDelay: 0});
+        while (many && part.childElementCount > many) part.lastElementChild.remove();
+      });
+    }
+    source.addEventListener("sample", (event) => document.dispatchEvent(
+      new CustomEvent("sample", {detail: JSON.parse(event.data)})));
+  }
+
+  // Browsers allow few connections to one host, so a hidden page gives its own back.
+  function look() {
+    if (document.hidden && source) {
+      source.close();
+      source = null;
+      say("Paused while nobody looks.");
+    } else if (!document.hidden && !source) {
+      open();
+    }
+  }
+  document.addEventListener("visibilitychange", look);
+  look();
+}
+
+// The samples of the last hour, [[at, …], [value, …], …] by the names of a plot's data-series.
+async function plot(url) {
+  const answer = await fetch(url);
+  if (!answer.ok) return;
+  const {kept, columns} = await answer.json();
+  const figures = [...document.querySelectorAll("[data-series]")];
+  const drawn = new Map();
+
+  function rows(figure) {
+    const factor = Number(figure.dataset.factor);
+    const scaled = (column) => column.map((value) => value === null ? null : value * factor);
+    return [columns.at, ...figure.dataset.series.split(" ").map((name) => scaled(columns[name]))];
+  }
+
+  function draw(figure) {
+    drawn.get(figure)?.destroy();
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line")}};
+    const names = figure.dataset.series.split(" ");
+    const options = {
+      width: figure.clientWidth,
+      height: 200,
+      scales: {x: {time: true}, y: {range: (_, low, high) => [0, Math.max(high * 1.05, 1)]}},
+      series: [{value: (_, at) => at === null ? "" : new Date(at * 1000).toLocaleTimeString()}, ...names.map((name, index) => ({
+        label: name.split(".").pop(),
+        stroke: colour(`--c${names.length === 1 ? 2 : index % 4}`),
+        dash: [[], [8, 4], [], [2, 4]][names.length === 1 ? 0 : index % 4],
+        width: 1.5,
+        points: {show: false},
+        value: (_, value) => value === null ? "–" : String(Number(value.toPrecision(3))),
+      }))],
+      axes: [axis, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en", {notation: "compact"}))}],
+    };
+    drawn.set(figure, new uPlot(options, rows(figure), figure));
+  }
+
+  const drawAll = () => figures.forEach(draw);
+  drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  const sizes = new ResizeObserver((entries) => entries.forEach(({target}) =>
+    drawn.get(target)?.setSize({width: target.clientWidth, height: 200})));
+  figures.forEach((figure) => sizes.observe(figure));
+  document.addEventListener("sample", ({detail}) => {
+    for (const [name, column] of Object.entries(columns)) {
+      column.push(detail[name] ?? null);
+      if (column.length > kept) column.shift();
+    }
+    for (const [figure, chart] of drawn) chart.setData(rows(figure));
+  });
+}
+
+addEventListener("DOMContentLoaded", () => {
+  const state = document.querySelector("[data-live]");
+  if (state) follow(state);
+  const plots = document.querySelector("[data-samples]");
+  if (plots) plot(plots.dataset.samples);
+});

@@ -1,0 +1,105 @@
+"""Server-sent events: responses that stay open, few at a time, and end with the service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Final
+
+from aiohttp import web
+
+from mediator.errors import BusyError
+from mediator.http.app import lift_time_limit
+
+MAX_STREAMS: Final = 64
+"""Pages that are followed live at once, over all viewers."""
+STREAM_SECONDS: Final = 300.0
+"""A browser connects again after this time, so that whoever has signed out elsewhere sees no more."""
+WRITE_SECONDS: Final = 20.0
+"""A viewer that reads nothing for so long is dropped."""
+
+_HEADERS: Final = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    # Asks nginx not to collect events before it passes them on.
+    "X-Accel-Buffering": "no",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def event(name: str, data: str, id: int | None = None) -> bytes:
+    """Return one event in the format of the HTML standard; a browser that connects again names the last ``id``."""
+    lines = [f"event: {name}", *([] if id is None else [f"id: {id}"]), *(f"data: {line}" for line in data.splitlines())]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+COMMENT: Final = b":\n\n"
+"""Tells nothing; whether the viewer is still there is seen when it is written."""
+
+
+class Broadcast:
+    """Events that are made once for all who follow; who is slow misses what was replaced meanwhile."""
+
+    def __init__(self) -> None:
+        self._latest = b""
+        self._changed = asyncio.Event()
+        self.followers = 0
+
+    def publish(self, data: bytes) -> None:
+        """Give all followers some events, in place of those that they have not taken yet."""
+        self._latest = data
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Yield what is published from now on."""
+        self.followers += 1
+        try:
+            while True:
+                changed = self._changed
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), WRITE_SECONDS)
+                yield self._latest if changed.is_set() else COMMENT
+        finally:
+            self.followers -= 1
+
+
+class Streams:
+    """The open streams of the console."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def serve(self, request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
+        """Answer with events for a while; :class:`BusyError` when too many are served already."""
+        if self._stopping or len(self._open) >= MAX_STREAMS:
+            raise BusyError(f"{len(self._open)} pages are followed live already")
+        response = web.StreamResponse(headers=_HEADERS)
+        lift_time_limit(request)
+        response.force_close()
+        await response.prepare(request)
+        task = asyncio.create_task(_write(response, events), name="console-stream")
+        self._open.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            self._open.discard(task)
+        return response
+
+    async def stop(self, _app: web.Application) -> None:
+        """End all streams."""
+        self._stopping = True
+        for task in self._open:
+            task.cancel()
+
+
+async def _write(response: web.StreamResponse, events: AsyncIterator[bytes]) -> None:
+    # The viewer may be gone at any time, which shows in a failed write.
+    with suppress(TimeoutError, ConnectionError, asyncio.CancelledError):
+        async with asyncio.timeout(STREAM_SECONDS), aclosing(events):  # type: ignore[type-var]
+            # Headers alone do not open an EventSource everywhere.
+            await response.write(COMMENT)
+            async for data in events:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await response.write(data)

@@ -1,0 +1,100 @@
+"""The console over a store, without doors: what it serves, to whoever has which roles."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientResponse, ClientSession, CookieJar
+from aiohttp.test_utils import TestServer
+
+from mediator.admin.access import Access
+from mediator.admin.sessions import CookieSealer
+from mediator.admin.sign_in import SignIn
+from mediator.config.settings import Settings
+from mediator.console.console import Console
+from mediator.console.opening import open_console
+from mediator.http.app import build_app
+from mediator.http.health import Health
+from mediator.http.tenants import HttpTenants
+from mediator.ops.dead_operations import DeadOperations
+from mediator.ops.mailbox_operations import MailboxOperations
+from mediator.ops.message_operations import MessageOperations
+from mediator.ops.service_operations import ServiceOperations
+from mediator.parts import Host
+from mediator.tenants.directory import TenantDirectory
+from tests.harness.core import Core, core
+
+ROLES = ("read", "operate", "read-payload", "admin")
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def token(role: str) -> str:
+    """Return the token of the operator with one role, who is named as the role."""
+    return f"token-of-whoever-may-{role}"
+
+
+@dataclass
+class ConsoleSite:
+    """A console, and a browser's session with it."""
+
+    core: Core
+    host: Host
+    session: ClientSession
+    server: TestServer
+    role: str = "admin"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {token(self.role)}", **HTML}
+
+    async def get(self, path: str, **options: Any) -> ClientResponse:
+        headers = {**self.headers, **options.pop("headers", {})}
+        return await self.session.get(self.server.make_url(path), headers=headers, allow_redirects=False, **options)
+
+    async def read(self, path: str) -> str:
+        answer = await self.get(path)
+        text = await answer.text()
+        assert answer.status == 200, text
+        return text
+
+    async def act(self, operation: str, **fields: Any) -> ClientResponse:
+        return await self.session.post(
+            self.server.make_url(f"/console/do/{operation}"), data=fields, headers=self.headers, allow_redirects=False
+        )
+
+
+@asynccontextmanager
+async def console_site(folder: Path, roles: Sequence[str] = ROLES) -> AsyncIterator[ConsoleSite]:
+    """Run one; each of ``roles`` has an operator with a token."""
+    operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in roles]}
+    settings = Settings.of(data_dir=folder, operators=operators)
+    async with core(folder) as inner:
+        access = Access(settings, CookieSealer(b"k" * 32))
+        health, directory = Health(), TenantDirectory(settings, inner.clock)
+        app = build_app(health, inner.metrics.registry)
+        host = Host(
+            settings,
+            broker=inner.broker,
+            metrics=inner.metrics,
+            health=health,
+            scheduler=inner.scheduler,
+            operations=inner.operations,
+            announcer=lambda _topic: None,
+            app=app,
+            http_port=0,
+            tenants=directory,
+            http_tenants=HttpTenants.of_service(settings, directory),
+            access=access,
+            console=Console(inner.operations, access),
+        )
+        MailboxOperations(inner.broker).register(host.operations)
+        MessageOperations(inner.broker).register(host.operations)
+        DeadOperations(inner.broker).register(host.operations)
+        ServiceOperations(inner.broker, settings, directory, health, "", 0, ()).register(host.operations)
+        sign_in = SignIn(access, settings, 0)
+        sign_in.add_routes(app)
+        sign_in.render = await open_console(host, health)
+        async with TestServer(app) as server, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+            yield ConsoleSite(inner, host, session, server)

@@ -1,0 +1,273 @@
+"""The console over HTTP: who sees what, the forms that run operations, live pages, and what mailboxes are ranked by."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mediator.config.settings import Settings
+from mediator.console import streams
+from mediator.http.health import Health
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Retention
+from mediator.ops.activity import Activity
+from mediator.ops.operations import ROLES, Actor, Operations
+from tests.harness.console_site import HTML, ConsoleSite, console_site
+from tests.harness.waiting import until
+
+ADMIN = Actor("test", ROLES["admin"], "socket")
+BOX = "/console/mailboxes/default/task"
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[ConsoleSite]:
+    async with console_site(tmp_path) as made:
+        yield made
+
+
+async def run(site: ConsoleSite, name: str, **fields: Any) -> dict[str, Any]:
+    """Run an operation as the admin API would, and hold its answer against its schema."""
+    answer = await site.host.operations.run(ADMIN, name, fields)
+    jsonschema.validate(answer, site.host.operations.get(name).answer)
+    return answer
+
+
+async def test_people_are_led_to_the_console_and_programs_are_not(site: ConsoleSite) -> None:
+    led = await site.session.get(site.server.make_url("/"), headers=HTML, allow_redirects=False)
+    assert (led.status, led.headers["Location"]) == (302, "/console")
+    program = await site.session.get(site.server.make_url("/"))
+    assert (program.status, (await program.json())["code"]) == (404, "not_found")
+
+
+async def test_who_has_not_signed_in_is_asked_to(site: ConsoleSite) -> None:
+    for path in ("/console", BOX, "/console/live"):
+        asked = await site.session.get(site.server.make_url(path), headers=HTML, allow_redirects=False)
+        assert (asked.status, asked.headers["Location"]) == (303, f"/console/sign-in?next={path}")
+    posted = await site.session.post(site.server.make_url("/console/do/mailbox-delete"), allow_redirects=False)
+    assert posted.status == 303
+
+
+async def test_pages_load_nothing_from_elsewhere(site: ConsoleSite) -> None:
+    page = await site.get("/console")
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    text = await page.text()
+    assert "://" not in text.replace("http://www.w3.org", "")
+    assert "<style" not in text
+    for line in text.split('"'):
+        if line.startswith("/console/static/"):
+            found = await site.get(line)
+            assert (found.status, "immutable" in found.headers["Cache-Control"]) == (200, True), line
+    assert (await site.get("/console/static/../console.py")).status == 404
+    assert (await site.get("/console/nowhere")).status == 404
+
+
+async def test_a_reader_sees_no_payload_and_changes_nothing(site: ConsoleSite) -> None:
+    await site.core.create()
+    await site.core.send(b"between us")
+    site.role = "read"
+    page = await site.read(BOX)
+    assert "Send a test message" not in page
+    assert f"{BOX}/messages/0" not in page
+    assert (await site.get(f"{BOX}/messages/0")).status == 403
+    answer = await site.act("message-send", mail_address="task", payload="x", back=BOX)
+    assert "Not done: this needs the right operate" in await follow(site, answer)
+    assert len(await site.core.shown()) == 1
+    site.role = "read-payload"
+    assert "between us" in await site.read(f"{BOX}/messages/0")
+
+
+async def follow(site: ConsoleSite, answer: Any) -> str:
+    """Return the page that a form leads to."""
+    assert answer.status == 303
+    return await site.read(answer.headers["Location"])
+
+
+async def test_a_form_runs_an_operation_and_says_once_what_it_did(site: ConsoleSite) -> None:
+    await site.core.create()
+    answer = await site.act("message-send", mail_address="task", payload="hi", back=BOX, done="Sent as $msg_id. $x")
+    assert "Sent as 0. $x" in await follow(site, answer)
+    assert "Sent as 0" not in await site.read(BOX)
+    assert [message.payload for message in await site.core.shown()] == [b"hi"]
+    for back in ("https://example.com/", "//example.com", "/console\\x", "/console\nx"):
+        answer = await site.act("message-send", mail_address="task", payload="hi", back=back)
+        assert answer.headers["Location"] == "/console"
+
+
+async def test_a_form_of_another_site_is_refused(site: ConsoleSite) -> None:
+    await site.core.create()
+    url = site.server.make_url("/console/sign-in")
+    origin = {"Origin": str(site.server.make_url("")).rstrip("/")}
+    token = site.headers["Authorization"].partition(" ")[2]
+    assert (await site.session.post(url, data={"token": token}, headers=origin, allow_redirects=False)).status == 303
+    form = {"mail_address": "task", "back": BOX}
+    url = site.server.make_url("/console/do/mailbox-delete")
+    for wrong in ({}, {"csrf": "guessed"}):
+        await site.session.post(url, data=form | wrong, headers=origin, allow_redirects=False)
+        assert len((await run(site, "mailbox-list"))["mailboxes"]) == 1
+    page = await (await site.session.get(site.server.make_url(BOX), headers=HTML)).text()
+    csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
+    await site.session.post(url, data=form | {"csrf": csrf}, headers=origin, allow_redirects=False)
+    assert (await run(site, "mailbox-list"))["mailboxes"] == []
+
+
+async def test_what_senders_write_is_no_markup(site: ConsoleSite) -> None:
+    await site.core.create(desc="<script>alert(1)</script>", tags=("<i>",))
+    await site.core.send(b"<script>alert(2)</script>", key="<b>", tags=("<u>",), headers={"<h>": "<v>"})
+    for path in ("/console/mailboxes?prefix=<q>", BOX, f"{BOX}/messages/0", f"{BOX}/dead/<group>", "/console/<p>"):
+        page = await (await site.get(path)).text()
+        for markup in ("<script>", "<b>", "<u>", "<h>", "<v>", "<q>", "<group>", "<p>alert"):
+            assert markup not in page.replace("<p>", ""), path
+
+
+async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:
+    for address, count in (("a.one", 1), ("a.three", 3), ("b.two", 2)):
+        await site.core.create(address, retention=Retention.UNTIL_ACK)
+        for _ in range(count):
+            await site.core.send(b"x" * (10 - count) ** 2, address)
+    expected = {"address": ["a.one", "a.three"], "depth": ["a.three", "a.one"], "size": ["a.three", "a.one"]}
+    for order, addresses in expected.items():
+        found = await run(site, "mailbox-rank", prefix="a.", order=order)
+        assert [each["mail_address"] for each in found["mailboxes"]] == addresses
+        assert (found["looked_at"], found["complete"]) == (2, True)
+    page = await site.read("/console/mailboxes?order=age")
+    assert page.index("a.one") < page.index("a.three") < page.index("b.two")
+    found = await run(site, "mailbox-rank", order="depth", skip=1, limit=1)
+    assert [each["mail_address"] for each in found["mailboxes"]] == ["b.two"]
+
+
+async def test_messages_are_listed_by_lane_and_page_by_page(site: ConsoleSite) -> None:
+    await site.core.create()
+    for number in range(6):
+        await site.core.send(b"x", lane=Lane.URGENT if number % 2 else Lane.NORMAL, key=f"k{number}", tags=("t",))
+    found = await run(site, "message-list", mail_address="task", limit=4)
+    assert [each["msg_id"] for each in found["messages"]] == [5, 4, 3, 2]
+    assert found["next"] == 2
+    assert found["lanes"]["urgent"] == 3
+    assert found["tags"] == [{"name": "t", "messages": 6}]
+    found = await run(site, "message-list", mail_address="task", limit=4, before=2)
+    assert ([each["msg_id"] for each in found["messages"]], found["next"]) == ([1, 0], None)
+    found = await run(site, "message-list", mail_address="task", lane="urgent", limit=2)
+    assert ([each["msg_id"] for each in found["messages"]], found["next"]) == ([5, 3], 3)
+    found = await run(site, "message-list", mail_address="task", after=3)
+    assert [each["msg_id"] for each in found["messages"]] == [5, 4]
+
+
+async def test_delayed_messages_are_listed(site: ConsoleSite) -> None:
+    await site.core.create()
+    for delay in (90, 30):
+        await run(site, "message-send", mail_address="task", payload="later", delay=delay, lane="low")
+    found = await run(site, "delayed-list", mail_address="task", limit=1)
+    assert ([each["lane"] for each in found["messages"]], found["complete"]) == (["low"], False)
+    assert "Not yet visible" in await site.read(BOX)
+
+
+async def test_activity_tells_what_was_done_and_is_stored(site: ConsoleSite) -> None:
+    operations, metrics = Operations(), site.core.metrics
+    activity = Activity(site.core.broker, site.host.settings, Health(), metrics.registry, None)
+    await activity.open(operations)
+    site.core.broker.listen(metrics.committed)
+    await site.core.create(retention=Retention.UNTIL_ACK)
+    await site.core.send(b"x", lane=Lane.URGENT)
+    metrics.request("SEND", "ok", 0.002)
+    metrics.request("FETCH", "busy", 4.0)
+    await activity.tick()
+    answer = await operations.run(ADMIN, "activity", {})
+    jsonschema.validate(answer, operations.get("activity").answer)
+    sample = answer["instances"][0]["sample"]
+    assert sample["incoming.urgent"] > sample["incoming.normal"] == 0
+    assert sample["requests"] == 2 * sample["failed"] > 0
+    assert 0.001 < sample["p50"] < sample["p99"] <= 0.0025
+    assert answer["depth"] == {"messages": 1, "bytes": 1}
+    assert answer["oldest"]["mail_address"] == "task"
+    assert answer["storage"]["database"] > 0
+    columns = (await operations.run(ADMIN, "activity-history", {}))["columns"]
+    assert {len(column) for column in columns.values()} == {1}
+    await until(lambda: shows(site, "/console/history", "<time"), what="the first sample is shown")
+
+
+async def shows(site: ConsoleSite, path: str, text: str) -> bool:
+    return text in await site.read(path)
+
+
+async def test_instances_hear_of_each_other(tmp_path: Path, site: ConsoleSite) -> None:
+    wire = Wire()
+    answers = []
+    for name in ("one", "two"):
+        settings = Settings.of(data_dir=tmp_path, instance=name)
+        operations = Operations()
+        activity = Activity(site.core.broker, settings, Health(), site.core.metrics.registry, wire)
+        await activity.open(operations)
+        await activity.tick()
+        answers.append((operations, activity))
+    await answers[0][1].tick()
+    for operations, _ in answers:
+        found = (await operations.run(ADMIN, "activity", {}))["instances"]
+        assert sorted(each["instance"] for each in found) == ["one", "two"]
+
+
+class Wire:
+    """Passes on what instances announce, to each of them."""
+
+    def __init__(self) -> None:
+        self.listening: list[Callable[[bytes], None]] = []
+
+    async def publish(self, data: bytes) -> None:
+        for heard in self.listening:
+            heard(data)
+
+    async def listen(self, heard: Callable[[bytes], None]) -> None:
+        self.listening.append(heard)
+
+
+async def events(response: Any) -> AsyncIterator[bytes]:
+    buffer = b""
+    while data := await response.content.readany():
+        buffer += data
+        while b"\n\n" in buffer:
+            one, _, buffer = buffer.partition(b"\n\n")
+            yield one
+
+
+async def test_a_page_follows_a_mailbox(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.console.mailboxes.FOLLOW_SECONDS", 0.0)
+    await site.core.create()
+    await site.core.send(b"before")
+    response = await site.get(f"{BOX}/live?after=0")
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    seen = events(response)
+    assert await anext(seen) == b":"
+    await site.core.send(b"secret", key="k1")
+    first = await anext(one async for one in seen if one != b":")
+    assert first.startswith(b"event: messages\nid: 1\n")
+    assert b"k1" in first
+    assert b"secret" not in first
+    await site.core.send(b"x", key="k2")
+    second = await anext(one async for one in seen if one != b":")
+    assert b"k2" in second
+    assert b"k1" not in second
+    response.close()
+    again = await site.get(f"{BOX}/live?after=0", headers={"Last-Event-ID": "1"})
+    third = await anext(one async for one in events(again) if one != b":")
+    assert (b"k2" in third, b"k1" in third) == (True, False)
+    again.close()
+
+
+async def test_live_pages_are_few(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_STREAMS", 1)
+    first = await site.get("/console/live")
+    assert (await site.get("/console/live")).status == 503
+    first.close()
+
+    async def admitted() -> bool:
+        async with asyncio.timeout(5):
+            response = await site.get("/console/live")
+            response.close()
+            return response.status == 200
+
+    monkeypatch.setattr(streams, "MAX_STREAMS", 2)
+    await until(admitted, what="there is room for another")

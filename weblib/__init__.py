@@ -1,0 +1,1 @@
+"""Fetches the console's browser libraries when the package is built; not installed."""
