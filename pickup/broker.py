@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from mediator.broker import Broker
+from mediator.mailboxes.events import Event
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Place, Transaction
 from pickup.caller_cache import CallerCache
+from pickup.connection_use import ConnectionUses
 from pickup.mediation import (
     access,
     attached_keys,
@@ -39,6 +41,7 @@ from pickup.mediation.records import (
     NewConnection,
     PushDevice,
     Route,
+    Traffic,
     Verdict,
 )
 from pickup.mediation.replays import ReplayedError, SeenEnvelope
@@ -78,6 +81,8 @@ class MediationBroker:
         self.rules = rules
         self.clock = broker.clock
         self._envelope: SeenEnvelope | None = None
+        self.uses = ConnectionUses(broker)
+        """What is counted of each connection."""
         self._callers = CallerCache()
         broker.listen(self._callers.forget)
         self._leads: dict[tuple[str, str], Place] = {}
@@ -96,21 +101,22 @@ class MediationBroker:
     async def write(self, work: Work[T], connection: Connection | None = None, *, when_full: bool = False) -> T:
         """Run a change with the next commit; ``when_full`` as for :meth:`mediator.broker.Broker.write`."""
         place = None if connection is None else connection.place
-        envelope = self._envelope
+        envelope, counted = self._envelope, _counted(work)
         if envelope is None:
-            return await self.broker.write(
-                lambda tx, now: work(tx.table(MediationTables), now), place, when_full=when_full
-            )
+            result, events = await self.broker.write(counted, place, when_full=when_full)
+            self.uses.count(events)
+            return result
 
-        def first(tx: Transaction, now: int) -> tuple[T] | None:
-            tables = tx.table(MediationTables)
-            return replays.once(tables, envelope, lambda: work(tables, now), now)
+        def first(tx: Transaction, now: int) -> tuple[tuple[T, list[Event]]] | None:
+            return replays.once(tx.table(MediationTables), envelope, lambda: counted(tx, now), now)
 
         done = await self.broker.write(first, place, when_full=when_full)
         if done is None:
             raise ReplayedError
         self._envelope = None
-        return done[0]
+        result, events = done[0]
+        self.uses.count(events)
+        return result
 
     async def remember_envelope(self) -> None:
         """Store the envelope of :meth:`once` where nothing else is changed (D13)."""
@@ -169,11 +175,21 @@ class MediationBroker:
 
     async def list_connections(self, tenant: str, after: int, limit: int) -> ConnectionPage:
         """Return connections of a tenant behind a number, in order, with what waits for each."""
-        return await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
+        page = await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
+        return page._replace(views=[self._with_latest(view) for view in page.views])
 
     async def show_connection(self, tenant: str, no: int, max_routes: int) -> ConnectionView:
         """Return one connection with at most so many keys; :class:`NoSuchConnectionError` when there is none."""
-        return await self.read(lambda tx, now: listing.connection(tx, tenant, no, max_routes, now))
+        return self._with_latest(await self.read(lambda tx, now: listing.connection(tx, tenant, no, max_routes, now)))
+
+    def _with_latest(self, view: ConnectionView) -> ConnectionView:
+        """Add what this instance has counted and not written yet."""
+        connection = view.connection
+        return view._replace(use=view.use.plus(self.uses.unwritten(connection.no, connection.mailbox_no)))
+
+    async def list_hours(self, since: int) -> list[tuple[int, Traffic]]:
+        """Return what was counted of all connections in each hour from ``since`` on."""
+        return await self.read(lambda tx, _now: tx.uses.hours(since))
 
     async def add_invitation(self, tenant: str, make: Callable[[int], Invitation]) -> Invitation:
         """Keep an invitation that ``make`` writes for the time of the transaction."""
@@ -263,10 +279,11 @@ class MediationBroker:
         lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
         bounds, quotas = self.broker.bounds, self.broker.quotas
         # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
-        outcome = await self.broker.write_padded(
-            lambda tx, now: forwarding.forward(tx.table(MediationTables), bounds, quotas, self.rules, request, now),
+        outcome, events = await self.broker.write_padded(
+            _counted(lambda tx, now: forwarding.forward(tx, bounds, quotas, self.rules, request, now)),
             self._leads.get(lead),
         )
+        self.uses.count(events)
         if outcome.places and self._leads.get(lead) != outcome.places[0]:
             if len(self._leads) >= MAX_LEADS:
                 self._leads.clear()
@@ -387,3 +404,14 @@ class MediationBroker:
     async def list_devices(self, mailbox_nos: Sequence[int]) -> list[DeviceQueue]:
         """Return the phones to notify for these mailboxes, and how much mail waits for each."""
         return await self.read(lambda tx, now: listing.devices(tx, mailbox_nos, now))
+
+
+def _counted(work: Work[T]) -> Callable[[Transaction, int], tuple[T, list[Event]]]:
+    """Let a change return what happened to messages, too."""
+
+    def counted(tx: Transaction, now: int) -> tuple[T, list[Event]]:
+        tables = tx.table(MediationTables)
+        before = len(tables.events)
+        return work(tables, now), tables.events[before:]
+
+    return counted

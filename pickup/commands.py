@@ -29,15 +29,17 @@ from mediator.ops.schemas import (
     many,
     obj,
     or_null,
+    table,
     whole,
 )
+from pickup import statistics
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
 from pickup.live_sessions import LiveSessions
 from pickup.mediation.invitations import MAX_INVITATIONS
 from pickup.mediation.listing import ConnectionView
-from pickup.mediation.records import Invitation, Route
+from pickup.mediation.records import TRAFFIC, Invitation, Route
 
 MAX_LISTED = 500
 MAX_ATTACHED = 1000
@@ -67,7 +69,12 @@ _CONNECTION: dict[str, Schema] = {
     "bytes": COUNT,
     "live": FLAG,
     "relayed": FLAG,
+    "transport": TEXT,
+    "pickup": TEXT,
+    "client": TEXT,
+    **dict.fromkeys(TRAFFIC, COUNT),
 }
+_COUNTS = table(COUNT)
 _ROUTE = obj(key=TEXT, mail_address=TEXT, created_at=TIME, used_at=TIME)
 
 Answer = dict[str, Any]
@@ -170,6 +177,28 @@ class DidcommOperations:
                 fields=no,
                 method="DELETE",
                 path="/connections/{connection}",
+            ),
+            Operation(
+                "didcomm-stats",
+                self._statistics,
+                Right.READ,
+                "Totals over the connections of a tenant",
+                obj(
+                    connections=COUNT,
+                    counted=COUNT,
+                    live=about(COUNT, "Holders with a session on this instance, of all tenants."),
+                    messages=COUNT,
+                    bytes=COUNT,
+                    didcomm=_COUNTS,
+                    pickup=_COUNTS,
+                    transport=_COUNTS,
+                    created=_COUNTS,
+                    seen=_COUNTS,
+                    queues=_COUNTS,
+                    hours=many(obj(began_at=TIME, **dict.fromkeys(TRAFFIC, COUNT))),
+                ),
+                fields=tenant,
+                path="/didcomm/stats",
             ),
             Operation(
                 "key-attach",
@@ -277,14 +306,21 @@ class DidcommOperations:
             "label": connection.label,
             "didcomm": connection.generation.value,
             "created_at": connection.created_at / 1000,
-            "seen_at": max(connection.created_at, connection.seen_at) / 1000,
+            "seen_at": view.seen_at / 1000,
             "keys": view.keys,
             "mail_address": None if mailbox is None else mailbox.address,
             "messages": 0 if mailbox is None else mailbox.messages,
             "bytes": 0 if mailbox is None else mailbox.bytes,
             "live": self._sessions.has(connection.no),
             "relayed": connection.endpoint is not None,
+            "transport": view.use.transport,
+            "pickup": view.use.pickup,
+            "client": view.use.client,
+            **asdict(view.use.traffic),
         }
+
+    async def _statistics(self, request: OperationRequest) -> Answer:
+        return {"live": self._sessions.count, **await statistics.collect(self._mediation, self._tenant(request))}
 
     # Keys.
 

@@ -29,6 +29,9 @@ class TransportChannel(Protocol):
     routes: set[str]
     """Canonical callers with return route ``all`` on this channel (RFC 0092); the reply sender bounds it (D5)."""
 
+    client: str
+    """The product that the peer names as its User-Agent, in short; empty: none."""
+
     @property
     def persistent(self) -> bool:
         """Whether it can carry live mode: a WebSocket (D6)."""

@@ -99,6 +99,7 @@ async def didcomm_door(
         guard = Guard([ip_network(network) for network in options.outbound_networks])
         stack.push_async_callback(guard.close)
         mediation = MediationBroker(broker, options.rules)
+        await stack.enter_async_context(mediation.uses.writing())
         access = AccessLists(mediation, announcer("access"))
         stack.push_async_callback(access.close)
         await access.open()

@@ -161,6 +161,11 @@ class LiveSessions:
         async with leases.lock:
             yield leases
 
+    @property
+    def count(self) -> int:
+        """How many holders have a session on this instance."""
+        return len(self._of)
+
     def has(self, connection_no: int) -> bool:
         """Whether the holder has a session on this instance."""
         return connection_no in self._of

@@ -29,10 +29,10 @@ class DidcommPart(Part):
 
     def add_commands(self, app: "CommandGroup") -> None:
         """Add invite, invitations, connections, keys, identity, didcomm and try."""
-        from pickup.cli import access, didcomm, try_mediator
+        from pickup.cli import didcomm, operating, try_mediator
 
         app.include(didcomm.app)
-        app.include(access.app)
+        app.include(operating.app)
         app.include(try_mediator.app)
 
     def keys(self, settings: "Settings") -> Mapping[str, bytes]:

@@ -15,7 +15,7 @@ from pickup.mediation.replays import ReplayedError
 from pickup.message import read
 from pickup.problem_reports import is_report
 from pickup.rate_limits import RateLimiter
-from pickup.reply_sender import ReplySender, returns_here
+from pickup.reply_sender import PICKUP, ReplySender, returns_here
 
 MAX_REMEMBERED = 100_000
 """Envelopes of known senders that this instance recognises when they come again.
@@ -80,7 +80,7 @@ class MessageReceiver:
             await self._post.answer(request, context.dispatcher.refuse(request, refusal))
             return
         if request.connection is not None:
-            await self._note(request.connection)
+            await self._note(request, request.connection)
         try:
             replies = await context.dispatcher.handle(request)
         except ReplayedError:
@@ -116,7 +116,14 @@ class MessageReceiver:
     async def _find_connection(self, tenant: str, caller: str | None) -> Connection | None:
         return None if caller is None else await self._context.mediation.find_connection(tenant, caller)
 
-    async def _note(self, connection: Connection) -> None:
-        await self._context.mediation.note_use(connection)
+    async def _note(self, request: InboundRequest, connection: Connection) -> None:
+        mediation, type = self._context.mediation, request.message.type
+        mediation.uses.note(
+            connection.no,
+            transport="ws" if request.channel.persistent else "http",
+            client=request.channel.client,
+            pickup=f"{type.major}.{type.minor}" if type.family in PICKUP else "",
+        )
+        await mediation.note_use(connection)
         if connection.endpoint is not None:
             self._seen(connection)

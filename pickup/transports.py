@@ -15,6 +15,7 @@ from mediator.http.direct import DirectAnswer, DirectRequest
 from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup import media_types
 from pickup.address_gate import AddressGate
+from pickup.connection_use import client_family
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
 from pickup.mediation.records import Generation
@@ -112,7 +113,7 @@ class Transports:
             if self._gate is not None:
                 self._gate.admit(peer, headers)
             media_type = _media_type(headers)
-            exchange = await self._exchange(connected, read)
+            exchange = await self._exchange(connected, read, client_family(headers.get(hdrs.USER_AGENT, "")))
         except MediatorError as error:
             self._metrics.envelope(_NAME, error.code)
             raise
@@ -137,9 +138,9 @@ class Transports:
         return DirectAnswer(200, envelope, answered)
 
     async def _exchange(
-        self, connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]]
+        self, connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]], client: str
     ) -> "_Exchange":
-        exchange = _Exchange(connected)
+        exchange = _Exchange(connected, client)
         body = bytearray()
         try:
             try:
@@ -221,8 +222,9 @@ class Transports:
 class _Exchange:
     """The channel of one POST: it carries one reply back, and cannot confirm that it was read."""
 
-    def __init__(self, connected: Callable[[], bool]) -> None:
+    def __init__(self, connected: Callable[[], bool], client: str) -> None:
         """``connected``: a reply could still be sent."""
+        self.client = client
         self._connected = connected
         self.routes: set[str] = set()
         self.answer: tuple[bytes, Generation] | None = None

@@ -7,13 +7,14 @@ from collections.abc import Awaitable
 from typing import Literal, Protocol
 
 import structlog
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from mediator import request_ids
 from mediator.errors import MediatorError
 from mediator.request_ids import RequestScope
 from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup.address_gate import AddressGate
+from pickup.connection_use import client_family
 from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import ByteCounter, InboundByteLimiter
 from pickup.mediation.records import Generation
@@ -69,6 +70,7 @@ class WebSocketChannel:
     ) -> None:
         """``ws`` is prepared without autoping; ``rate`` is in frames a second; ``gate`` limits those of an address."""
         self.routes: set[str] = set()
+        self.client = client_family(request.headers.get(hdrs.USER_AGENT, ""))
         self._ws = ws
         self._transport = request.transport
         self._limiter = limiter

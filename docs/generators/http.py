@@ -14,6 +14,7 @@ FOR_WALLETS: Mapping[tuple[str, str], str] = {
     ("GET", "/didcomm/{tenant}/did.json"): "The did:web document of another tenant.",
     ("GET", "/i/{id}"): "The short link of an invitation, v1: the invitation, a redirect, or the page.",
     ("GET", "/i/"): "The short link of an invitation, v2, with `_oobid={id}` in the query.",
+    ("GET", "/terms"): "The operator's terms, `didcomm.terms`; 404 without any.",
     ("GET", "/invite/{id}"): "The page of an invitation.",
     ("GET", "/invite/{id}.png"): "The QR code of an invitation for DIDComm v1.",
 }

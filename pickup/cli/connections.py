@@ -70,7 +70,7 @@ def show_connection(number: Number, options: TenantOptions) -> None:
         output.print_json(view)
         return
     for name, value in _facts(view):
-        output.print_line(f"{name:<12}{value}")
+        output.print_line(f"{name:<14}{value}")
     if view["routes"]:
         output.print_table(("key", "registered", "last used"), map(held, view["routes"]))
         if view["keys"] > len(view["routes"]):
@@ -85,7 +85,11 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for caller in view["callers"]:
         yield "seals with", caller
     yield "created", format_time(view["created_at"])
-    yield "last seen", f"{format_time(view['seen_at'])} (kept to the hour)"
+    yield "last seen", format_time(view["seen_at"])
+    if view["transport"]:
+        yield "last used", " ".join(filter(None, (view["transport"], view["pickup"] and f"pickup {view['pickup']}")))
+    if view["client"]:
+        yield "client", view["client"]
     if view["invitation"] is not None:
         yield "invitation", view["invitation"]
     yield "delivery", _delivery(view)
@@ -96,6 +100,8 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if view["mail_address"] is not None:
         yield "mailbox", view["mail_address"]
         yield "waiting", f"{view['messages']}, {format_bytes(view['bytes'])}"
+        for name in ("queued", "delivered", "acknowledged"):
+            yield name, f"{view[name]}, {format_bytes(view[f'{name}_bytes'])}"
 
 
 def held(row: dict[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Queries over connections, for operators, the relay to endpoints, and push notifications."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from mediator.errors import NoSuchConnectionError, NotEnrolledError
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from pickup.mediation import granting, message_queue
 from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection, PushDevice, Route
+from pickup.mediation.records import Connection, ConnectionUse, PushDevice, Route
 
 
 class ConnectionView(NamedTuple):
@@ -18,8 +18,15 @@ class ConnectionView(NamedTuple):
     mailbox: Mailbox | None
     keys: int
     """How many keys its keylist has."""
+    use: ConnectionUse
+    """What was counted of it."""
     routes: Sequence[Route] = ()
     """The first of them, when requested."""
+
+    @property
+    def seen_at(self) -> int:
+        """When it was last in use."""
+        return max(self.connection.created_at, self.connection.seen_at, self.use.seen_at)
 
 
 class ConnectionPage(NamedTuple):
@@ -50,18 +57,22 @@ def get_connection(tx: MediationTransaction, tenant: str, no: int) -> Connection
 def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, now: int) -> ConnectionPage:
     """Return connections of a tenant behind a number, in order."""
     found = tx.connections.list(tenant, after, limit + 1)
-    views = [_view(tx, one, now) for one in found[:limit]]
+    uses = tx.uses.of([one.no for one in found[:limit]])
+    views = [_view(tx, one, uses, now) for one in found[:limit]]
     return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
 
 
 def connection(tx: MediationTransaction, tenant: str, no: int, max_routes: int, now: int) -> ConnectionView:
     """Return one connection with its first keys; :class:`NoSuchConnectionError` when there is none."""
     found = get_connection(tx, tenant, no)
-    return _view(tx, found, now)._replace(routes=tx.routes.of(found, 0, max_routes))
+    return _view(tx, found, tx.uses.of([no]), now)._replace(routes=tx.routes.of(found, 0, max_routes))
 
 
-def _view(tx: MediationTransaction, connection: Connection, now: int) -> ConnectionView:
-    return ConnectionView(connection, granting.find_mailbox(tx, connection, now), tx.routes.count(connection))
+def _view(
+    tx: MediationTransaction, connection: Connection, uses: Mapping[int, ConnectionUse], now: int
+) -> ConnectionView:
+    mailbox, use = granting.find_mailbox(tx, connection, now), uses.get(connection.no) or ConnectionUse(connection.no)
+    return ConnectionView(connection, mailbox, tx.routes.count(connection), use)
 
 
 def connection_of(tx: MediationTransaction, place: tuple[str, str]) -> Connection | None:

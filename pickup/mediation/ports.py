@@ -4,17 +4,19 @@ The rules of :mod:`mediator.mailboxes.ports` hold here too. Where several instan
 locked before connections: a change of both names the place of the mailbox when the transaction begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from mediator.mailboxes import ports as mailboxes
 from pickup.mediation.records import (
     AccessRule,
     Connection,
+    ConnectionUse,
     Invitation,
     NewConnection,
     Route,
     StoredIdentity,
+    Traffic,
     Verdict,
 )
 
@@ -164,6 +166,25 @@ class AccessRules(Protocol):
         """Take a name off a list; False when it is not there."""
 
 
+class Uses(Protocol):
+    """What was counted of connections."""
+
+    def holders(self, mailbox_nos: Sequence[int]) -> dict[int, int]:
+        """Return the connections that were granted these mailboxes, by mailbox."""
+
+    def add(self, uses: Sequence[ConnectionUse]) -> None:
+        """Add to the counts of connections that are still there; ``uses`` are in order of their numbers."""
+
+    def of(self, nos: Sequence[int]) -> dict[int, ConnectionUse]:
+        """Return the counts of these connections, of those that have any."""
+
+    def add_hours(self, hours: Mapping[int, Traffic], forget_before: int) -> None:
+        """Add to the counts of hours, which are given by their beginnings, and forget old ones."""
+
+    def hours(self, since: int) -> list[tuple[int, Traffic]]:
+        """Return the counts of the hours from ``since`` on, in order."""
+
+
 class MediationTransaction(mailboxes.Transaction, Protocol):
     """All tables that a rule of mediation may use."""
 
@@ -179,3 +200,5 @@ class MediationTransaction(mailboxes.Transaction, Protocol):
     def replays(self) -> Replays: ...  # noqa: D102
     @property
     def access_rules(self) -> AccessRules: ...  # noqa: D102
+    @property
+    def uses(self) -> Uses: ...  # noqa: D102

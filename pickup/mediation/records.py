@@ -4,7 +4,7 @@ Keys and DIDs are in the canonical form of :mod:`pickup.mediation.names` whereve
 milliseconds since the epoch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from mediator.mailboxes.bounds import DAY, SECOND
@@ -119,6 +119,48 @@ class Connection(NewConnection):
     def place(self) -> tuple[str, str] | None:
         """Tenant and address of its mailbox, if it has one; the store locks it first."""
         return None if self.address is None else (self.tenant, self.address)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages, and their bytes."""
+
+    queued: int = 0
+    queued_bytes: int = 0
+    delivered: int = 0
+    """Handed out, also more than once."""
+    delivered_bytes: int = 0
+    acknowledged: int = 0
+    acknowledged_bytes: int = 0
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Return the sum."""
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in TRAFFIC))
+
+
+TRAFFIC = tuple(field.name for field in fields(Traffic))
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionUse:
+    """What was counted of a connection, or a part of it that is to be added."""
+
+    no: int
+    seen_at: int = 0
+    """When its last request came; 0: never."""
+    transport: str = ""
+    """That of the last request: http or ws."""
+    pickup: str = ""
+    """The version of message pickup that it used last."""
+    client: str = ""
+    """The product that the last request named as its User-Agent."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def plus(self, later: "ConnectionUse") -> "ConnectionUse":
+        """Return the sum of both, with the later request's facts if it has any."""
+        last = later if later.seen_at >= self.seen_at and later.seen_at else self
+        pickup = last.pickup or self.pickup
+        return replace(last, pickup=pickup, traffic=self.traffic.plus(later.traffic))
 
 
 @dataclass(frozen=True, slots=True)

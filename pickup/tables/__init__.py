@@ -1,4 +1,4 @@
-"""The tables of mediation in SQL: connections, routes, invitations, identities, replays, access lists."""
+"""The tables of mediation in SQL: connections, routes, invitations, identities, replays, access lists, use."""
 
 from mediator.store.session import table
 from mediator.store.transaction import Transaction
@@ -6,6 +6,7 @@ from pickup.tables.access import AccessRules
 from pickup.tables.connections import Connections, Routes
 from pickup.tables.identities import Identities, Invitations
 from pickup.tables.replays import Replays
+from pickup.tables.uses import Uses
 
 
 class MediationTables(Transaction):
@@ -17,3 +18,4 @@ class MediationTables(Transaction):
     identities = table(Identities)
     replays = table(Replays)
     access_rules = table(AccessRules)
+    uses = table(Uses)

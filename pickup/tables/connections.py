@@ -94,6 +94,7 @@ class Connections(Table):
             self._session.add_count((CONNECTIONS, connection.tenant), -len(removed))
         self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection.no,))
         self._session.dialect.execute("DELETE FROM route WHERE connection_no = ?", (connection.no,))
+        self._session.dialect.execute("DELETE FROM connection_use WHERE connection_no = ?", (connection.no,))
 
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         sql = f"{_CONNECTION} WHERE tenant = ? AND no > ? ORDER BY no LIMIT ?"

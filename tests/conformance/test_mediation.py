@@ -13,13 +13,17 @@ from mediator.store.sqlite import SqliteStore
 from pickup.mediation.names import MAX_CANONICAL
 from pickup.mediation.ports import ConnectionCursor
 from pickup.mediation.records import (
+    AccessRule,
     Connection,
+    ConnectionUse,
     Generation,
     Invitation,
     NewConnection,
     PushDevice,
     Route,
     StoredIdentity,
+    Traffic,
+    Verdict,
 )
 from pickup.tables import MediationTables
 from tests.harness.mediation import Mediation, key
@@ -659,3 +663,52 @@ def test_a_forward_that_reaches_nobody_goes_to_disk_each_time(tmp_path):
     other.close()
     house.store.close()
     assert len(set(seen)) == len(seen)
+
+
+# Allow and deny lists, and what is counted.
+
+
+def test_a_name_is_on_one_list_with_its_note(store):
+    with within(store.transaction(), MediationTables) as tx:
+        tx.access_rules.put(AccessRule(ALICE, Verdict.DENY, ODD, T0))
+        tx.access_rules.put(AccessRule(LONGEST, Verdict.ALLOW, "", T0 + 1))
+        tx.access_rules.put(AccessRule(ALICE, Verdict.ALLOW, "again", T0 + 2))
+    with within(store.transaction(), MediationTables) as tx:
+        assert [(rule.name, rule.verdict, rule.note) for rule in tx.access_rules.all()] == [
+            (LONGEST, Verdict.ALLOW, ""),
+            (ALICE, Verdict.ALLOW, "again"),
+        ]
+        assert tx.access_rules.count() == 2
+        assert not tx.access_rules.remove(ALICE, Verdict.DENY)
+        assert tx.access_rules.remove(ALICE, Verdict.ALLOW)
+        assert tx.access_rules.count() == 1
+
+
+def test_counts_of_connections_add_up_and_go_with_them(store):
+    with within(store.transaction(), MediationTables) as tx:
+        alice, bob = connect(tx, ALICE), connect(tx, BOB)
+        tx.connections.save(replace(bob, mailbox_no=7, address="box"))
+        assert tx.uses.holders([7, 8]) == {7: bob.no}
+        first = ConnectionUse(alice.no, T0, "http", "2.0", "okhttp/4", Traffic(1, 10))
+        gone = ConnectionUse(10_000, T0, "http")
+        tx.uses.add([first, ConnectionUse(bob.no, traffic=Traffic(delivered=1)), gone])
+    with within(store.transaction(), MediationTables) as tx:
+        tx.uses.add([ConnectionUse(alice.no, traffic=Traffic(2, 20, 3, 30, 4, 40))])
+        tx.uses.add([ConnectionUse(alice.no, T0 + 5, "ws")])
+        tx.uses.add([ConnectionUse(alice.no, T0 + 1)])
+    with within(store.transaction(), MediationTables) as tx:
+        assert tx.uses.of([alice.no, bob.no, gone.no]) == {
+            alice.no: ConnectionUse(alice.no, T0 + 5, "ws", "2.0", "okhttp/4", Traffic(3, 30, 3, 30, 4, 40)),
+            bob.no: ConnectionUse(bob.no, traffic=Traffic(delivered=1)),
+        }
+        tx.connections.remove(alice)
+        assert list(tx.uses.of([alice.no, bob.no])) == [bob.no]
+
+
+def test_counts_of_hours_add_up_and_old_ones_are_forgotten(store):
+    with within(store.transaction(), MediationTables) as tx:
+        tx.uses.add_hours({1000: Traffic(queued=1), 2000: Traffic(queued=2)}, 0)
+        tx.uses.add_hours({2000: Traffic(queued=3, acknowledged_bytes=4), 3000: Traffic(1)}, 2000)
+    with within(store.transaction(), MediationTables) as tx:
+        assert tx.uses.hours(0) == [(2000, Traffic(queued=5, acknowledged_bytes=4)), (3000, Traffic(1))]
+        assert tx.uses.hours(2001) == [(3000, Traffic(1))]

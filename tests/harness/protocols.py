@@ -115,6 +115,8 @@ class Answer:
 class Wire:
     """A channel that records: HTTP, which carries one answer, or a WebSocket."""
 
+    client = "test/1.0"
+
     def __init__(self, *, persistent: bool = False, alive: bool = True) -> None:
         self.routes: set[str] = set()
         self.frames: list[bytes] = []

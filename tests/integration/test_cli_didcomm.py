@@ -116,7 +116,7 @@ def test_connections_are_listed_shown_and_removed(mediator):
     assert page["more"]
 
     shown = mediator("connections", "show", first["connection"])
-    assert re.search(rf"^mailbox     {first['mail_address']}$", shown.out, re.MULTILINE)
+    assert re.search(rf"^mailbox +{first['mail_address']}$", shown.out, re.MULTILINE)
     view = mediator("connections", "show", first["connection"], "--json").json
     assert canonical(view["callers"][0]) == view["callers"][0]
     assert len(view["routes"]) == 1

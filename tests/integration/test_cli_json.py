@@ -91,6 +91,7 @@ connections list
 connections show {connection}
 connections remove {connection} --yes
 didcomm allow add 203.0.113.9 --note partner
+didcomm stats
 didcomm allow list
 didcomm allow remove 203.0.113.9
 didcomm deny add 203.0.113.0/24

@@ -45,6 +45,8 @@ PING = MessageType(DIDCOMM, "trust_ping", 1, 0, "ping")
 class Line:
     """A channel in memory that can be slow, deaf or dead."""
 
+    client = ""
+
     def __init__(self, persistent: bool = True) -> None:
         self.routes: set[str] = set()
         self.persistent = persistent

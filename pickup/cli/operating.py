@@ -1,15 +1,16 @@
-"""The operator's commands `didcomm allow` and `didcomm deny`: who may use the DIDComm door."""
+"""The operator's commands `didcomm allow`, `deny` and `stats`: who may use the DIDComm door, and who does."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mediator.cli.options import CommandGroup, CommandOptions
-from mediator.ops.units import format_time
+from mediator.cli import output
+from mediator.cli.options import CommandGroup, CommandOptions, TenantOptions
+from mediator.ops.units import format_bytes, format_time
 from pickup.mediation.records import Verdict
 
 app = CommandGroup()
-didcomm_app = CommandGroup(help="Who may use the DIDComm door.", no_args_is_help=True)
+didcomm_app = CommandGroup(help="Who may use the DIDComm door, and who does.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -48,6 +49,38 @@ def _add_commands(verdict: Verdict) -> None:
         options.print_rows(answer, ("name", "since", "note"), rows, f"nothing on the {verdict} list")
 
     didcomm_app.add_typer(group, name=verdict.value)
+
+
+@didcomm_app.command(epilog="Example: mediator didcomm stats")
+def stats(options: TenantOptions) -> None:
+    """Count connections by kind, age and queue, and messages by the hour."""
+    answer = options.ask("didcomm-stats")
+    if options.as_json:
+        output.print_json(answer)
+        return
+    output.print_line(f"{'connections':<13}{answer['connections']}, {answer['live']} of them live here")
+    output.print_line(f"{'waiting':<13}{answer['messages']}, {format_bytes(answer['bytes'])}")
+    for name, title in _COUNTERS.items():
+        counts = ", ".join(f"{key}: {count}" for key, count in answer[name].items())
+        output.print_line(f"{title:<13}{counts or '-'}")
+    if answer["hours"]:
+        columns = ("hour", "queued#", "delivered#", "acknowledged#", "queued size#")
+        output.print_table(columns, [_hour(row) for row in answer["hours"]])
+
+
+_COUNTERS = {
+    "didcomm": "DIDComm",
+    "pickup": "pickup",
+    "transport": "transport",
+    "created": "created",
+    "seen": "last seen",
+    "queues": "queues",
+}
+
+
+def _hour(row: dict[str, Any]) -> tuple[str, ...]:
+    counts = (str(row[name]) for name in ("queued", "delivered", "acknowledged"))
+    return (format_time(row["began_at"]), *counts, format_bytes(row["queued_bytes"]))
 
 
 for _verdict in Verdict:
