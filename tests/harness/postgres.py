@@ -294,9 +294,9 @@ def ask(url: str, statement: str) -> list[tuple[int, ...]]:
 
 
 def terminate_all(url: str) -> None:
-    """End every other connection to the database, and wait until they are gone."""
+    """End every other connection to the database, and wait until its process is gone, which closes the socket."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    ask(url, f"SELECT pg_terminate_backend(pid) {others}")
+    ask(url, f"SELECT pg_terminate_backend(pid, {1000 * STARTS_WITHIN}) {others}")
     deadline = time.monotonic() + STARTS_WITHIN
     while ask(url, f"SELECT count(*) {others}") != [(0,)]:
         assert time.monotonic() < deadline
