@@ -24,7 +24,8 @@ from benchmarks.pipeline_lake import journal
 from benchmarks.prefill import PAYLOAD, add_mailboxes, add_messages, addresses
 from benchmarks.servers import ServiceProcess, running
 from mediator.store.opening import database_path
-from pipeline.service.child_process import lower_priority
+from mediator.system import leash
+from pipeline.service.child_process import NICE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,5 +190,6 @@ def _p99(bench: Bench, service: ServiceProcess) -> float:
 
 def _ingest(source: Path, lake: Path) -> None:
     (source / "journal" / "read.json").unlink(missing_ok=True)
+    low = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), "--low", str(NICE)]
     command = [sys.executable, "-m", "mediator", "pipeline", "ingest", "--data-dir", str(source), "--lake", str(lake)]
-    subprocess.run(command, check=True, capture_output=True, preexec_fn=lambda: lower_priority(os.getpid()))
+    subprocess.run(low + command, check=True, capture_output=True)

@@ -1,7 +1,8 @@
 """Runs a program that dies with its parent: a script that asks the kernel for that, then becomes the program.
 
-``python -I -S leash.py PARENT_PID PROGRAM ARGUMENT…``. A script, because the same call between fork and exec can
-deadlock in a process with threads, and a call before the fork would bind the service itself.
+``python -I -S leash.py PARENT_PID [--low NICE] PROGRAM ARGUMENT…``; ``--low`` adds to its nice value and gives it one
+core. A script, because the same calls between fork and exec can deadlock in a process with threads, before the fork
+they would bind the service itself, and after the program's start they come too late for its threads.
 """
 
 import ctypes
@@ -22,6 +23,10 @@ def main() -> None:
     # A parent that died before the call above sends no signal.
     if os.getppid() != parent:
         sys.exit("the parent is gone")
+    if command[0] == "--low":
+        os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + int(command[1])))
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        command = command[2:]
     # Python ignores SIGPIPE, and the program would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:

@@ -52,7 +52,8 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str], with
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _LEASH, str(os.getpid())),
+            # With all cores Spark is hardly faster, and a SEND takes twice as long.
+            *(sys.executable, "-I", "-S", _LEASH, str(os.getpid()), "--low", str(NICE)),
             *command,
             stdin=DEVNULL,
             stdout=PIPE,
@@ -63,8 +64,6 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str], with
         )
     except OSError as error:
         raise SetupError(f"{command[0]} cannot be started: {error.strerror or error}") from error
-    with contextlib.suppress(ProcessLookupError):
-        lower_priority(process.pid)
     last_lines: deque[str] = deque(maxlen=_TAIL)
     assert process.stdout is not None
     reading = asyncio.create_task(_read_output(process.stdout, last_lines), name="pipeline log")
@@ -78,14 +77,6 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str], with
         await _end(process, reading)
     assert process.returncode is not None
     return ChildResult(process.returncode, timed_out, tuple(last_lines))
-
-
-def lower_priority(pid: int) -> None:
-    """Give a process a lower priority than this one; before it has threads, which inherit it."""
-    os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE))
-    if sys.platform == "linux":
-        # With all cores Spark is hardly faster, and a SEND takes twice as long.
-        os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
 
 
 async def _end(process: Process, reading: asyncio.Task[None]) -> None:
