@@ -27,7 +27,7 @@ async def ask(service: Service, subject: str, payload: bytes, headers: dict[str,
     """Make a request over a connection of its own and return the reply to it, which is a success."""
     client = await nats.connect(service.nats_url)
     try:
-        answer = await client.request(subject, payload, timeout=10, headers=headers)
+        answer = await client.request(subject, payload, timeout=30, headers=headers)
     finally:
         await client.close()
     reply: dict[str, Any] = json.loads(answer.data)
@@ -62,7 +62,7 @@ async def test_what_a_subscription_got_and_confirmed_is_not_unread(service: Serv
     client = await nats.connect(service.nats_url)
     try:
         subscription = await client.subscribe(INBOX + "*")
-        assert [(await subscription.next_msg(timeout=10)).data for _ in range(4)] == [b"3", b"0", b"1", b"2"]
+        assert [(await subscription.next_msg(timeout=30)).data for _ in range(4)] == [b"3", b"0", b"1", b"2"]
 
         async def unread() -> int:
             return int((await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token))["unread"])
@@ -70,7 +70,7 @@ async def test_what_a_subscription_got_and_confirmed_is_not_unread(service: Serv
         async def none_is() -> bool:
             return await unread() == 0
 
-        await until(none_is, 10, "all is confirmed")
+        await until(none_is, what="all is confirmed")
         await subscription.unsubscribe()
         await flushed(client)
         await ask(service, INBOX + "normal", b"4")
@@ -91,9 +91,9 @@ async def test_kept_broadcasts_and_the_board_are_there_after_a_crash(services: S
     client = await nats.connect(service.nats_url)
     try:
         events = await client.subscribe("$mq9.AI.BROADCAST.#")
-        assert [(await events.next_msg(timeout=10)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        assert [(await events.next_msg(timeout=30)).data for _ in range(3)] == [b"0", b"1", b"2"]
         board = await client.subscribe("$mq9.AI.PUBLIC.LIST")
-        assert json.loads((await board.next_msg(timeout=10)).data)["name"] == "board"
+        assert json.loads((await board.next_msg(timeout=30)).data)["name"] == "board"
     finally:
         await client.close()
     assert service.complaints() == []

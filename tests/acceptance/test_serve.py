@@ -78,7 +78,7 @@ async def test_sigterm_answers_what_it_took_and_ends(services: Services):
                 answered[answer.body["msg_id"]] = payload
 
         senders = [asyncio.create_task(send(number)) for number in range(50)]
-        await until(lambda: len(answered) > 500, 20, "the service answers")
+        await until(lambda: len(answered) > 500, what="the service answers")
         service.terminate()
         assert (await waiting).messages == []
         assert await service.ended() == 0
@@ -136,7 +136,7 @@ async def test_a_nats_port_that_is_taken_is_named(services: Services, service: S
 async def test_a_taken_http_port_is_named_and_nothing_left_running(services: Services, service: Service):
     second = services.new("second", http=f"127.0.0.1:{service.http_port}")
     await refused(second, str(service.http_port), "http")
-    await until(lambda: not listening(second.nats_port), 10, "its nats-server is gone")
+    await until(lambda: not listening(second.nats_port), what="its nats-server is gone")
     assert (await service.get("/readyz"))[0] == 200
 
 

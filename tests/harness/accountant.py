@@ -16,7 +16,7 @@ from tests.harness.client import Answer, payload_of
 LANES = ("critical", "urgent", "normal", "low")
 SLACK = 0.005
 """Seconds: the service cuts its times to milliseconds."""
-RELEASED_WITHIN = 0.1
+RELEASED_WITHIN = 2.0
 NEVER = float("inf")
 MANY = 25
 HISTORY = 30

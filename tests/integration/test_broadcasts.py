@@ -34,7 +34,7 @@ async def cast_many(service: Service, name: str, count: int, payload: bytes = b"
     client = await service.client()
     for number in range(count - 1):
         await client.publish(f"$mq9.AI.BROADCAST.{name}", payload or str(number).encode())
-    await client.request(f"$mq9.AI.BROADCAST.{name}", payload or str(count - 1).encode(), timeout=10)
+    await client.request(f"$mq9.AI.BROADCAST.{name}", payload or str(count - 1).encode(), timeout=30)
 
 
 @pytest.mark.rule("E9", "N8")

@@ -67,5 +67,5 @@ async def test_a_forward_wakes_who_watches_its_mailbox(mediation):
     _, cursor = await mediation.open_live(alice)
     with mediation.broker.watching((alice.tenant, str(alice.address))) as woken:
         await mediation.forward(Forward("default", (key(10),), (b"live",)))
-        await asyncio.wait_for(woken.wait(), 5)
+        await asyncio.wait_for(woken.wait(), 30)
     assert payloads((await mediation.next_arrived(alice, cursor, 10, AMPLE)).messages) == [b"live"]

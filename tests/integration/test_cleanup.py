@@ -243,7 +243,7 @@ async def test_a_daemon_yields_to_a_service_and_takes_over_again(tmp_path: Path)
         await fill_again(tmp_path, 5)
         await until(lambda: said.holds("removed 5 messages"))
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(daemon, 10) == 0
+        assert await asyncio.wait_for(daemon, 30) == 0
     finally:
         daemon.cancel()
         with suppress(asyncio.CancelledError):

@@ -61,7 +61,7 @@ async def raw(data_dir: Path, *lines: bytes) -> list[dict[str, Any]]:
     """Send lines on one connection and return all answers until the server closes it, or to each line."""
     reader, writer = await asyncio.open_unix_connection(str(data_dir / SOCKET_FILE))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             writer.writelines(lines)
             writer.write_eof()
             return [orjson.loads(line) for line in (await reader.read()).splitlines()]
@@ -158,7 +158,7 @@ async def test_half_a_request_is_not_answered(tmp_path: Path) -> None:
 
 async def test_a_silent_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "IDLE_SECONDS", 0.05)
-    async with serving(tmp_path), asyncio.timeout(10):
+    async with serving(tmp_path), asyncio.timeout(30):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET_FILE))
         assert await reader.read() == b""
         writer.close()
@@ -166,7 +166,7 @@ async def test_a_silent_connection_is_closed(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_more_connections_than_the_bound_are_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path), asyncio.timeout(10):
+    async with serving(tmp_path), asyncio.timeout(30):
         held = []
         for _ in range(MAX_CONNECTIONS):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET_FILE))
@@ -201,7 +201,7 @@ async def test_a_service_that_stops_meanwhile(tmp_path: Path) -> None:
 
     async with serving(tmp_path, operation("begin", begin)) as server:
         asking = asyncio.create_task(send_command(tmp_path, "begin"))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 30)
         await server.stop()
         with pytest.raises(UnavailableError, match="stopped before it answered"):
             await asking

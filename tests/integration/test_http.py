@@ -38,7 +38,7 @@ class Door:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
             writer.write(data)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 return await reader.read(65536)
         finally:
             writer.close()

@@ -193,7 +193,7 @@ async def test_a_full_queue_takes_the_beginning_of_a_batch(tmp_path: Path) -> No
         store.gate.clear()
         store.entered.clear()
         first = asyncio.create_task(service.ask("MSG.SEND.task", b"first"))
-        assert await asyncio.to_thread(store.entered.wait, 10)
+        assert await asyncio.to_thread(store.entered.wait, 30)
         half = asyncio.create_task(batch(service, *sent))
         await until(lambda: service.broker.pending == 3)
         full = "server busy: 3 requests wait already"
@@ -231,7 +231,7 @@ async def test_a_waiting_batch_counts_its_bytes(tmp_path: Path, monkeypatch: pyt
         store.gate.clear()
         store.entered.clear()
         held = asyncio.create_task(batch(service, ({}, b"x" * 60_000), ({}, b"")))
-        assert await asyncio.to_thread(store.entered.wait, 10)
+        assert await asyncio.to_thread(store.entered.wait, 30)
         full = "server busy: too many bytes are under way"
         assert await batch(service, ({}, b"x" * 60_000)) == refused("MSG.BATCH", full)
         assert await service.ask("MSG.SEND.task", b"x" * 60_000) == refused("MSG.SEND", full)

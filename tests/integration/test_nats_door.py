@@ -152,10 +152,10 @@ async def test_a_failure_has_the_code_of_the_errors_table(service: Service) -> N
     }
     for asker in (client, python):
         for subject, (body, code) in codes.items():
-            reply = json.loads((await asker.request(PREFIX + subject, body, timeout=10)).data)
+            reply = json.loads((await asker.request(PREFIX + subject, body, timeout=30)).data)
             assert (reply["error_code"], reply["error"] != "") == (code, True), subject
     # On success it is absent, so a client that looks for it alone may trust it.
-    done = json.loads((await client.request(PREFIX + "MSG.QUERY.task", b"", timeout=10)).data)
+    done = json.loads((await client.request(PREFIX + "MSG.QUERY.task", b"", timeout=30)).data)
     assert done == {"error": "", "messages": [], "send_address": done["send_address"]}
 
 
@@ -337,7 +337,7 @@ async def test_no_reply_is_larger_than_the_server_takes(tmp_path: Path) -> None:
         taken: list[bytes] = []
         while len(taken) < len(sent):
             body = {"group_name": "g", "deliver": "earliest", "encoding": "utf8"}
-            answer = await client.request(PREFIX + "MSG.FETCH.task", json.dumps(body).encode(), timeout=10)
+            answer = await client.request(PREFIX + "MSG.FETCH.task", json.dumps(body).encode(), timeout=30)
             assert len(answer.data) <= most
             messages = parsed(answer.data)["messages"]
             assert messages, "at least one, whatever its size"
@@ -347,7 +347,7 @@ async def test_no_reply_is_larger_than_the_server_takes(tmp_path: Path) -> None:
         before, paged = 24, list[int]()
         while before:
             answer = await client.request(
-                PREFIX + "MSG.QUERY.task", json.dumps({"before_id": before}).encode(), timeout=10
+                PREFIX + "MSG.QUERY.task", json.dumps({"before_id": before}).encode(), timeout=30
             )
             assert len(answer.data) <= most
             page = ids(parsed(answer.data)["messages"])

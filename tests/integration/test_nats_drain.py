@@ -103,7 +103,7 @@ async def test_requests_in_flight_are_answered_or_leave_nothing(tmp_path: Path) 
             for count in range(10_000):
                 payload = b"%d.%d" % (no, count)
                 try:
-                    answer = await client.request(PREFIX + "MSG.SEND.task", payload, timeout=5)
+                    answer = await client.request(PREFIX + "MSG.SEND.task", payload, timeout=30)
                 except NoRespondersError:
                     results[payload] = None
                     return
@@ -111,7 +111,7 @@ async def test_requests_in_flight_are_answered_or_leave_nothing(tmp_path: Path) 
 
         senders = [asyncio.create_task(sender(no)) for no in range(50)]
         await until(lambda: len(results) > 500)
-        await service.stop(5)
+        await service.stop(30)
         await asyncio.gather(*senders)
     answered = {payload for payload, error in results.items() if error == ""}
     assert len(answered) > 500
@@ -128,7 +128,7 @@ async def test_a_fetch_that_waits_is_answered_when_the_door_closes(tmp_path: Pat
         bodies = [{"config": {"max_wait_ms": 4500}}, {"group_name": "g", "config": {"max_wait_ms": 4500}}]
         waiting = [asyncio.create_task(service.ask("MSG.FETCH.task", body)) for body in bodies * 5]
         await service.waits(10)
-        await service.stop(5)
+        await service.stop(30)
         assert await asyncio.gather(*waiting) == [{"error": "", "messages": []}] * 10
 
 
@@ -144,8 +144,8 @@ async def test_a_slow_commit_is_waited_for_when_the_door_closes(tmp_path: Path) 
             asyncio.create_task(service.ask("MSG.FETCH.task", {"group_name": "g", "deliver": "earliest"})),
         ]
         await until(lambda: service.door.held_bytes == 4 and service.door.tasks == 2)
-        closing = asyncio.create_task(service.stop(5))
-        async with asyncio.timeout(5):
+        closing = asyncio.create_task(service.stop(30))
+        async with asyncio.timeout(30):
             with contextlib.suppress(NoRespondersError):
                 while await service.ask("MSG.NOTHING"):
                     pass
@@ -189,7 +189,7 @@ async def test_a_server_that_reads_nothing_does_not_delay_the_end(
 async def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await service.create()
-        await service.stop(5)
+        await service.stop(30)
         with pytest.raises(NoRespondersError):
             await service.ask("MSG.SEND.task", b"late")
 
@@ -229,7 +229,7 @@ async def test_the_server_is_killed_and_the_door_serves_again(tmp_path: Path, mo
             os.kill(pid, signal.SIGKILL)
             await until(lambda lost=lost: service.lost > lost and service.connection.connected)
             client = await service.client()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while await attempt(client, b"%d" % number) is None:
                     pass
             assert await service.door.check() is None
@@ -372,7 +372,7 @@ async def test_more_sends_than_the_bound_are_refused_at_once(tmp_path: Path) -> 
         store.gate.clear()
         store.entered.clear()
         sends = [asyncio.create_task(service.ask("MSG.SEND.task", b"0"))]
-        assert await asyncio.to_thread(store.entered.wait, 10)
+        assert await asyncio.to_thread(store.entered.wait, 30)
         sends += [asyncio.create_task(service.ask("MSG.SEND.task", b"%d" % no)) for no in range(1, 4)]
         await until(lambda: service.broker.pending == 3)
         reply = await service.ask("MSG.SEND.task", b"too many")

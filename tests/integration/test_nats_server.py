@@ -62,7 +62,7 @@ async def refusal(server, login):
     options = {"verbose": True, **dict(zip(("user", "pass"), login, strict=False))}
     writer.write(f"CONNECT {json.dumps(options)}\r\n".encode())
     await reader.readline()
-    said = await asyncio.wait_for(reader.readline(), 5)
+    said = await asyncio.wait_for(reader.readline(), 30)
     writer.close()
     await writer.wait_closed()
     return said.decode()
@@ -252,7 +252,7 @@ async def test_a_too_large_announcement_closes_no_connection(tmp_path):
             await announcements.listen(heard.put_nowait)
             await announcements.publish(b"x" * (most + 1))
             await announcements.publish(b"y" * most)
-            assert await asyncio.wait_for(heard.get(), 5) == b"y" * most
+            assert await asyncio.wait_for(heard.get(), 30) == b"y" * most
         finally:
             await connection.close()
 
@@ -373,7 +373,7 @@ async def test_a_start_that_is_given_up_leaves_no_child(tmp_path, monkeypatch):
 
     monkeypatch.setattr(NatsServer, "_greeted", never)
     start = asyncio.create_task(NatsServer(tmp_path, port=0).start())
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 30)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
@@ -418,9 +418,9 @@ async def test_the_childs_log_is_relayed_without_addresses(tmp_path):
     with capture_logs() as logs:
         async with running(tmp_path) as server, client(server) as anonymous:
             await anonymous.subscribe("$mq9.AI.INBOX.secretaddress")
-            await asyncio.wait_for(anonymous.problems.get(), 5)
+            await asyncio.wait_for(anonymous.problems.get(), 30)
             await anonymous.publish("$mq9.PUSH.secrettoken.x", b"")
-            await asyncio.wait_for(anonymous.problems.get(), 5)
+            await asyncio.wait_for(anonymous.problems.get(), 30)
     said = [entry for entry in logs if entry["event"] == "nats-server says"]
     assert {entry["log_level"] for entry in said if entry["tag"] == "INF"} == {"debug"}
     refused = [entry["text"] for entry in said if entry["log_level"] == "warning"]

@@ -45,7 +45,7 @@ async def test_a_push_has_its_headers_and_its_bytes(service: Service, pushes: Pu
     client = await service.client()
     headers = {"mq9-key": "k", "mq9-tags": "a,b", "mq9-reply-to": "back", "Trace": "é 1", "mq9-priority": "urgent"}
     payload = b"SUB x 1\r\n\x00\xff"
-    await client.request("$mq9.AI.MSG.SEND.task", payload, timeout=10, headers=headers)
+    await client.request("$mq9.AI.MSG.SEND.task", payload, timeout=30, headers=headers)
     subscriber = await pushes.subscribe("MAILBOX.MSG.task.*")
     await subscriber.got(1)
     [message] = subscriber.messages
@@ -294,6 +294,6 @@ async def _unread(service: Service) -> int:
 
 
 async def _until_unread(service: Service, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await _unread(service) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -45,7 +45,7 @@ async def leases(service: Service, queue: str = "workers") -> int:
 
 async def settled(service: Service, queue: str = "workers", count: int = 0) -> None:
     """Wait until all but so many pushes are settled in the store."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await leases(service, queue) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -65,7 +65,7 @@ class Setup:
 
     async def idle(self) -> int:
         """Wait until nothing is to be done, and return how many have vectors."""
-        await asyncio.wait_for(self.embedder.wait_idle(), 10)
+        await asyncio.wait_for(self.embedder.wait_idle(), 30)
         return await self.broker.read(lambda tx, _now: tx.table(RegistryTables).vectors.count(SPACE))
 
 

@@ -147,7 +147,7 @@ async def test_a_database_that_went_back_is_loaded_again(tmp_path: Path):
             async def as_it_was() -> bool:
                 return (await one.discover()).total == 1
 
-            await until(as_it_was, 20, "the index is read anew")
+            await until(as_it_was, what="the index is read anew")
             await one.register("next", "after that")
             assert await one.found(text="after") == ["next"]
 
@@ -166,7 +166,7 @@ async def test_an_index_that_failed_in_a_change_is_loaded_again(monkeypatch: pyt
         monkeypatch.setattr(TenantIndex, "add", fails_once)
         with capture_logs() as said:
             await one.register("gardener", "Waters plants")
-            await until(lambda: one.found(text="plants"), 20, "who was registered meanwhile is found")
+            await until(lambda: one.found(text="plants"), what="who was registered meanwhile is found")
         assert await one.found(text="invoice") == ["payments"]
         assert [line["why"] for line in said if line["event"] == "the index is not up to date"] == [
             "failed: MemoryError"
@@ -188,7 +188,7 @@ async def test_after_a_long_pause_everything_is_loaded_again(monkeypatch: pytest
         for _ in range(30):
             clock.now += hours
             tries = store.tries
-            await until(lambda tries=tries: store.tries > tries + 1, 20, "it is tried again")
+            await until(lambda tries=tries: store.tries > tries + 1, what="it is tried again")
         store.cut = False
         with store.transaction() as tx:
             tx.table(RegistryTables).agents.remove(lost, 0)
@@ -198,7 +198,7 @@ async def test_after_a_long_pause_everything_is_loaded_again(monkeypatch: pytest
         async def as_it_is() -> bool:
             return len(await one.updater.index("default")) == 1
 
-        await until(as_it_is, 20, "the index is read anew")
+        await until(as_it_is, what="the index is read anew")
         assert await one.found() == ["kept"]
 
 
@@ -243,6 +243,6 @@ async def test_optimizing_survives_errors_and_stops_with_the_index(
     async with instance(ram_store()) as one:
         await one.register("payments", "Pays an invoice")
         with capture_logs() as said:
-            await until(lambda: len(steps) > 2, 20, "it goes on")
+            await until(lambda: len(steps) > 2, what="it goes on")
         assert [line["event"] for line in said if line["log_level"] == "error"] == ["a large index cannot be optimized"]
     assert asyncio.all_tasks() == before

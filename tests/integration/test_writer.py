@@ -121,7 +121,7 @@ class Answers:
         writer.submit(PLACE, work, self.given.append)
 
     async def until(self, count: int) -> list[Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.given) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return self.given
@@ -132,7 +132,7 @@ async def held(store: Gated, writer: Writer) -> "asyncio.Task[object]":
     store.gate.clear()
     store.entered.clear()
     first = asyncio.create_task(writer.write(PLACE, note("first")))
-    assert await asyncio.to_thread(store.entered.wait, 10)
+    assert await asyncio.to_thread(store.entered.wait, 30)
     return first
 
 

@@ -34,7 +34,7 @@ class Work:
 
 
 async def begun(work: Work) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await work.begun.acquire()
 
 

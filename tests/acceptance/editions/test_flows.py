@@ -42,7 +42,7 @@ async def test_the_example_program_of_the_first_edition(stock: Stock):
     await stock.client.subscribe(f"{made['inbox']}.*", cb=received)
     line = b'{"from":"m9","type":"task_result","payload":"ok","ts":1700000000000}'
     await stock.client.publish(f"{made['inbox']}.normal", line)
-    await until(lambda: got == [line], 10, "the message arrives as it was sent")
+    await until(lambda: got == [line], what="the message arrives as it was sent")
     answer = await stock.client.request(
         f"{PREFIX}MAILBOX.QUERY.{made['mail_id']}", json.dumps({"token": made["token"]}).encode(), timeout=20
     )

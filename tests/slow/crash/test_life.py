@@ -326,12 +326,17 @@ class Life:
                 uid = next(self.numbers)
                 sent = Sent(uid, box, b"%08d" % uid + self._words().encode(), delay=delay)
                 self.books.sending(sent)
-                self.books.stored(sent, await self.client.send(box.address, sent.payload, **sent.headers))
+                answer = await self.client.send(box.address, sent.payload, **sent.headers)
+                if answer.error:
+                    assert answer.answered_at > box.ends_from, "a living mailbox does not exist"
+                    self.books.refused(sent)
+                else:
+                    self.books.stored(sent, answer)
             group = box.groups["readers"]
-            answer = await self._fetch(group, 0, num_msgs=2)
-            if answer is not None:
-                ids = [item["msg_id"] for item in answer.messages]
-                await self._ack(group, answer, ids[:1])
+            fetched = await self._fetch(group, 0, num_msgs=2)
+            if fetched is not None:
+                ids = [item["msg_id"] for item in fetched.messages]
+                await self._ack(group, fetched, ids[:1])
         taken = await self.client.create(name=box.address)
         if taken.answered_at < box.ends_from:
             assert taken.error == f"mailbox {box.address} already exists", taken.body

@@ -133,7 +133,9 @@ async def test_each_server_of_a_cluster_may_be_killed(
     clients = {way: await Client.connect(urls, connections=4, within=GIVEN_UP_AFTER) for way, urls in ways.items()}
     for way, client in clients.items():
         stack.push_async_callback(client.close)
-        await loads[way].create(client)
+        patient = await Client.connect(ways[way], tries=10)
+        stack.push_async_callback(patient.close)
+        await loads[way].create(patient)
     box = loads["gateway"].boxes[1]
     alone, crew = (
         await subscribed(ways["gateway"], box, "", stack),

@@ -42,7 +42,7 @@ class Mail:
 @asynccontextmanager
 async def mail_of(service: Service) -> AsyncIterator[Mail]:
     """Connect to a service."""
-    client = await Client.connect(service.nats_url, within=10)
+    client = await Client.connect(service.nats_url, within=40)
     try:
         yield Mail(service, client)
     finally:

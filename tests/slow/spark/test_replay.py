@@ -45,7 +45,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def target(mail: Mail, address: str, ttl: int | None = None) -> ReplayTarget:
-    return ReplayTarget(address, (("nats.url", mail.service.nats_url), ("timeoutSeconds", "5")), ttl)
+    return ReplayTarget(address, (("nats.url", mail.service.nats_url), ("timeoutSeconds", "60")), ttl)
 
 
 def kept(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:

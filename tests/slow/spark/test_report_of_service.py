@@ -109,7 +109,7 @@ class Wave:
         async def are_over() -> bool:
             return len((await self._client.query(address)).messages) == 3
 
-        await until(are_over, 10, "the codes are over")
+        await until(are_over, what="the codes are over")
         answer = await self._fetch(address, "screens")
         assert len(answer.messages) == 3
         await self._ack(address, "screens", [answer.messages[-1]["msg_id"]])
