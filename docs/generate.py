@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
-from docs.generators import asyncapi, didcomm, http, metrics
+from docs.generators import asyncapi, didcomm, grafana, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
 from mediator.config.operators import OperatorToken
@@ -226,6 +226,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "http.md": http.write,
     "didcomm-protocols.md": didcomm.write,
     "asyncapi.json": asyncapi.write,
+    "grafana/dashboard.json": grafana.write,
 }
 
 
@@ -292,4 +293,4 @@ def _range(field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
-        Path(__file__).with_name(name).write_text(page(), encoding="utf-8")
+        (Path(__file__).parent / name).write_text(page(), encoding="utf-8")

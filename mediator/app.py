@@ -58,6 +58,7 @@ from mediator.ops.operations import Operation, Operations, Right
 from mediator.ops.scheduler import Scheduler
 from mediator.ops.schemas import obj
 from mediator.ops.service_operations import ServiceOperations
+from mediator.ops.tenant_metrics import MEASURE_SECONDS, TenantMetrics
 from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host, find_parts
 from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
@@ -150,6 +151,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
+        _count_by_tenant(host)
         for part in parts:
             await stack.enter_async_context(part.open(host))
 
@@ -253,6 +255,15 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
         yield
     finally:
         await updater.close()
+
+
+def _count_by_tenant(host: Host) -> None:
+    """Expose metrics by tenant, where that is asked for."""
+    if most := host.settings.metrics_per_tenant:
+        counts = TenantMetrics(host.metrics.registry, most, host.tenants.names)
+        host.broker.listen(counts.committed)
+        host.broker.quotas.refused = counts.refused
+        host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS)
 
 
 async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:

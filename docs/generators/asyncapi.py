@@ -209,9 +209,9 @@ def _operations() -> Iterable[Json]:
         yield _operation("agents", f"AGENT.{name}", f"AGENT.{name}", payload, reply)
     for subject, verb in older.items():
         payload = _body(read_fields(verb))
-        reply = _object({"error": _ERROR, "error_code": _CODE, **_inferred(verb.empty)}, ["error", *verb.empty])
+        reply = _object({"error": _ERROR, **_CODES, **_inferred(verb.empty)}, ["error", *verb.empty])
         yield _operation("older editions", subject, subject.rstrip("."), payload, reply)
-    sent = _object({"error": _ERROR, "error_code": _CODE, "msg_id": {"type": "integer"}}, ["error", "msg_id"])
+    sent = _object({"error": _ERROR, **_CODES, "msg_id": {"type": "integer"}}, ["error", "msg_id"])
     for subject in ("INBOX.{addr}.{lane}", "MAILBOX.MSG.{addr}.{lane}", "BROADCAST.{domain}.{event}"):
         heading = subject.partition(".{")[0]
         yield _operation("older editions", subject, heading, {"description": "Any bytes."}, sent, _headers())
@@ -234,7 +234,10 @@ def _operation(tag: str, subject: str, heading: str, payload: Json, reply: Json,
 
 _JSON = "application/json"
 _ERROR: Json = {"type": "string", "description": "Empty on success, else what is wrong."}
-_CODE: Json = {"type": "string", "description": "The code of the error in errors.md; absent on success."}
+_CODES: Json = {
+    "error_code": {"type": "string", "description": "The code of the error in errors.md; absent on success."},
+    "request_id": {"type": "string", "description": "With the code internal: names the request in the service's log."},
+}
 
 
 def _agents() -> Iterable[tuple[str, Json, Json]]:
@@ -242,7 +245,7 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
     name = {"type": "string", "description": "The name of the agent, where exactly one has it."}
     named = {"type": "object", "anyOf": [_object({"mailbox": mailbox}, ["mailbox"]), _object({"name": name}, ["name"])]}
     card = _object({"mailbox": mailbox}) | {"description": f"Any JSON object of at most {MAX_CARD} bytes (G1)."}
-    done = _object({"error": _ERROR, "error_code": _CODE, "mailbox": {"type": "string"}}, ["error"])
+    done = _object({"error": _ERROR, **_CODES, "mailbox": {"type": "string"}}, ["error"])
     warnings = {"type": "array", "items": {"type": "string"}, "description": "What is wrong with a card of A2A."}
     fields = RecordingFields()
     codec.parse_discover(fields)
@@ -261,7 +264,7 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
     yield (
         "DISCOVER",
         _object(fields.schema),
-        _object({"error": _ERROR, "error_code": _CODE, **page}, ["error", "agents"]),
+        _object({"error": _ERROR, **_CODES, **page}, ["error", "agents"]),
     )
 
 
@@ -293,7 +296,7 @@ def _reply(page: str, heading: str, empty: Mapping[str, Any]) -> Json:
     if "messages" in properties:
         properties["messages"] = properties["messages"] | {"items": {"$ref": "#/components/schemas/Message"}}
     required = ["error", *(name for name in empty)]
-    return _object({**properties, "error": _ERROR, "error_code": _CODE}, required)
+    return _object({**properties, "error": _ERROR, **_CODES}, required)
 
 
 def _described(page: str, heading: str, column: str, schema: Json) -> Json:

@@ -303,6 +303,14 @@ class Settings(BaseSettings):
         "equal addresses in two tenants are two mailboxes. Without any, everybody is tenant `default`.",
         json_schema_extra={"default_text": "none: everybody is tenant `default`"},
     )
+    metrics_per_tenant: Whole = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="How many tenants have series of their own in /metrics: messages stored, delivered, "
+        "acknowledged and refused by quotas, bytes, and what they hold; further ones are counted together. Each has up "
+        "to 14 series. 0 is off. Set it when you bill or bound tenants; /metrics then shows their names.",
+    )
     journal: JournalSettings = Field(default=JournalSettings(), description="The journal of lifecycle events.")
     cleanup: CleanupSettings = Field(default=CleanupSettings(), description="Removal of what has expired.")
     editions: EditionsSettings = Field(default=EditionsSettings(), description="The older editions of the protocol.")

@@ -52,6 +52,8 @@ class Quotas:
         self._off = not (mailbox.on_sending or tenant.on_sending)
         self.trusts: Callable[[int], bool] = lambda now: True
         """Whether the clock is trusted at this time to expire messages."""
+        self.refused: Callable[[str], object] = lambda tenant: None
+        """Called with the tenant of each message that is refused."""
 
     def set_tenants(self, own: Mapping[str, Quota]) -> None:
         """Bound these tenants each by its own quota instead of the one for all; on any thread."""
@@ -71,6 +73,13 @@ class Quotas:
         """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use."""
         if self._off:
             return
+        try:
+            self._admit(tx, mailbox, size, now)
+        except QuotaExceededError:
+            self.refused(mailbox.tenant)
+            raise
+
+    def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
         quota = self._mailbox
         if quota.messages or quota.bytes:
             waiting = tx.delays.usage(mailbox, now)

@@ -1,6 +1,6 @@
 """The Prometheus metrics of the service: few labels with few values, cheap to update on the hot path.
 
-Values that clients choose (addresses, tenants, groups, keys) never become labels.
+Values that clients choose (addresses, groups, keys) never become labels. Series by tenant: :mod:`.tenant_metrics`.
 """
 
 from collections import Counter as Tally
@@ -16,7 +16,7 @@ from mediator.store.writer import Committed
 OK = "ok"
 """The outcome of a request that succeeded; a failed one has the code of its error."""
 
-_MESSAGE_EVENTS = {
+MESSAGE_EVENTS = {
     EventType.STORED: "stored",
     EventType.DELAYED: "delayed",
     EventType.RELEASED: "released",
@@ -66,7 +66,7 @@ class Metrics:
         self._bound_requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         messages = counter("mediator_messages", "What happened to messages, by lane.", ["event", "lane"])
         self._messages = {
-            what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in _MESSAGE_EVENTS.items()
+            what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in MESSAGE_EVENTS.items()
         }
         mailboxes = counter("mediator_mailboxes", "What happened to mailboxes.", ["event"])
         self._mailboxes = {what: mailboxes.labels(word) for what, word in _MAILBOX_EVENTS.items()}

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from docs.generators import asyncapi, http
+from docs.generators import asyncapi, http, metrics
 from mediator.http.app import build_app
 from registry.api.openapi import document
 from tests.harness.app import App, app
@@ -68,7 +68,8 @@ def applications() -> Iterator[list[web.Application]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory, applications: list[web.Application]) -> AsyncIterator[App]:
     webhook = {"enabled": True, "push_webhook": "https://push.example/ring"}
-    async with app(tmp_path_factory.mktemp("service"), didcomm=webhook, registry={"semantic": True}) as running:
+    folder = tmp_path_factory.mktemp("service")
+    async with app(folder, didcomm=webhook, registry={"semantic": True}, metrics_per_tenant=10) as running:
         yield running
 
 
@@ -94,6 +95,29 @@ async def test_every_series_is_on_the_page(service: App) -> None:
     families = re.findall(r"^# TYPE (mediator_\w+)", text, re.MULTILINE)
     assert len(families) > 30
     assert [name for name in families if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_dashboard_shows_series_that_exist(service: App) -> None:
+    text = (await service.call("GET", "/metrics")).data.decode()
+    families = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
+    parts = {"histogram": ("_bucket", "_sum", "_count")}
+    exposed = {name + part for name, kind in families.items() for part in parts.get(kind, ("",))}
+    labels = {series.name: {*series.labels} for series in metrics.find_series()}
+    board = json.loads((DOCS / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    shown: set[str] = set()
+    for query in queries:
+        for name, where in re.findall(r"\b((?:mediator|process)_\w+)({[^}]*})?", query):
+            family = re.sub(r"_(bucket|sum|count)$", "", name) if name not in families else name
+            grouped = {label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")}
+            used = grouped | {*re.findall(r"(\w+)!?=~?\"", where)}
+            assert name in exposed, query
+            assert used <= labels.get(family, set()) | {"instance", "le"}, query
+            shown.add(family)
+    assert len(shown) > 40
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -6,19 +6,25 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
+from mediator.errors import BusyError, MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.http.health import Health
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.ops.metrics import OK, Metrics
+from mediator.ops.tenant_metrics import TenantMetrics
 from mediator.store.writer import Committed
 from pickup.metrics import DidcommMetrics
 from registry.metrics import RegistryMetrics as RegistryMeters
 
 RULES = Path(__file__).parents[2] / "docs" / "alerts.rules.yml"
 ALERTS = {
+    "MediatorDown",
     "MediatorNotReady",
     "MediatorStoreErrors",
+    "MediatorBusy",
+    "MediatorSlowCommits",
+    "MediatorOpenFilesNearlyFull",
+    "MediatorTenantRefused",
     "MediatorLateReleases",
     "MediatorJournalDropped",
     "MediatorExpiryPaused",
@@ -37,8 +43,13 @@ ALERTS = {
     "MediatorAgentsNotEmbedded",
     "MediatorPipelineFailing",
 }
-ELSEWHERE = {("mediator_didcomm_push_notifications_total", "outcome", "failed")}
-"""What only a service with a webhook has; the tests of ringing hold it."""
+ELSEWHERE = {
+    ("mediator_didcomm_push_notifications_total", "outcome", "failed"),
+    ("up", "job", "mediator"),
+    ("process_open_fds", "job", "mediator"),
+    ("process_max_fds", "job", "mediator"),
+}
+"""What only a service with a webhook has, whose tests hold it, and labels that Prometheus adds."""
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -67,6 +78,7 @@ def exercised() -> Metrics:
     metrics = Metrics()
     metrics.request("send", OK, 0.001)
     metrics.request("send", UnavailableError.code, 0.001)
+    metrics.request("send", BusyError.code, 0.001)
     metrics.late_seconds.observe(0.05)
     metrics.removed("messages", 7)
     metrics.journal_bytes.inc(100)
@@ -168,6 +180,7 @@ async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
     didcomm = DidcommMetrics(metrics.registry)
     didcomm.envelope("ws", MediatorError.code)
     didcomm.relayed("gave_up")
+    TenantMetrics(metrics.registry, 1, ["default"])
     found = samples(metrics.registry)
     names = {name for name, _ in found}
     text = RULES.read_text(encoding="utf-8")
@@ -176,7 +189,7 @@ async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
     assert set(alerts) == ALERTS
     assert len(expressions) == len(alerts)
     for expression in expressions:
-        used = re.findall(r"\b(mediator_\w+)(?:\{(\w+)=\"([^\"]+)\"\})?", expression)
+        used = re.findall(r"\b(up\b|(?:mediator|process)_\w+)(?:\{(\w+)=\"([^\"]+)\"\})?", expression)
         assert used, expression
         for name, label, wanted in used:
             if (name, label, wanted) in ELSEWHERE:
@@ -189,6 +202,7 @@ async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
 def test_series_and_options_named_in_the_rules_texts_exist() -> None:
     metrics = exercised()
     metrics.registry.register(Health())
+    TenantMetrics(metrics.registry, 1, ["default"])
     from prometheus_client import generate_latest
 
     families = set(re.findall(r"^# TYPE (\w+) ", generate_latest(metrics.registry).decode(), flags=re.MULTILINE))

@@ -172,6 +172,7 @@ WRONG = [
     ("didcomm.live_lease_seconds", "-1", "expected at least 0, got '-1'"),
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
+    ("metrics_per_tenant", "-1", "expected at least 0, got '-1'"),
     ("otel", "1", "expected a table of options, got '1'"),
     ("otel.endpoint", '"localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),
     ("otel.sample_ratio", "2", "expected at most 1, got '2'"),
