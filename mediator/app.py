@@ -48,6 +48,7 @@ from mediator.ops.collector import forget_volatile
 from mediator.ops.control import ControlServer
 from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.diagnosis import Finding
+from mediator.ops.forgetting import ForgetOperations, Forgetting
 from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.mailbox_operations import MailboxOperations
@@ -273,6 +274,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
     MailboxOperations(host.broker).register(host.operations)
     MessageOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
+    ForgetOperations(Forgetting(host.broker, host.settings)).register(host.operations)
     service = ServiceOperations(
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
     )

@@ -336,6 +336,10 @@ class Broker:
         await asyncio.get_running_loop().run_in_executor(self._readers, self._store.checkpoint)
         await self._writer.upkeep()
 
+    async def scrub(self, rewrite: bool = False) -> bool:
+        """Leave nothing of what was removed in free pages and the log; see :meth:`mediator.store.base.Store.scrub`."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.scrub, rewrite)
+
     async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
         """Run a change with the next commit; ``place`` is the mailbox that it will ask for first.
 

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mediator.errors import SetupError
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mediator.ops.operations import Operations
     from mediator.ops.scheduler import Scheduler
     from mediator.ops.verify.checks import VerifyCheck
+    from mediator.store.base import Transaction
     from mediator.tenants.directory import TenantDirectory
 
 GROUP = "mediator.parts"
@@ -79,12 +80,30 @@ class Part:
         """Return what ``mediator verify`` checks of this part, beside a service or without one."""
         return ()
 
+    def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
+        """Remove what the part keeps in the database of who has an address, in the transaction that ends its mailbox.
+
+        The mailbox, if there is one, is locked already. Returns how much was removed, by kind.
+        """
+        return {}
+
+    def forget_files(self, settings: "Settings", tenant: str, address: str) -> "ForgottenFiles | None":
+        """Remove what the part keeps of an address in files, in the process of ``mediator forget``; None: nothing."""
+        return None
+
     def open(self, host: "Host") -> AbstractAsyncContextManager[None]:
         """Run the part: register with ``host`` on the way in, and close what was opened on the way out.
 
         The doors open after all parts and close before them.
         """
         return nullcontext()
+
+
+class ForgottenFiles(NamedTuple):
+    """What ``mediator forget`` removed from files, by kind, and what it could not, with what to do."""
+
+    removed: Mapping[str, int]
+    left: str = ""
 
 
 class Announcer(Protocol):

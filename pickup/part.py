@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mediator.config.types import PartSettings
     from mediator.ops.collector import CleanupStep
     from mediator.ops.verify.checks import VerifyCheck
+    from mediator.store.base import Transaction
 
 
 class DidcommPart(Part):
@@ -51,6 +52,20 @@ class DidcommPart(Part):
         from pickup.settings import DidcommSettings
 
         return UnusedConnections(settings.section(DidcommSettings).forget_after), OldReplays()
+
+    def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
+        """End the connection that the mailbox was granted to, with its keys."""
+        from pickup.mediation import connecting
+        from pickup.tables import MediationTables
+
+        tables = tx.table(MediationTables)
+        mailbox = tx.mailboxes.find(tenant, address)
+        connection = None if mailbox is None else tables.connections.of_mailbox(mailbox.no)
+        if connection is None:
+            return {}
+        keys = tables.routes.count(connection)
+        connecting.disconnect(tables, connection, now)
+        return {"connections": 1, "keys": keys}
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check connections, keylists and identities."""

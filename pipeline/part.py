@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from mediator.parts import Host, Part
+from mediator.parts import ForgottenFiles, Host, Part
 
 if TYPE_CHECKING:
     from mediator.cli.options import CommandGroup
@@ -32,6 +32,26 @@ class PipelinePart(Part):
         from pipeline.cli.commands import app as pipeline
 
         app.add_typer(pipeline, name="pipeline")
+
+    def forget_files(self, settings: "Settings", tenant: str, address: str) -> ForgottenFiles | None:
+        """Remove the messages of the mailbox from the archive in the lake."""
+        from importlib.util import find_spec
+
+        from mediator.errors import MediatorError
+        from mediator.system.extras import install_command
+        from pipeline.lake import ARCHIVE, table_path
+
+        lake = settings.data_dir / "lake"
+        if not table_path(lake, ARCHIVE).joinpath("_delta_log").is_dir():
+            return None
+        if not find_spec("deltalake"):
+            return ForgottenFiles({}, f"the archive in {lake}: {install_command('pipeline')} and run the command again")
+        from pipeline.lake.forgetting import forget
+
+        try:
+            return ForgottenFiles({"archived": forget(lake, tenant, address)})
+        except MediatorError as error:
+            return ForgottenFiles({}, f"the archive in {lake}: {error}; run the command again")
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check the files of the lake."""

@@ -1,6 +1,6 @@
 """What the registry brings to the service: its settings, commands, clean-up, and its doors over NATS and HTTP."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mediator.config.types import PartSettings
     from mediator.ops.collector import CleanupStep
     from mediator.ops.verify.checks import VerifyCheck
+    from mediator.store.base import Transaction
 
 
 class RegistryPart(Part):
@@ -37,6 +38,17 @@ class RegistryPart(Part):
         from registry.settings import RegistrySettings
 
         return SilentAgents(settings.section(RegistrySettings).liveness), RemovedAgents()
+
+    def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
+        """Remove the agent of the mailbox, with its card and vectors."""
+        from registry.tables import RegistryTables
+
+        agents = tx.table(RegistryTables).agents
+        agent = agents.find(tenant, address)
+        if agent is None:
+            return {}
+        agents.remove(agent.no, now)
+        return {"agents": 1}
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check agents, counts and vectors."""

@@ -13,6 +13,7 @@ from mediator.cli import (
     contexts,
     dead,
     doctor,
+    forget,
     mailboxes,
     mcp,
     messages,
@@ -58,7 +59,7 @@ def build_app() -> CommandGroup:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_program)
-    for module in (service, quickstart, backup, messages, mcp, bench, doctor, verify):
+    for module in (service, quickstart, backup, messages, mcp, bench, doctor, verify, forget):
         app.include(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")

@@ -31,6 +31,10 @@ class Collected:
         """Everything together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
+    def plus(self, other: "Collected") -> "Collected":
+        """Return the sum, kind by kind."""
+        return Collected(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
 
 def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
     """Remove messages whose TTL is over, oldest expiry first (S5)."""
@@ -64,32 +68,32 @@ def retired_mailboxes(
 
     ``forget`` removes what a part keeps of a mailbox, in the same transaction.
     """
-    messages = delayed = seen_ids = groups = dropped = 0
-    room = limit
+    total = Collected()
     for mailbox in tx.mailboxes.retired(limit):
-        before = room
-        handles = tx.messages.first(mailbox, room)
-        if handles:
-            tx.messages.remove(mailbox, handles)
-            messages += len(handles)
-            room -= len(handles)
-        waiting = tx.delays.clear(mailbox, room) if room else 0
-        delayed += waiting
-        room -= waiting
-        seen = tx.dedup_ids.clear(mailbox, room) if room else 0
-        seen_ids += seen
-        room -= seen
-        gone = tx.groups.clear(mailbox, room) if room > 0 else 0
-        groups += gone
-        room -= gone
-        if room == before:
-            forget(mailbox)
-            tx.mailboxes.drop(mailbox)
-            dropped += 1
-            room -= 1
-        if room <= 0:
+        total = total.plus(empty(tx, mailbox, limit - total.total, forget))
+        if total.total >= limit:
             break
-    return Collected(messages, dropped, groups, seen_ids, delayed)
+    return total
+
+
+def empty(tx: Transaction, mailbox: Mailbox, limit: int, forget: Callable[[Mailbox], None]) -> Collected:
+    """Remove at most ``limit`` rows of a retired mailbox, and itself when nothing is left of it."""
+    room = limit
+    handles = tx.messages.first(mailbox, room)
+    if handles:
+        tx.messages.remove(mailbox, handles)
+        room -= len(handles)
+    delayed = tx.delays.clear(mailbox, room) if room else 0
+    room -= delayed
+    seen = tx.dedup_ids.clear(mailbox, room) if room else 0
+    room -= seen
+    groups = tx.groups.clear(mailbox, room) if room > 0 else 0
+    room -= groups
+    if room == limit:
+        forget(mailbox)
+        tx.mailboxes.drop(mailbox)
+        return Collected(mailboxes=1)
+    return Collected(len(handles), 0, groups, seen, delayed)
 
 
 def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tuple[Collected, LeasePlace | None]:

@@ -392,6 +392,12 @@ class Outbox(Protocol):
     def remove(self, copies: Sequence[Copy]) -> int:
         """Take out copies that the archive has, and return how many of them were there."""
 
+    def forget(self, tenant: str, address: str, after: int, limit: int) -> tuple[int, int | None]:
+        """Take out the copies of an address among the next ``limit`` behind a number.
+
+        Returns how many there were, and the number to go on behind; None at the end.
+        """
+
 
 class TailRow(NamedTuple):
     """Lines of the journal that may not be in its files yet."""

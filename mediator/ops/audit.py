@@ -8,7 +8,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError
-from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.address import DEFAULT_TENANT, redact
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.events import Event, EventType
 from mediator.ops.collector import CleanupStep, SliceResult
@@ -26,6 +26,7 @@ from mediator.ops.operations import (
 from mediator.ops.schemas import (
     COUNT,
     FLAG,
+    REDACTED,
     RIGHT,
     TEXT,
     TIME,
@@ -169,7 +170,7 @@ class AuditLog:
 def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
     """Return what the log keeps of a request: the fields of the operation without secrets and payloads."""
     return {
-        name: _cut(request[name])
+        name: redact(str(request[name])) if REDACTED in schema else _cut(request[name])
         for name, schema in operation.fields.items()
         if name in request and name != "tenant" and not _is_secret(name, schema)
     }

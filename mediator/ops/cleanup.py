@@ -7,8 +7,8 @@ time, so that a starting service finds it free. On PostgreSQL any number of proc
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -21,12 +21,9 @@ from mediator.errors import MediatorError, SetupError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.audit import OldAudits
 from mediator.ops.collector import CleanupStep, Collector
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
 from mediator.ops.scheduler import PASS_SECONDS
-from mediator.ops.store_access import ask_or_do, ask_service
+from mediator.ops.store_access import ask_or_do, ask_service, open_broker
 from mediator.parts import find_parts
-from mediator.store.opening import open_store
 
 Say = Callable[[str], None]
 Give = Callable[[dict[str, Any]], None]
@@ -94,38 +91,13 @@ async def _turn(settings: Settings, command: str, work: _Work) -> dict[str, Any]
     """Let the service do it, or own the file for as long as it takes; PostgreSQL is shared, so nobody is asked."""
 
     async def do() -> dict[str, Any]:
-        async with _opened(settings) as broker:
+        async with open_broker(settings, "cleanup") as broker:
             answer: dict[str, Any] = await work(broker)
             return answer
 
     if settings.database_url is not None:
         return await do()
     return await ask_or_do(settings, command, {}, do, within=PASS_SECONDS)
-
-
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Broker]:
-    # Not in a thread: if cancelled while opening, the file would stay locked.
-    store = open_store(settings.data_dir, settings.store_url)
-    try:
-        owner = settings.database_url is None
-        # The owner writes the journal as the service would; on a shared database the services do.
-        name = settings.instance if owner else f"{settings.instance[:48]}.cleanup.{os.getpid()}"
-        journal = JournalWriter(settings.journal, settings.data_dir, name, Metrics())
-        broker = Broker(store, settings.bounds, observers=[journal.observe] if settings.journal.enabled else [])
-        try:
-            if owner:
-                await journal.start(broker)
-            else:
-                journal.leave_to_others(broker.clock())
-            try:
-                yield broker
-            finally:
-                await journal.stop()
-        finally:
-            await broker.close()
-    finally:
-        store.close()
 
 
 def all_steps(settings: Settings) -> list[CleanupStep]:

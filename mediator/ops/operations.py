@@ -45,7 +45,10 @@ ROLES: Mapping[str, frozenset[Right]] = {
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who asks: a name for the audit log, rights, and the way in (``socket``, ``token``, ``session`` or ``local``)."""
+    """Who asks: a name for the audit log, rights, and the way in.
+
+    That is ``socket``, ``token``, ``session``, ``local``, or ``command`` where no service runs.
+    """
 
     name: str
     rights: frozenset[Right]

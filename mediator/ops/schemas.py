@@ -8,6 +8,9 @@ Schema = Mapping[str, Any]
 RIGHT = "x-right"
 """Marks a part of an answer that only actors with this right see."""
 
+REDACTED = "x-redacted"
+"""Marks a field that the audit log keeps only as far as it tells one from another (A7)."""
+
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}

@@ -1,12 +1,17 @@
 """Runs an operation in the service that owns the store, or on the store itself if no service runs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.ops.control import ANSWER_SECONDS, send_command
+from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.metrics import Metrics
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 
@@ -67,3 +72,32 @@ def ask_or_use_store(settings: Settings, command: str, fields: Answer, work: Cal
             store.close()
 
     return asyncio.run(ask_or_do(settings, command, fields, do))
+
+
+@asynccontextmanager
+async def open_broker(settings: Settings, purpose: str) -> AsyncIterator[Broker]:
+    """Own the store for a command, or share it on PostgreSQL; events go to the journal as from a service.
+
+    ``purpose`` is a word for the instance's name. Raises as :func:`mediator.store.opening.open_store`.
+    """
+    # Not in a thread: if cancelled while opening, the file would stay locked.
+    store = open_store(settings.data_dir, settings.store_url)
+    try:
+        owner = settings.database_url is None
+        # The owner writes the journal as the service would; on a shared database the services do.
+        name = settings.instance if owner else f"{settings.instance[:48]}.{purpose}.{os.getpid()}"
+        journal = JournalWriter(settings.journal, settings.data_dir, name, Metrics())
+        broker = Broker(store, settings.bounds, observers=[journal.observe] if settings.journal.enabled else [])
+        try:
+            if owner:
+                await journal.start(broker)
+            else:
+                journal.leave_to_others(broker.clock())
+            try:
+                yield broker
+            finally:
+                await journal.stop()
+        finally:
+            await broker.close()
+    finally:
+        store.close()

@@ -59,5 +59,12 @@ class Store(Protocol):
     def upkeep(self, busy: bool) -> None:
         """Do one short step of the maintenance that needs the writer's thread; ``busy``: requests are waiting."""
 
+    def scrub(self, rewrite: bool) -> bool:
+        """Give free pages and the log back to the disk, so that what was removed is in neither; from any thread.
+
+        ``rewrite``: write the whole file anew, so that its pages hold nothing that was removed earlier; nobody else
+        may use it meanwhile. Returns False when readers held the log, or where the database is on a server.
+        """
+
     def close(self) -> None:
         """Close the database."""

@@ -59,6 +59,9 @@ class Dialect(Protocol):
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
         """Write counters of changed mailboxes, those that must be written."""
 
+    def overwrite_removed(self, on: bool) -> None:
+        """Overwrite rows that this connection removes with zeros from now on, where the database is in this process."""
+
     def usage(self, tenant: str, now: int) -> Row:
         """Return how many messages and bytes all mailboxes of a tenant hold that have not expired by ``now``."""
 

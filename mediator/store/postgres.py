@@ -224,6 +224,10 @@ class PostgresStore:
     def checkpoint(self) -> None:
         """The server does that itself."""
 
+    def scrub(self, rewrite: bool) -> bool:
+        """The server's VACUUM does that, and its log is its own."""
+        return False
+
     def upkeep(self, busy: bool) -> None:
         """Autovacuum does that."""
 
@@ -358,6 +362,9 @@ class PostgresDialect:
             self._tell(_SAVE, [BigInts(column) for column in zip(*counters, strict=True)])
         for mailbox in changed:
             mailbox.stored_id, mailbox.dirty = mailbox.next_id, False
+
+    def overwrite_removed(self, on: bool) -> None:
+        """The server cannot."""
 
     def usage(self, tenant: str, now: int) -> Row:
         """Sum the rows."""

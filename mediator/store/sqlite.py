@@ -224,6 +224,22 @@ class SqliteStore:
                 if not self._reserve.short:
                     raise failure from error
 
+    def scrub(self, rewrite: bool) -> bool:
+        """See :class:`mediator.store.base.Store`."""
+        with self._keeping, closing(sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_SECONDS)) as own:
+            try:
+                own.execute("PRAGMA secure_delete = 1")
+                if rewrite:
+                    # As large as the database: in a file, not in memory.
+                    own.execute("PRAGMA temp_store = file")
+                    own.execute("VACUUM")
+                while own.execute("PRAGMA freelist_count").fetchone()[0]:
+                    own.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_WHEN_FULL})")
+                # Readers keep the log from being cut, each for a few seconds at most.
+                return any(not own.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] for _ in range(3))
+            except sqlite3.Error as error:
+                raise self._failure(error) from error
+
     def upkeep(self, busy: bool) -> None:
         """Let the WAL begin anew, and give free pages back to the disk when there is time.
 
@@ -372,6 +388,10 @@ class SqliteDialect:
             )
         for mailbox in due:
             mailbox.stored_id = mailbox.next_id
+
+    def overwrite_removed(self, on: bool) -> None:
+        """Overwrite them in their pages, and pages that become free."""
+        self.execute(f"PRAGMA secure_delete = {int(on)}")
 
     def usage(self, tenant: str, now: int) -> Row:
         """Sum the rows, and what came after each of them was last written."""

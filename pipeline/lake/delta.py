@@ -7,7 +7,7 @@ as an application transaction. After a crash only a folder may be left over whos
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -101,6 +101,38 @@ class LakeTable:
         self._delta = DeltaTable(self.path)
         sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
         return sum(count for _, count in files)
+
+    def rewrite(self, partition: str, files: Sequence[Path], change: Callable[[pa.Table], pa.Table]) -> None:
+        """Write all files of a partition anew, each as ``change`` makes it, in one commit; a file without rows goes."""
+        assert self._partition
+        folder = self.path / f"rewritten.{uuid4().hex[:8]}" / f"{self._partition[0]}={partition}"
+        folder.mkdir(parents=True)
+        written = []
+        for number, file in enumerate(files):
+            rows = change(pq.ParquetFile(file).read())
+            if rows.num_rows:
+                written.append(folder / f"part-{number:05d}.parquet")
+                # One row group, as compaction makes them.
+                pq.write_table(rows, written[-1], compression="zstd", row_group_size=rows.num_rows)
+        self._delta.create_write_transaction(
+            [self._describe(path)[0] for path in written],
+            "overwrite",
+            self._delta.schema(),
+            self._partition,
+            partition_filters=[(self._partition[0], "in", [partition])],
+        )
+        self._delta = DeltaTable(self.path)
+
+    def drop_history(self) -> None:
+        """Delete all files that the table does not refer to any more, and the log of how it became what it is."""
+        self._delta.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+        self._delta = DeltaTable(self.path)
+        self._delta.create_checkpoint()
+        log = self.path / "_delta_log"
+        for path in log.iterdir():
+            if path.name[:20].isdigit() and int(path.name[:20]) < self.version:
+                path.unlink()
+        sync(log)
 
     def sweep(self) -> None:
         """Remove what crashed runs wrote and did not commit."""

@@ -66,6 +66,7 @@ delete json.box 1
 mailbox list
 mailbox set json.box --ack-wait 5s
 mailbox delete json.box --yes
+forget json.box --yes
 bench --seconds 0.1
 agent register card.json
 agent report json.ann

@@ -190,6 +190,19 @@ class Outbox(Table):
             ),
         )
 
+    def forget(self, tenant: str, address: str, after: int, limit: int) -> tuple[int, int | None]:
+        sql = "SELECT seq FROM outbox WHERE seq > ? ORDER BY seq LIMIT 1 OFFSET ?"
+        end = self._session.first(sql, (after, limit))
+        last = None if end is None else int(end[0])
+        within = "seq > ?" if last is None else "seq > ? AND seq <= ?"
+        gone = self._execute(
+            f"DELETE FROM outbox WHERE {within} AND tenant = ? AND address = ? RETURNING seq",
+            (after, *([] if last is None else [last]), tenant, address),
+        )
+        if gone:
+            self._session.add_count(OUTBOX, -len(gone))
+        return len(gone), last
+
     def remove(self, copies: Sequence[Copy]) -> int:
         named = set(copies)
         sql = "SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {among}"

@@ -22,6 +22,7 @@ from pipeline.lake.archive import ArchiveResult, archive, read_archive, unseal
 from pipeline.lake.archive import read_stored as kept_rows
 from pipeline.lake.compaction import compact
 from pipeline.lake.folder import lock_lake
+from pipeline.lake.forgetting import forget
 from pipeline.lake.sealing import Key, Opener, Sealer, read_keys
 from pipeline.source.options import ReadOptions, parse
 from tests.harness.samples import T0, add, put
@@ -243,3 +244,27 @@ def test_a_lake_in_use_or_none_and_upkeep(spark: SparkSession, tmp_path: Path) -
     done = compact(lake, keep_archive_days=1, now=datetime.fromtimestamp(T0 / 1000 + 2 * 86400, UTC))
     assert (done.archive_days, done.days) == (1, 0)
     assert shown(read_archive(spark, lake)) == sent[4:]
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_mailbox_is_forgotten_with_its_files(spark: SparkSession, tmp_path: Path, key: Key | None) -> None:
+    store = SqliteStore(tmp_path / "mediator.db")
+    lake = tmp_path / "lake [1]"
+    sent = fill(store, 9, "other")
+    secret = b"nobody must read this again"
+    fill(store, 9, "secret.inbox", payload=secret, headers={"h": secret.decode()})
+    source = ReadOptions(data_dir=tmp_path)
+    archive(spark, source, lake, key, remove(store))
+    sent += fill(store, 3, "other", begin=T0 + 5 * DAY)
+    archive(spark, source, lake, key, remove(store))
+    compact(lake)
+    assert forget(lake, "default", "secret.inbox") == 9
+    assert forget(lake, "default", "secret.inbox") == 0
+    assert forget(lake, "another tenant", "other") == 0
+    for path in lake.rglob("*"):
+        assert path.is_dir() or not any(text in path.read_bytes() for text in (secret, b"secret.inbox")), path
+    sent += fill(store, 2, "other", begin=T0 + 9 * DAY)
+    assert archive(spark, source, lake, key, remove(store)) == ArchiveResult(messages=2)
+    compact(lake)
+    assert shown(read_archive(spark, lake, [KEY])) == sent
+    store.close()
