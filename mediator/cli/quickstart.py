@@ -61,6 +61,7 @@ def quickstart(
         nats=_endpoint(nats, "--nats"),
         http=_endpoint(http, "--http"),
         system_user=_service_user() if system else None,
+        operator_token=secrets.token_urlsafe(PASSWORD_BYTES),
     )
     plan.write()
     fields = {
@@ -99,6 +100,7 @@ class _Plan:
     http: Endpoint
     system_user: str | None
     """Who runs the service; None: the user who runs this, from a manager of its own."""
+    operator_token: str
 
     @property
     def config(self) -> Path:
@@ -158,7 +160,9 @@ class _Plan:
             f"nats = {_toml(str(self.nats))}\n"
             f"http = {_toml(str(self.http))}\n\n"
             "# Who may connect. A tenant of another name has mailboxes of its own.\n"
-            f"[tenants.{DEFAULT_TENANT}]\nusers = [\n{''.join(users)}]\n"
+            f"[tenants.{DEFAULT_TENANT}]\nusers = [\n{''.join(users)}]\n\n"
+            "# Who may use the console and the admin API: the token signs in.\n"
+            f'[[operators.tokens]]\nname = "admin"\ntoken = {_toml(self.operator_token)}\nroles = ["admin"]\n'
         )
 
     def write(self) -> None:
@@ -194,7 +198,7 @@ class _Plan:
     def summary(self) -> str:
         """Return what was made and what to do next."""
         made = [
-            (self.config, "settings, with the passwords"),
+            (self.config, "settings, with the passwords and the console's token"),
             (self.data_dir, "the mail: back it up"),
             *((self.context(name), f"server and login of {name}, for --context") for name in self.passwords),
             (self.unit, "systemd unit"),
@@ -211,7 +215,8 @@ class _Plan:
                 *(f"  {command}" for command in self.start_commands()),
                 "\nThen try it in another terminal:",
                 *(f"  {command}" for command in self.first_commands()),
-                "\nHand each user its file: `--context FILE` uses it; in ~/.config/mediator/contexts it has a name.",
+                f"\nThe console is at http://{self.http}/console: sign in with the token in the settings.",
+                "Hand each user its file: `--context FILE` uses it; in ~/.config/mediator/contexts it has a name.",
                 *([_LOOPBACK] if self.nats.loopback else []),
             ]
         )
