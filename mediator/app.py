@@ -148,7 +148,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             http_port=http.port,
             tenants=directory,
             http_tenants=HttpTenants.of_service(settings, directory),
-            access=(access := Access(settings, CookieSealer(control_key))),
+            access=(access := Access(settings, CookieSealer(control_key), lambda: not directory.living)),
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))

@@ -7,7 +7,7 @@ what other sites make them ask for.
 """
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -48,7 +48,8 @@ _CALLER = web.RequestKey("operator", _Caller)
 class Access:
     """Finds the operator of a request."""
 
-    def __init__(self, settings: Settings, sealer: CookieSealer) -> None:
+    def __init__(self, settings: Settings, sealer: CookieSealer, is_alone: Callable[[], bool] = lambda: True) -> None:
+        """``is_alone``: whether there are no tenants now beside those of the settings."""
         self.sealer = sealer
         self.attempts = FailedAttempts()
         self._public_url = settings.operators.public_url
@@ -58,6 +59,7 @@ class Access:
             for token in settings.operators.tokens
         }
         self._local = settings.http_anonymous and not settings.has_operators
+        self._is_alone = is_alone
         self.provider = sealer.fingerprint("provider", self._oidc.issuer or "", self._oidc.client_id)
 
     @property
@@ -177,7 +179,8 @@ class Access:
     def _by_machine(self, request: web.Request) -> _Caller | None:
         # A web page may point a name of its own at this machine (DNS rebinding); the request then has that name.
         proxied = any(name in request.headers for name in _FORWARDED)
-        if not self._local or proxied or not names_this_machine(request.headers.get(hdrs.HOST, "")):
+        alone = self._local and self._is_alone()
+        if not alone or proxied or not names_this_machine(request.headers.get(hdrs.HOST, "")):
             return None
         return _Caller(Actor("local", ROLES["operate"], "local"), self.sealer.fingerprint("local"))
 

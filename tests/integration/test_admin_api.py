@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
+from mediator.ops.control import send_command
 from mediator.ops.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
 from tests.harness.waiting import until
@@ -53,6 +54,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
 
 
 async def test_each_role_is_held_to_its_rights_everywhere(admin: Admin) -> None:
+    validate(admin.document)
     assert len(admin.endpoints()) > 30
     for method, path, operation in admin.endpoints():
         filled = path.format_map(FIELDS)
@@ -182,5 +184,9 @@ async def test_settings_say_where_they_are_from_without_secrets(admin: Admin) ->
     assert not any(token.encode() in answer.data for token in TOKENS.values())
 
 
-async def test_the_document_is_openapi(admin: Admin) -> None:
-    validate(admin.document)
+async def test_this_machine_needs_a_token_once_there_are_tenants(tmp_path: Path) -> None:
+    async with app(tmp_path) as service:
+        assert (await service.call("GET", f"{V1}/overview")).status == 200
+        asked = await send_command(tmp_path, "tenant-add", name="acme")
+        assert asked["error"] == ""
+        assert (await service.call("GET", f"{V1}/overview")).json["code"] == "not_signed_in"
