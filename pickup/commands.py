@@ -242,17 +242,18 @@ class DidcommOperations:
             ),
         )
 
-    def _tenant(self, request: OperationRequest) -> str:
+    async def _tenant(self, request: OperationRequest) -> str:
         tenant = read_text(request, "tenant") or DEFAULT_TENANT
         if tenant not in self._tenants:
             raise BadRequestError("tenant", f"expected one of {', '.join(self._tenants)}")
+        await self._identities.ensure()
         return tenant
 
     # Invitations.
 
     async def _invite(self, request: OperationRequest) -> Answer:
         made = await self._invitations.make(
-            self._tenant(request),
+            await self._tenant(request),
             label=read_text(request, "label") or None,
             ttl=read_optional_number(request, "ttl_ms", 1, MAX_TTL),
             uses=read_optional_number(request, "uses", 1, MAX_USES),
@@ -262,26 +263,26 @@ class DidcommOperations:
 
     async def _list_invitations(self, request: OperationRequest) -> Answer:
         found = await self._mediation.list_invitations(
-            self._tenant(request), read_number(request, "limit", 1, MAX_INVITATIONS)
+            await self._tenant(request), read_number(request, "limit", 1, MAX_INVITATIONS)
         )
         now = self._mediation.clock()
         return {"invitations": [{**_invitation(one), "open": one.open(now)} for one in found]}
 
     async def _remove_invitation(self, request: OperationRequest) -> Answer:
         id = read_text(request, "id")
-        await self._mediation.remove_invitation(self._tenant(request), id)
+        await self._mediation.remove_invitation(await self._tenant(request), id)
         return {"id": id, "removed": True}
 
     # Connections.
 
     async def _list(self, request: OperationRequest) -> Answer:
-        tenant = self._tenant(request)
+        tenant = await self._tenant(request)
         after, limit = read_number(request, "after", 0, _MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
         page = await self._mediation.list_connections(tenant, after, limit)
         return {"connections": [self._listed(view) for view in page.views], "more": page.more, "total": page.total}
 
     async def _show(self, request: OperationRequest) -> Answer:
-        tenant, no = self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
+        tenant, no = await self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
         view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
         connection = view.connection
         return {
@@ -295,7 +296,7 @@ class DidcommOperations:
         }
 
     async def _remove(self, request: OperationRequest) -> Answer:
-        tenant, no = self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
+        tenant, no = await self._tenant(request), read_number(request, "connection", 0, _MAX_NUMBER)
         await self._mediation.disconnect(tenant, no)
         return {"connection": no, "removed": True}
 
@@ -320,28 +321,28 @@ class DidcommOperations:
         }
 
     async def _statistics(self, request: OperationRequest) -> Answer:
-        return {"live": self._sessions.count, **await statistics.collect(self._mediation, self._tenant(request))}
+        return {"live": self._sessions.count, **await statistics.collect(self._mediation, await self._tenant(request))}
 
     # Keys.
 
     async def _attach(self, request: OperationRequest) -> Answer:
-        tenant, key = self._tenant(request), read_text(request, "key")
+        tenant, key = await self._tenant(request), read_text(request, "key")
         route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")))
         return _route(route)
 
     async def _detach(self, request: OperationRequest) -> Answer:
-        tenant, key = self._tenant(request), read_text(request, "key")
+        tenant, key = await self._tenant(request), read_text(request, "key")
         await self._mediation.detach_key(tenant, key)
         return {"key": key, "detached": True}
 
     async def _list_keys(self, request: OperationRequest) -> Answer:
-        tenant, limit = self._tenant(request), read_number(request, "limit", 1, MAX_ATTACHED)
+        tenant, limit = await self._tenant(request), read_number(request, "limit", 1, MAX_ATTACHED)
         return {"keys": [_route(route) for route in await self._mediation.list_attached_keys(tenant, limit)]}
 
     # Identities.
 
     async def _rotate(self, request: OperationRequest) -> Answer:
-        identity = await self._identities.rotate(self._tenant(request))
+        identity = await self._identities.rotate(await self._tenant(request))
         return {"tenant": identity.tenant, "key": identity.key, "did": identity.v2_did}
 
 

@@ -13,8 +13,10 @@ from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.http.client_address import ClientAddresses
 from mediator.http.guard import Guard
+from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.operations import Operations
 from mediator.parts import Announcer
+from mediator.tenants.directory import TenantDirectory
 from pickup import terms_page
 from pickup.access_lists import AccessLists
 from pickup.access_operations import AccessOperations
@@ -55,6 +57,7 @@ from pickup.rate_limits import RateLimiter
 from pickup.receiver import MessageReceiver
 from pickup.reply_sender import ReplySender
 from pickup.settings import DidcommSettings
+from pickup.tenant_sockets import TenantSockets
 from pickup.terms_page import TermsPage
 from pickup.transports import PATH, Transports
 
@@ -86,6 +89,7 @@ async def didcomm_door(
     operations: Operations,
     app: web.Application,
     announcer: Callable[[str], Announcer | None],
+    tenants: TenantDirectory,
 ) -> AsyncIterator[DidcommContext]:
     """Serve DIDComm with ``app`` on ``http_port`` inside this block.
 
@@ -100,11 +104,9 @@ async def didcomm_door(
         stack.push_async_callback(guard.close)
         mediation = MediationBroker(broker, options.rules)
         await stack.enter_async_context(mediation.uses.writing())
-        access = AccessLists(mediation, announcer("access"))
-        stack.push_async_callback(access.close)
-        await access.open()
+        access = await stack.enter_async_context(_open_access(mediation, announcer("access")))
         vault = Vault.load(base64.b64decode(options.key.get_secret_value()) if options.key else None, settings.data_dir)
-        identities = await OwnIdentities.open(mediation, vault, settings.tenant_names, public_url)
+        identities = await OwnIdentities.open(mediation, vault, tenants.names, public_url)
         resolver = CachingResolver(identities, DidWebResolver(guard))
         max_envelope = 2 * broker.bounds.max_message + ENVELOPE_OVERHEAD
         envelopes = LibraryEnvelopes(
@@ -116,7 +118,7 @@ async def didcomm_door(
             return sessions.has(connection_no)
 
         client = OutboundClient(envelopes, guard)
-        relay = EndpointRelay(mediation, client, metrics, tenants=settings.tenant_names, live=live)
+        relay = EndpointRelay(mediation, client, metrics, tenants=tenants.names, live=live)
         outbound = OutboundQueue(client, metrics)
         stack.push_async_callback(outbound.close)
         replies = ReplySender(envelopes, resolver, identities, outbound)
@@ -148,8 +150,9 @@ async def didcomm_door(
         DidPages(identities, public_url).add_routes(app)
         proxies = [ip_network(network) for network in settings.http_trusted_proxies]
         addresses = ClientAddresses(proxies, settings.http_forwarded_header)
+        sockets = TenantSockets(tenants)
         transports = Transports(
-            MessageReceiver(context, replies, relay.look, access, _limiter(options.connection_rate, options)),
+            MessageReceiver(context, replies, relay.look, access, _limiter(options.connection_rate, options), sockets),
             sessions,
             metrics,
             max_message=max_envelope,
@@ -157,6 +160,7 @@ async def didcomm_door(
             rate=options.rate,
             page=pages.door,
             trace=broker.trace,
+            tenants=sockets,
             gate=AddressGate(addresses, access, _limiter(options.address_rate, options), metrics),
         )
         transports.add_routes(app)
@@ -166,7 +170,8 @@ async def didcomm_door(
 
         access.changed = close_denied
         AccessOperations(access).register(operations)
-        DidcommOperations(mediation, invitations, identities, sessions, settings.tenant_names).register(operations)
+        DidcommOperations(mediation, invitations, identities, sessions, tenants.names).register(operations)
+        await stack.enter_async_context(_follow_tenants(tenants, identities, transports, sockets))
         await sessions.open()
         stack.push_async_callback(sessions.close)
         await relay.open()
@@ -177,6 +182,34 @@ async def didcomm_door(
             stack.push_async_callback(notifier.stop)
         log.info("DIDComm door open", url=public_url, envelope_library=options.envelope_library)
         yield context
+
+
+@asynccontextmanager
+async def _open_access(mediation: MediationBroker, announcer: Announcer | None) -> AsyncIterator[AccessLists]:
+    access = AccessLists(mediation, announcer)
+    try:
+        await access.open()
+        yield access
+    finally:
+        await access.close()
+
+
+@asynccontextmanager
+async def _follow_tenants(
+    tenants: TenantDirectory, identities: OwnIdentities, transports: Transports, sockets: TenantSockets
+) -> AsyncIterator[None]:
+    """Give new tenants their identities, and close the sockets of removed ones."""
+
+    async def follow() -> None:
+        await identities.ensure()
+        await transports.close_denied(sockets.of_removed())
+
+    following = CoalescingTask("tenants of DIDComm", follow)
+    tenants.listen(following.call)
+    try:
+        yield
+    finally:
+        await following.stop()
 
 
 def _add_terms(app: web.Application, options: DidcommSettings, public_url: str) -> str | None:

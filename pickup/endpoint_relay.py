@@ -66,7 +66,7 @@ class EndpointRelay:
         self._mediation = mediation
         self._client = client
         self._metrics = metrics
-        self._tenants = tuple(tenants)
+        self._tenants = tenants
         self._live = live
         self._sleep = sleep
         self._turns = asyncio.Semaphore(CONCURRENT)
@@ -147,7 +147,7 @@ class EndpointRelay:
 
     async def _sweep(self) -> None:
         while True:
-            for tenant in self._tenants:
+            for tenant in list(self._tenants):
                 after: int | None = -1
                 while after is not None:
                     page = await self._try_read(self._mediation.list_waiting(tenant, after, PAGE))

@@ -86,9 +86,8 @@ class DidcommPart(Part):
             return
         from pickup.door import didcomm_door
 
-        async with didcomm_door(
-            host.settings, host.http_port, host.broker, host.metrics.registry, host.operations, host.app, host.announcer
-        ):
+        common = host.settings, host.http_port, host.broker, host.metrics.registry, host.operations
+        async with didcomm_door(*common, host.app, host.announcer, host.tenants):
             yield
 
 

@@ -16,6 +16,7 @@ from pickup.message import read
 from pickup.problem_reports import is_report
 from pickup.rate_limits import RateLimiter
 from pickup.reply_sender import PICKUP, ReplySender, returns_here
+from pickup.tenant_sockets import TenantSockets
 
 MAX_REMEMBERED = 100_000
 """Envelopes of known senders that this instance recognises when they come again.
@@ -34,11 +35,14 @@ class MessageReceiver:
         seen: Callable[[Connection], None],
         access: AccessLists | None = None,
         limiter: RateLimiter | None = None,
+        tenants: TenantSockets | None = None,
     ) -> None:
         """``seen`` is called with each connection that makes a request and has an endpoint (D10).
 
-        ``access`` says whose messages are refused, ``limiter`` how many a second each connection may send.
+        ``access`` says whose messages are refused, ``limiter`` how many a second each connection may send, ``tenants``
+        which tenants there are no more, and how many sockets each may have.
         """
+        self._tenants = tenants
         self._context = context
         self._post = post
         self._seen = seen
@@ -55,6 +59,8 @@ class MessageReceiver:
         context = self._context
         opened = await context.envelopes.open(data)
         tenant = await context.identities.tenant_of(opened.recipient)
+        if self._tenants is not None:
+            self._tenants.check(tenant)
         message = read(opened.plaintext, opened.generation)
         context.mediation.broker.trace.annotate("didcomm.message.type", message.type)
         caller = None if opened.sender is None else canonical(opened.sender)
@@ -80,6 +86,8 @@ class MessageReceiver:
             await self._post.answer(request, context.dispatcher.refuse(request, refusal))
             return
         if request.connection is not None:
+            if self._tenants is not None:
+                self._tenants.enter(channel, tenant)
             await self._note(request, request.connection)
         try:
             replies = await context.dispatcher.handle(request)

@@ -20,6 +20,7 @@ from pickup.dispatcher import TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
 from pickup.mediation.records import Generation
 from pickup.metrics import OK, DidcommMetrics
+from pickup.tenant_sockets import TenantSockets
 from pickup.websocket import CLOSE_SECONDS, Receiver, WebSocket, WebSocketChannel
 
 PATH = "/didcomm"
@@ -55,12 +56,13 @@ class Transports:
         rate: int,
         page: Page,
         gate: AddressGate | None = None,
+        tenants: TenantSockets | None = None,
         trace: TraceHooks = NO_TRACE,
     ) -> None:
         """``max_message`` is in bytes of an envelope, ``rate`` in frames a second from one socket.
 
         ``page`` answers browsers that open the URL of an invitation: this route with a query. ``gate`` refuses
-        addresses; None: no address is refused.
+        addresses; None: no address is refused. ``tenants`` is told of sockets that closed.
         """
         self._receiver = receiver
         self._sessions = sessions
@@ -70,6 +72,7 @@ class Transports:
         self._rate = rate
         self._page = page
         self._gate = gate
+        self._tenants = tenants
         self._trace = trace
         self._posted = 0
         self._limiter = InboundByteLimiter()
@@ -195,6 +198,8 @@ class Transports:
             await ws.prepare(request)
             await socket.serve()
         finally:
+            if self._tenants is not None:
+                self._tenants.leave(socket)
             await self._sessions.left(socket)
             ended.set()
             del self._sockets[socket]

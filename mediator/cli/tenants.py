@@ -71,7 +71,7 @@ def add(
 ) -> None:
     """Add a tenant; prints the passwords and API tokens made for it, which are shown only once."""
     given = {"users": user, "tokens": token, "accounts": account, "quotas": quotas.given}
-    answer = options.ask("tenant-add", name=name, **{field: value for field, value in given.items() if value})
+    answer = options.ask("tenant-add", tenant=name, **{field: value for field, value in given.items() if value})
     _print_secrets(options, answer, f"added tenant {name}")
     if not options.as_json:
         if answer["mailboxes"]:
@@ -122,7 +122,7 @@ def set_(
     """Change quotas of a tenant; `default` is what the settings give to all."""
     if not quotas.given and account is None:
         raise typer.BadParameter("expected at least one --quota-… or --account")
-    answer = options.ask("tenant-set", name=name, quotas=quotas.given, accounts=account)
+    answer = options.ask("tenant-set", tenant=name, quotas=quotas.given, accounts=account)
     held = ", ".join(f"{quota} {value or 'any'}" for quota, value in answer["quotas"].items())
     options.print(answer, f"{name}: {held or 'as for all'}")
 
@@ -142,7 +142,7 @@ def rotate(
     options: CommandOptions,
 ) -> None:
     """Make new passwords and API tokens, of the whole tenant unless some are named; they are shown only once."""
-    answer = options.ask("tenant-rotate", name=name, users=user, tokens=token, grace_ms=grace)
+    answer = options.ask("tenant-rotate", tenant=name, users=user, tokens=token, grace_ms=grace)
     _print_secrets(options, answer, f"rotated tenant {name}")
 
 
@@ -160,7 +160,7 @@ def remove(
     if not yes:
         mail = "delete its mail" if delete_mail else "keep its mail"
         typer.confirm(f"Remove tenant {name} with its users and API tokens, and {mail}?", abort=True, err=True)
-    answer = options.ask("tenant-remove", within=REMOVE_SECONDS, name=name, delete_mail=delete_mail)
+    answer = options.ask("tenant-remove", within=REMOVE_SECONDS, tenant=name, delete_mail=delete_mail)
     deleted = format_count(answer["deleted"], "mailbox", "mailboxes")
     kept = f"{format_count(answer['mailboxes'], 'mailbox', 'mailboxes')} stay until --delete-mail, or until it is added"
     options.print(answer, f"removed tenant {name}; {f'deleted {deleted}' if delete_mail else kept}")
@@ -177,7 +177,7 @@ def add_user(
     options: CommandOptions,
 ) -> None:
     """Add a user who may connect to the managed NATS server; prints the password, which is shown only once."""
-    answer = options.ask("tenant-user-add", name=name, user=user, nkey=nkey)
+    answer = options.ask("tenant-user-add", tenant=name, user=user, nkey=nkey)
     _print_secrets(options, answer, f"added user {user} of tenant {name}")
 
 
@@ -190,7 +190,7 @@ def remove_user(name: Name, user: User, *, options: CommandOptions) -> None:
 @token_app.command("add", epilog="Example: mediator tenant token add acme billing")
 def add_token(name: Name, token: Token, *, options: CommandOptions) -> None:
     """Make an API token for HTTP requests to the registry; it is shown only once."""
-    answer = options.ask("tenant-token-add", name=name, token=token)
+    answer = options.ask("tenant-token-add", tenant=name, token=token)
     _print_secrets(options, answer, f"added API token {token} of tenant {name}")
 
 
@@ -201,7 +201,7 @@ def remove_token(name: Name, token: Token, *, options: CommandOptions) -> None:
 
 
 def _remove(what: str, name: str, which: str, options: CommandOptions) -> None:
-    answer = options.ask(f"tenant-{what}-remove", name=name, **{what: which})
+    answer = options.ask(f"tenant-{what}-remove", tenant=name, **{what: which})
     options.print(answer, f"removed {what} {which} of tenant {name}")
 
 

@@ -41,7 +41,7 @@ class TenantOperations:
 
     def register(self, operations: Operations) -> None:
         """Register the operations."""
-        name, user = {"name": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
+        name, user = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
         token, some = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
         quotas = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
         secret = {"tenant": TEXT, "passwords": table(TEXT), "tokens": table(TEXT)}
@@ -79,7 +79,7 @@ class TenantOperations:
                     "accounts": some,
                     "quotas": quotas,
                 },
-                required=("name",),
+                required=("tenant",),
                 method="POST",
                 path="/tenants",
             ),
@@ -91,7 +91,7 @@ class TenantOperations:
                 obj(tenant=TEXT, removed=FLAG, deleted=COUNT, mailboxes=COUNT, messages=COUNT),
                 fields={**name, "delete_mail": about(FLAG, "Else its mailboxes stay, unreachable.", default=False)},
                 method="DELETE",
-                path="/tenants/{name}",
+                path="/tenants/{tenant}",
                 within=DELETE_SECONDS,
             ),
             Operation(
@@ -102,7 +102,7 @@ class TenantOperations:
                 obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
                 fields={**name, "quotas": quotas, "accounts": or_null(some)},
                 method="PATCH",
-                path="/tenants/{name}",
+                path="/tenants/{tenant}",
             ),
             Operation(
                 "tenant-rotate",
@@ -112,7 +112,7 @@ class TenantOperations:
                 obj(**secret),
                 fields={**name, "users": or_null(some), "tokens": or_null(some), "grace_ms": grace},
                 method="POST",
-                path="/tenants/{name}/rotate",
+                path="/tenants/{tenant}/rotate",
             ),
             Operation(
                 "tenant-user-add",
@@ -123,7 +123,7 @@ class TenantOperations:
                 fields={**name, **user, "nkey": or_null(TEXT)},
                 required=("user",),
                 method="POST",
-                path="/tenants/{name}/users",
+                path="/tenants/{tenant}/users",
             ),
             Operation(
                 "tenant-user-remove",
@@ -133,7 +133,7 @@ class TenantOperations:
                 obj(tenant=TEXT),
                 fields={**name, **user},
                 method="DELETE",
-                path="/tenants/{name}/users/{user}",
+                path="/tenants/{tenant}/users/{user}",
             ),
             Operation(
                 "tenant-token-add",
@@ -144,7 +144,7 @@ class TenantOperations:
                 fields={**name, **token},
                 required=("token",),
                 method="POST",
-                path="/tenants/{name}/tokens",
+                path="/tenants/{tenant}/tokens",
             ),
             Operation(
                 "tenant-token-remove",
@@ -154,7 +154,7 @@ class TenantOperations:
                 obj(tenant=TEXT),
                 fields={**name, **token},
                 method="DELETE",
-                path="/tenants/{name}/tokens/{token}",
+                path="/tenants/{tenant}/tokens/{token}",
             ),
         )
 
@@ -217,7 +217,7 @@ class TenantOperations:
     # Changing.
 
     async def _change(self, request: OperationRequest, change: Change) -> Tenant:
-        name = read_text(request, "name")
+        name = read_text(request, "tenant")
 
         def rule(kept: KeptTenants, now: int) -> Tenant:
             return change(kept, rules.find(kept, self._directory.claims, name), now)
@@ -225,7 +225,7 @@ class TenantOperations:
         return await self._updater.change(rule)
 
     async def _add(self, request: OperationRequest) -> Answer:
-        name, claims = read_text(request, "name"), self._directory.claims
+        name, claims = read_text(request, "tenant"), self._directory.claims
         nkeys = _texts_by_name(request, "nkeys")
         passwords = await _passwords(_texts(request, "users"))
         tokens = {token: _new_token() for token in _texts(request, "tokens")}
@@ -249,7 +249,7 @@ class TenantOperations:
         }
 
     async def _remove(self, request: OperationRequest) -> Answer:
-        name, delete = read_text(request, "name"), request.get("delete_mail")
+        name, delete = read_text(request, "tenant"), request.get("delete_mail")
         if type(delete) is not bool:
             raise BadRequestError("delete_mail", "expected true or false")
         if not (delete and name in self._directory.removed):
@@ -271,7 +271,7 @@ class TenantOperations:
 
     async def _rotate(self, request: OperationRequest) -> Answer:
         grace = read_number(request, "grace_ms", 0, rules.MAX_GRACE)
-        name = read_text(request, "name")
+        name = read_text(request, "tenant")
         tenant = rules.find(self._directory.kept, self._directory.claims, name)
         everything = request.get("users") is None and request.get("tokens") is None
         users, names = _texts(request, "users"), _texts(request, "tokens")

@@ -6,7 +6,7 @@ the settings hold.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -49,8 +49,8 @@ class TenantDirectory:
         """Those of the database by name, removed ones too."""
         self.living: dict[str, Tenant] = {}
         """Those of the database that are neither removed nor in the settings."""
-        self.names: Sequence[str] = settings.tenant_names
-        """All living tenants in order, ``default`` among them."""
+        self.names: list[str] = settings.tenant_names
+        """All living tenants in order, ``default`` among them; changed in place."""
         self._quotas: dict[str, Quota] = {}
         self._tokens: dict[str, tuple[str, int | None]] = {}
         self._rotating: dict[str, TenantUser] = {}
@@ -91,7 +91,7 @@ class TenantDirectory:
             if len(users) < len(tenant.users):
                 log.warning("users of a tenant are ignored: they are in the settings too", tenant=tenant.name)
             self.living[tenant.name] = replace(tenant, users=users)
-        self.names = sorted({*self._settings.tenant_names, *self.living})
+        self.names[:] = sorted({*self._settings.tenant_names, *self.living})
         own = {name: tenant.quotas.given for name, tenant in self._settings.tenants.items()}
         own |= {name: dict(tenant.quotas) for name, tenant in self.living.items()}
         self._quotas = {name: replace(self._base, **quotas) for name, quotas in own.items() if quotas}
@@ -110,7 +110,12 @@ class TenantDirectory:
     @property
     def removed(self) -> Iterator[str]:
         """The tenants that were removed and are not in the settings."""
-        return (name for name, tenant in self.kept.items() if tenant.removed and name not in self.claims.names)
+        return filter(self.is_removed, self.kept)
+
+    def is_removed(self, tenant: str) -> bool:
+        """Whether a tenant was removed, and is not in the settings."""
+        kept = self.kept.get(tenant)
+        return kept is not None and kept.removed and tenant not in self.claims.names
 
     # Quotas.
 

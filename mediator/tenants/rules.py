@@ -53,17 +53,17 @@ def add(kept: KeptTenants, claims: SettingsClaims, name: str, now: int) -> Tenan
     """Return a new tenant, or a removed one that is back, with what mail it had."""
     if not _NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise BadRequestError(
-            "name", "expected 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit, and neither mq9 nor sys"
+            "tenant", "expected 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit, and neither mq9 nor sys"
         )
     if name in claims.names:
         raise _in_settings(name)
     if claims.why_none:
-        raise BadRequestError("name", claims.why_none)
+        raise BadRequestError("tenant", claims.why_none)
     former = kept.get(name)
     if former is not None and not former.removed:
-        raise BadRequestError("name", f"tenant {name} is there already")
+        raise BadRequestError("tenant", f"{name} is there already")
     if former is None and len(kept) >= MAX_TENANTS:
-        raise BadRequestError("name", f"there are {MAX_TENANTS} tenants already")
+        raise BadRequestError("tenant", f"there are {MAX_TENANTS} tenants already")
     return Tenant(name, now)
 
 
@@ -78,7 +78,7 @@ def find(kept: KeptTenants, claims: SettingsClaims, name: str) -> Tenant:
 
 
 def _in_settings(name: str) -> BadRequestError:
-    return BadRequestError("name", f"tenant {name} is in the settings: change it there, and restart the service")
+    return BadRequestError("tenant", f"{name} is in the settings: change it there, and restart the service")
 
 
 def remove(tenant: Tenant, now: int) -> Tenant:

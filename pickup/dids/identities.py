@@ -29,7 +29,7 @@ class OwnIdentities:
     def __init__(self, mediation: MediationBroker, vault: Vault, tenants: Sequence[str], place: PublicEndpoint) -> None:
         self._mediation = mediation
         self._vault = vault
-        self._tenants = tuple(tenants)
+        self._tenants = tenants
         self._place = place
         self._keys: dict[int, IdentityKeys] = {}
         self._kept: list[StoredIdentity] = []
@@ -46,6 +46,12 @@ class OwnIdentities:
         identities = cls(mediation, vault, tenants, PublicEndpoint(public_url.rstrip("/")))
         identities._take(await mediation.write(identities._settle, when_full=True))
         return identities
+
+    async def ensure(self) -> None:
+        """Make the identities of tenants that were added meanwhile, unless another instance has."""
+        if all(tenant in self._index.current for tenant in self._tenants):
+            return
+        self._take(await self._mediation.write(self._settle, when_full=True))
 
     def current(self, tenant: str) -> Identity:
         """Return the identity for new connections of a tenant."""
@@ -88,6 +94,7 @@ class OwnIdentities:
         if identity is None and names.is_ed25519(recipient) and "#" not in recipient:
             invitation = await self._mediation.find_invitation(recipient)
             if invitation is not None:
+                await self.ensure()
                 return invitation.tenant
         if identity is None:
             await self.renew()

@@ -30,6 +30,7 @@ from mediator.parts import Announcer
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
+from mediator.tenants.directory import TenantDirectory
 from pickup import inbound_limit
 from pickup.client import Holder, Sender, Wallet
 from pickup.client.plaintext import write
@@ -150,12 +151,13 @@ async def mediating(
         broker = Broker(store, Bounds(max_message=MAX_MESSAGE))
         stack.push_async_callback(broker.close)
         health, metrics, operations = Health(), Metrics(), Operations()
+        tenants = TenantDirectory(settings, broker.clock)
         control = ControlServer(data_dir, operations)
         stack.push_async_callback(health.close)
         app, server = build_app(health, metrics.registry), HttpServer(Endpoint("127.0.0.1", 0))
         await server.bind()
         await stack.enter_async_context(
-            didcomm_door(settings, server.port, broker, metrics.registry, operations, app, announcer)
+            didcomm_door(settings, server.port, broker, metrics.registry, operations, app, announcer, tenants)
         )
         await control.start()
         stack.push_async_callback(control.stop)

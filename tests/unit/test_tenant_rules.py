@@ -50,7 +50,7 @@ def test_add_find_and_remove() -> None:
             rules.find(KEPT, CLAIMS, name)
     with pytest.raises(BadRequestError, match="in the settings"):
         rules.find(KEPT, CLAIMS, "fixed")
-    with pytest.raises(BadRequestError, match=r"^name: because$"):
+    with pytest.raises(BadRequestError, match=r"^tenant: because$"):
         rules.add(KEPT, replace(CLAIMS, why_none="because"), "new", 5)
 
 

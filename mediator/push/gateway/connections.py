@@ -246,6 +246,7 @@ class ClientConnection(_Side):
             self._gateway.leave(self)
 
     def _resume(self) -> None:
+        self._end_if_refused()
         self.read(True)
         self.data_received(b"")
 

@@ -202,6 +202,9 @@ class GatewaySession:
     def identified(self, token: str, identity: ClientIdentity) -> None:
         """Take the service's answer, and open what waits for it."""
         first, self.tenant = self.tenant is None, identity.tenant
+        if identity.account is not None:
+            # The server has named it already, unless the client has sent no PING.
+            self.membership.enter(identity.account)
         for subscription in list(self._by_sid.values()) if first else ():
             if subscription.permitted:
                 self._subscriptions.open(subscription, identity.tenant)
@@ -450,6 +453,8 @@ class GatewaySession:
             self.account = account
             self.membership.enter(account)
         self._short_way.max_payload = int(options.get("max_payload", 0))
+        if self.membership.hides_info:
+            return b""
         for name in ("connect_urls", "ws_connect_urls", "tls_available", "tls_verify", "tls_required"):
             options.pop(name, None)
         options |= {"host": self._public.host, "port": self._public.port, "client_ip": self._client_ip}

@@ -1,6 +1,7 @@
 """What the gateway knows of tenants: whose a connection is, how many each may have, logins that rotate (S7)."""
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import orjson
 
@@ -8,6 +9,9 @@ from mediator.errors import QuotaExceededError, TenantRefusedError
 from mediator.nats import frames
 from mediator.nats.accounts import AccountMap
 from mediator.tenants.directory import TenantDirectory
+
+_WITH_INFO: Final = 1
+"""The version of the clients' protocol with INFO at any time."""
 
 
 class TenantGate:
@@ -35,15 +39,27 @@ class TenantMembership:
         self._tenant: str | None = None
         self.problem = ""
         """Why the connection must end, as the client is told; empty: it need not."""
+        self.hides_info = False
+        """Whether the client expects one INFO only."""
 
     def connect(self, frame: bytes, options: Mapping[str, object]) -> bytes:
-        """Return the client's CONNECT, with the login that its password is valid for while that is being rotated."""
+        """Return the client's CONNECT as the server gets it.
+
+        It asks for the INFO that names the account, also for clients of a protocol without that, and has the login that
+        the client's password is valid for while passwords are being rotated.
+        """
+        if self._gate is None:
+            return frame
+        changed: dict[str, object] = {}
+        if options.get("protocol") != _WITH_INFO:
+            changed["protocol"] = _WITH_INFO
+            self.hides_info = True
         user, password = options.get("user"), options.get("pass")
-        if self._gate is not None and isinstance(user, str) and isinstance(password, str):
+        if isinstance(user, str) and isinstance(password, str):
             alias = self._gate.directory.alias(user, password)
             if alias is not None:
-                return b"CONNECT " + orjson.dumps({**options, "user": alias}) + frames.CRLF
-        return frame
+                changed["user"] = alias
+        return b"CONNECT " + orjson.dumps({**options, **changed}) + frames.CRLF if changed else frame
 
     def enter(self, account: str) -> None:
         """Count the connection for the tenant of an account; who has none is not counted, but refused by the door."""
