@@ -168,6 +168,10 @@ class MediationBroker:
         """Keep the phone to notify for a connection, None: no more (RFC 0734, RFC 0699)."""
         return await self.write(lambda tx, _now: connecting.set_push_device(tx, connection, device), connection)
 
+    async def forget_push_device(self, no: int, device: PushDevice) -> None:
+        """Notify a phone no more, unless its connection has registered another one meanwhile."""
+        await self.write(lambda tx, _now: connecting.forget_push_device(tx, no, device), when_full=True)
+
     async def disconnect(self, tenant: str, no: int) -> None:
         """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
         connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))

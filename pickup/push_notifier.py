@@ -32,6 +32,8 @@ MAX_CALLS = 8
 BATCH = 100
 """Mailboxes checked in one read."""
 CALL_SECONDS = 10.0
+GONE = 410
+"""The webhook's answer for a device that its push service does not know any more."""
 RETRY_SECONDS = (1.0, 5.0)
 """Waits before the second and the third attempt, which is the last."""
 
@@ -71,7 +73,8 @@ class PushNotifier:
         self._task: asyncio.Task[None] | None = None
         self._outcomes = Counter(
             "mediator_didcomm_push_notifications",
-            "Calls of the push webhook, by outcome: sent, failed (all attempts), or dropped (too many mailboxes).",
+            "Calls of the push webhook, by outcome: sent, gone (the device was forgotten), failed (all attempts), or "
+            "dropped (too many mailboxes).",
             ["outcome"],
             registry=registry,
         )
@@ -175,6 +178,17 @@ class PushNotifier:
             if 200 <= status < 300:
                 self._outcomes.labels("sent").inc()
                 return
+            if status == GONE:
+                await self._forget(queue)
+                return
             problem = f"status {status}"
         self._outcomes.labels("failed").inc()
         log.warning("push notifications: the webhook failed", problem=problem)
+
+    async def _forget(self, queue: DeviceQueue) -> None:
+        """Forget a device that is gone; its holder registers again when it gets a new token."""
+        self._outcomes.labels("gone").inc()
+        try:
+            await self._mediation.forget_push_device(queue.connection_no, queue.device)
+        except MediatorError as error:
+            log.warning("push notifications: cannot forget a device", code=error.code)

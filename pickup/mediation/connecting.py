@@ -130,6 +130,13 @@ def set_push_device(tx: MediationTransaction, connection: Connection, device: Pu
     return changed
 
 
+def forget_push_device(tx: MediationTransaction, no: int, device: PushDevice) -> None:
+    """Forget the phone of a connection, if it is still this one."""
+    current = tx.connections.get(no)
+    if current is not None and current.device == device:
+        tx.connections.save(replace(current, device=None))
+
+
 def reuse(tx: MediationTransaction, connection: Connection, invitation: str, now: int) -> Connection:
     """Use a connection for another invitation, and return it (RFC 0434 §reuse).
 

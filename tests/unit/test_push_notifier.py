@@ -118,6 +118,26 @@ async def test_mail_for_a_sleeping_phone_rings_it_without_the_mail() -> None:
         await until(lambda: door.counted("sent") == 1)
 
 
+async def test_a_device_that_is_gone_is_forgotten_but_not_its_successor() -> None:
+    async with hall(Webhook(statuses=[410])) as door:
+        gone = await door.holder(1)
+        await door.send(gone)
+        await until(lambda: door.counted("gone") == 1)
+
+        async def forgotten() -> bool:
+            kept = await door.mediation.get_connection(gone.no)
+            return kept is not None and kept.device is None
+
+        await until(forgotten)
+        assert len(door.webhook.rings) == 1
+        newer = PushDevice("token-2", "android")
+        changed = await door.holder(2, newer)
+        await door.mediation.forget_push_device(changed.no, DEVICE)
+        kept = await door.mediation.get_connection(changed.no)
+        assert kept is not None
+        assert kept.device == newer
+
+
 async def test_apns_is_named() -> None:
     async with hall(Webhook()) as door:
         await door.send(await door.holder(1, PushDevice("t", "apns")))
@@ -201,7 +221,7 @@ async def test_calls_and_mailboxes_that_wait_are_bounded(monkeypatch: pytest.Mon
 
 async def test_mail_is_kept_whatever_becomes_of_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push_notifier, "RETRY_SECONDS", ())
-    async with hall(Webhook(statuses=[410])) as door:
+    async with hall(Webhook(statuses=[404])) as door:
         connection = await door.holder(1)
         await door.send(connection)
         await until(lambda: door.counted("failed") == 1)
