@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def worker(service: Service, model: Path) -> int:
     return int(told[-1]["pid"])
 
 
+def loading(service: Service) -> int:
+    """Return the process that is to load the model, from its first moment on; 0 before there is one."""
+    tasks = Path(f"/proc/{service.process.pid}/task")
+    with suppress(OSError):  # of a thread or a child that has ended meanwhile
+        for child in " ".join(children.read_text() for children in tasks.glob("*/children")).split():
+            if b"registry.embedding.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return 0
+
+
 async def doctor(service: Service) -> tuple[int, str]:
     """Run the command; return its exit code and what it says."""
     process = await asyncio.create_subprocess_exec(
@@ -93,7 +104,10 @@ def use(service: Service, model: Path) -> None:
 async def test_searches_are_answered_while_the_model_loads(services: Services) -> None:
     service = services.new(semantic=True)
     service.environment["MEDIATOR_LOG_LEVEL"] = "debug"
-    await service.serve()
+    service.start()
+    worker = await until(lambda: loading(service))
+    os.kill(worker, signal.SIGSTOP)
+    await service.ready()
     client = await Client.connect(service.nats_url)
     try:
         await register(client, "own.tide", "Tells high and low water for harbours", [])
@@ -101,6 +115,7 @@ async def test_searches_are_answered_while_the_model_loads(services: Services) -
         assert [agent["mailbox"] for agent in answer.body["agents"]] == ["own.tide"]
         assert answer.body["note"] == "answered by keywords: the model is being loaded"
         assert service.events("search by meaning is ready") == []
+        os.kill(worker, signal.SIGCONT)
 
         async def by_meaning() -> bool:
             return "note" not in (await client.ask("AGENT.DISCOVER", {"semantic": "is the water high?"})).body
