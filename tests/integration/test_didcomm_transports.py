@@ -344,8 +344,8 @@ async def test_a_peer_without_pong_is_dropped_with_its_sessions(
 
 @pytest.mark.rule("D6")
 async def test_a_peer_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.2)
+    monkeypatch.setattr(websocket, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.5)
     async with serving(answer) as door:
         ws = await door.connect(autoping=False)
         for _ in range(8):
@@ -361,7 +361,7 @@ async def test_a_peer_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_slow_handler_does_not_make_a_peer_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.1)
+    monkeypatch.setattr(websocket, "PONG_SECONDS", 0.5)
     release = asyncio.Event()
 
     async def deed(data: bytes, channel: TransportChannel) -> None:

@@ -339,9 +339,9 @@ async def test_broken_frames_end_the_connection_as_nats_server_does(house, sent,
 
 
 async def test_a_client_that_says_nothing_is_sent_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(connections, "HELLO_SECONDS", 0.2)
     async with gateway(tmp_path) as house:
         kept = await house.client()
+        monkeypatch.setattr(connections, "HELLO_SECONDS", 0.2)
         for sent in (b"", b"PING", b"PING\r\n"):
             client = await house.raw()
             client.write(sent)
