@@ -86,6 +86,7 @@ def _gateway(settings: Settings) -> str:
     chosen = settings.gateway
     listen = chosen.listen if settings.nats_url is not None else settings.nats
     encrypted = ", encrypted" if chosen.tls_cert else ""
+    encrypted += ", with certificates of their own" if chosen.tls_client_ca else ""
     if not chosen.enabled:
         return "disabled: clients connect to the NATS server itself, and cannot subscribe to mail"
     if listen is None:
@@ -125,7 +126,7 @@ async def verify(settings: Settings, login: Login) -> list[Line]:
         if message.data == nonce and not arrived.done():
             arrived.set_result(message.subject)
 
-    ours = await connect(Upstreams(urls, creds=settings.nats_creds), "mediator check")
+    ours = await connect(Upstreams(urls, settings.nats_login), "mediator check")
     try:
         # A queue group of its own: in the service's, each would take requests from the other.
         await ours.subscribe(subject, "mediator-check", received)
@@ -154,7 +155,7 @@ def _who(login: Login) -> str | None:
 async def _privacy(settings: Settings, urls: list[str], login: Login) -> Line:
     """Check whether clients can list each other's subscriptions; :class:`CommandError` if accounts let them."""
     user = _who(login)
-    guarded = settings.nats_creds is not None or any("@" in url for url in urls)
+    guarded = settings.nats_login.kind is not None or any("@" in url for url in urls)
     if user is None and (settings.nats_accounts or guarded):
         return (
             "not proved",

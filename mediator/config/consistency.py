@@ -19,8 +19,9 @@ def contradictions(settings: "Settings") -> Iterator[str]:
 def _managed(settings: "Settings") -> Iterator[str]:
     if settings.nats_accounts:
         yield "nats_accounts: expected only with nats_url; the managed server always keeps tenants in accounts"
-    if settings.nats_creds is not None:
-        yield "nats_creds: expected only with nats_url; the managed server knows the service"
+    for name in ("nats_creds", "nats_nkey", "nats_ca", "nats_cert"):
+        if getattr(settings, name) is not None:
+            yield f"{name}: expected only with nats_url; the managed server knows the service"
     if settings.allow_anonymous and settings.has_several_tenants:
         yield f"allow_anonymous: expected only while {DEFAULT_TENANT} is the only tenant"
     elif not settings.anonymous and not settings.has_users:
@@ -40,8 +41,11 @@ def _managed(settings: "Settings") -> Iterator[str]:
 
 def _external(settings: "Settings") -> Iterator[str]:
     urls = settings.nats_url.get_secret_value() if settings.nats_url else ""
-    if settings.nats_creds is not None and "@" in urls:
-        yield "nats_creds: nats_url has another login; give one of them"
+    given = [name for name in ("nats_creds", "nats_nkey") if getattr(settings, name) is not None]
+    if len(given) == 2 or (given and "@" in urls):
+        yield f"{given[-1]}: {given[0] if len(given) == 2 else 'nats_url'} has another login; give one of them"
+    if (settings.nats_cert is None) != (settings.nats_key is None):
+        yield f"{'nats_key' if settings.nats_cert is None else 'nats_cert'}: expected nats_cert and nats_key together"
     if settings.gateway.listen is not None and "ws" in {url.strip()[:2] for url in urls.split(",")}:
         yield "gateway.listen: expected only with nats:// or tls:// in nats_url"
     if settings.gateway.direct is not None:

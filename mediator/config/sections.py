@@ -182,13 +182,21 @@ class GatewaySettings(Section):
     tls_cert: Path | None = Field(
         default=None,
         description="PEM file with the certificate that clients see and its chain. With it clients must use TLS. Set "
-        "it, with tls_key, when they connect over a network you do not trust.",
+        "it, with tls_key, when they connect over a network you do not trust. A changed file is used from the next "
+        "connection on.",
         examples=["/etc/mediator/cert.pem"],
     )
     tls_key: Path | None = Field(
         default=None,
         description="PEM file with the key of tls_cert, without a password.",
         examples=["/etc/mediator/key.pem"],
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities that sign the certificates of clients (mutual TLS). With it a client "
+        "must show such a certificate before it may log in; who it is, its login says as before. Protects the login "
+        "itself from strangers. Needs tls_cert.",
+        examples=["/etc/mediator/clients-ca.pem"],
     )
     max_connections: Whole = Field(
         default=10_000,
@@ -208,6 +216,8 @@ class GatewaySettings(Section):
     def _whole_pair(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("expected tls_cert and tls_key together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("expected tls_client_ca only with tls_cert")
         return self
 
 

@@ -53,6 +53,7 @@ from mediator.config.tenants import TenantSettings
 from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
 from mediator.endpoint import Endpoint, without_login
 from mediator.errors import SetupError
+from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
 from mediator.parts import find_parts
@@ -175,6 +176,29 @@ class Settings(BaseSettings):
         "`nsc generate creds` writes it. Set it for servers whose users are JWTs; a user and a password stand in "
         "nats_url.",
         examples=["/etc/mediator/service.creds"],
+    )
+    nats_nkey: Path | None = Field(
+        default=None,
+        description="With nats_url: a file with the seed of the service's own nkey there. Set it for servers that know "
+        "users by nkeys.",
+        examples=["/etc/mediator/service.nk"],
+    )
+    nats_ca: Path | None = Field(
+        default=None,
+        description="With nats_url: PEM file of the authorities that sign the server's certificate. Without it, those "
+        "that this machine trusts. Set it for an authority of your own.",
+        examples=["/etc/mediator/nats-ca.pem"],
+    )
+    nats_cert: Path | None = Field(
+        default=None,
+        description="With nats_url: PEM file with the certificate that the service shows the server, for servers that "
+        "verify their clients. A changed file is used from the next connection on.",
+        examples=["/etc/mediator/nats-cert.pem"],
+    )
+    nats_key: Path | None = Field(
+        default=None,
+        description="PEM file with the key of nats_cert, without a password.",
+        examples=["/etc/mediator/nats-key.pem"],
     )
     nats_accounts: bool = Field(
         default=False,
@@ -385,6 +409,14 @@ class Settings(BaseSettings):
             source = origin(path, self._origins.sources) or "default"
             listed.append({"option": ".".join(path), "value": value, "source": source})
         return listed
+
+    @property
+    def nats_login(self) -> Login:
+        """The service's own login at ``nats_url``, and the files for TLS there."""
+        files = (self.nats_nkey, self.nats_creds, self.nats_ca, self.nats_cert, self.nats_key)
+        nkey, creds, ca, cert, key = (None if file is None else str(file) for file in files)
+        server = "" if self.nats_url is None else self.nats_url.get_secret_value()
+        return Login(server, nkey=nkey, creds=creds, tls_ca=ca, tls_cert=cert, tls_key=key)
 
     @property
     def tenant_names(self) -> list[str]:

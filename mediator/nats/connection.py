@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,6 +16,7 @@ from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.nats.client import MessageHandler, NatsClient, Request
 from mediator.nats.control_messages import KEY_BYTES, ControlOpener, ControlRefusedError, ControlSealer
+from mediator.nats.tls_files import TlsFiles
 
 CONNECT_SECONDS = 10
 PENDING_BYTES = 64 * 1024 * 1024
@@ -37,12 +37,15 @@ class Upstreams:
     """The NATS servers, and the service's own login there; it may be in the URLs."""
 
     urls: Sequence[str]
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    creds: Path | None = None
-    """A file with JWT and seed, instead of user and password."""
+    login: Login = Login("")
+    """The login and the files for TLS; its server is not used."""
     control_key: bytes | None = field(default=None, repr=False)
     """The key that authenticates control messages; without one, a connection accepts only its own."""
+
+    def tls(self) -> TlsFiles:
+        """Return what the files for TLS say, now and later; raises :class:`SetupError`."""
+        login = self.login
+        return TlsFiles(lambda: login.tls, (login.tls_ca, login.tls_cert, login.tls_key))
 
 
 async def connect(upstreams: Upstreams, name: str) -> "NatsConnection":
@@ -68,16 +71,14 @@ class NatsConnection:
 
     async def open(self, upstreams: Upstreams, name: str) -> None:
         """Connect for the first time; raises :class:`SetupError`."""
-        creds = None if upstreams.creds is None else str(upstreams.creds)
-        Login("", creds=creds).check()
+        self._tls = upstreams.tls()
+        options = upstreams.login.nats_options | {"tls": self._tls.current()}
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.client.connect(
                     list(upstreams.urls),
                     name=name,
-                    user=upstreams.user,
-                    password=upstreams.password,
-                    user_credentials=creds,
+                    **options,
                     connect_timeout=3,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
@@ -176,6 +177,7 @@ class NatsConnection:
     async def _disconnected(self) -> None:
         if not self.client.is_closed:
             log.warning("disconnected")
+            self.client.options["tls"] = self._tls.current()
 
     async def _reconnected(self) -> None:
         log.info("reconnected")

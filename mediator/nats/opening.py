@@ -51,7 +51,7 @@ async def open_nats(
     server = tenants = None
     if settings.nats_url is not None:
         urls = settings.nats_url.get_secret_value().split(",")
-        upstreams = Upstreams(urls, creds=settings.nats_creds, control_key=control_key)
+        upstreams = Upstreams(urls, settings.nats_login, control_key)
     else:
         server = _managed_server(settings)
         tenants = ManagedTenants(settings, directory, server)

@@ -26,6 +26,7 @@ from nats.errors import NoRespondersError
 
 import mediator.system.leash
 from mediator.errors import SetupError, UnavailableError
+from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.accounts import (
     PROBE_USER,
@@ -128,7 +129,8 @@ class NatsServer:
 
     def upstreams(self, control_key: bytes | None = None) -> Upstreams:
         """Return where the service itself connects; its login, the same across restarts, sees all tenants' requests."""
-        return Upstreams([self.url], SERVICE_USER, self._passwords.service, control_key=control_key)
+        login = Login(self.url, user=SERVICE_USER, password=self._passwords.service)
+        return Upstreams([self.url], login, control_key)
 
     def set_tenants(self, tenants: Sequence[TenantAccount]) -> None:
         """Set the tenants before the start; raises SetupError as the constructor does."""

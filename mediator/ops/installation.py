@@ -1,8 +1,11 @@
 """The doctor's findings about the installation: database, disk, journal, and files that others may read."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
 
 from mediator.errors import MediatorError
 from mediator.mailboxes.bounds import DAY
@@ -22,6 +25,7 @@ FREE_BYTES = 1 << 30
 """The disk is nearly full with less than this free, or less than :data:`FREE_PART` of it."""
 LARGE_WAL = 256 << 20
 """Bytes of a write-ahead log that is too long."""
+EXPIRES_SOON = timedelta(days=14)
 SHOWN = 10
 
 _RESTORE = (
@@ -53,6 +57,28 @@ def damage_findings(found: Integrity) -> Iterator[Finding]:
         )
     elif found.checked and not found.problems:
         yield Finding(Level.OK, "The database is intact.")
+
+
+def certificate_findings(files: Mapping[str, Path | None], now: datetime | None = None) -> Iterator[Finding]:
+    """Report certificates that have expired or will soon; ``files`` by the option that names each."""
+    now = now or datetime.now(UTC)
+    for option, file in files.items():
+        if file is None:
+            continue
+        try:
+            ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError):
+            yield Finding(
+                Level.PROBLEM, f"{option}: {file.name} cannot be read as a certificate.", "Put a PEM file there."
+            )
+            continue
+        if ends - now < EXPIRES_SOON:
+            when = "has expired" if ends <= now else "expires"
+            yield Finding(
+                Level.PROBLEM,
+                f"{option}: the certificate {when} on {ends:%Y-%m-%d %H:%M} UTC.",
+                "Replace the file by a renewed one; new connections use it at once.",
+            )
 
 
 def missing_findings(missing: int) -> Iterator[Finding]:

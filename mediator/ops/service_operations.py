@@ -13,7 +13,14 @@ from mediator.errors import UnavailableError
 from mediator.http.health import Health, HealthReport
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.ops.diagnosis import DoctorCheck, Finding, Level
-from mediator.ops.installation import CHECK_SECONDS, damage_findings, disk_findings, file_findings, journal_findings
+from mediator.ops.installation import (
+    CHECK_SECONDS,
+    certificate_findings,
+    damage_findings,
+    disk_findings,
+    file_findings,
+    journal_findings,
+)
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
 from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, about, many, obj, or_null, table
@@ -120,6 +127,9 @@ class ServiceOperations:
             *disk_findings(folder),
             *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock()),
             *file_findings(folder),
+            *certificate_findings(
+                {"gateway.tls_cert": self._settings.gateway.tls_cert, "nats_cert": self._settings.nats_cert}
+            ),
         ]
 
     def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """Opens the gateway in front of the NATS server, and what it serves from the store."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from mediator.nats.connection import NatsConnection, Upstreams
 from mediator.nats.door import Door
 from mediator.nats.opening import make_account_map
 from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
+from mediator.nats.tls_files import TlsFiles
 from mediator.nats.verbs import Verb
 from mediator.ops.metrics import Metrics
 from mediator.push import broadcast_verb
@@ -105,7 +105,8 @@ async def run_gateway(
     subscriptions = Subscriptions(sources, push, in_flight, clock, None if gate is None else gate.max_subscriptions)
     if gate is not None:
         gate.directory.count_subscriptions = subscriptions.count_of
-    servers = [upstream(url) for url in upstreams.urls]
+    tls = upstreams.tls()
+    servers = [upstream(url, tls) for url in upstreams.urls]
     gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions, gate)
     subscriptions.start()
     try:
@@ -136,10 +137,9 @@ def public_url(settings: Settings, gateway: Gateway | None, upstreams: Upstreams
     return upstreams.urls[0] if settings.nats_url is None else "an external server"
 
 
-def upstream(url: str) -> Upstream:
-    """Read the URL of a server; raises SetupError unless it is a TCP address."""
+def upstream(url: str, tls: TlsFiles) -> Upstream:
+    """Read the URL of a server, where ``tls`` is used if it says so; raises SetupError unless it is a TCP address."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("nats", "tls") or parts.hostname is None:
         raise SetupError("the gateway needs nats://HOST:PORT or tls://HOST:PORT")
-    tls = ssl.create_default_context() if parts.scheme == "tls" else None
-    return Upstream(parts.hostname, parts.port or DEFAULT_PORT, tls)
+    return Upstream(parts.hostname, parts.port or DEFAULT_PORT, tls if parts.scheme == "tls" else None)

@@ -306,7 +306,7 @@ async def test_files_that_are_no_certificate_are_told(house, tmp_path, certifica
     with pytest.raises(SetupError, match=r"gateway\.tls_cert"):
         await at(house, house.server.upstreams(), ANY_PORT, settings).__aenter__()
     with pytest.raises(SetupError, match="nats://"):
-        upstream("ws://127.0.0.1")
+        upstream("ws://127.0.0.1", house.server.upstreams().tls())
 
 
 # Bad input.

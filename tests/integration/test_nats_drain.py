@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from mediator.errors import SetupError, UnavailableError
+from mediator.login import Login
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import Send
@@ -326,7 +327,7 @@ async def test_a_server_that_turns_the_service_away_is_tried_again(
 
 
 async def _connected(url: str, password: str) -> NatsConnection:
-    return await connect(Upstreams([url], "m", password), "mediator")
+    return await connect(Upstreams([url], Login("", user="m", password=password)), "mediator")
 
 
 # Too much.

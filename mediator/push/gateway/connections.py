@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import structlog
 
 from mediator.nats.frames import ProtocolViolationError
+from mediator.nats.tls_files import TlsFiles
 from mediator.push.gateway.session import GatewaySession
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Upstream:
 
     host: str
     port: int
-    tls: ssl.SSLContext | None = None
+    tls: TlsFiles | None = None
 
 
 class _Side(asyncio.Protocol):
@@ -309,7 +310,7 @@ class ClientConnection(_Side):
                 greeting = await server.greeted
                 server.greeted = None
                 if upstream.tls is not None:
-                    server.transport = await _encrypted(server, upstream.tls, upstream.host)
+                    server.transport = await _encrypted(server, upstream.tls.current(), upstream.host)
             await self._greet(greeting)
             server.read(True)
             self.read(True)
@@ -348,7 +349,7 @@ class ClientConnection(_Side):
             if early or not await _begins_tls(self.transport):
                 self.fail("Secure Connection - TLS Required")
                 return
-            self.transport = await _encrypted(self, self._gateway.tls, None)
+            self.transport = await _encrypted(self, self._gateway.tls.current(), None)
         elif early:
             self.data_received(early)
 

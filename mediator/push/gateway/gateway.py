@@ -11,6 +11,7 @@ from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.nats.door import Door
+from mediator.nats.tls_files import TlsFiles
 from mediator.push.gateway.connections import ClientConnection, Upstream
 from mediator.push.gateway.identities import ClientIdentities
 from mediator.push.gateway.inboxes import InboxClaims
@@ -43,7 +44,7 @@ class Gateway:
         gate: TenantGate | None = None,
     ) -> None:
         """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
-        self.tls = _context(settings)
+        self.tls = _tls(settings)
         self._listen = listen
         self._settings = settings
         self._upstreams = list(upstreams)
@@ -62,7 +63,8 @@ class Gateway:
         self._public = self._address(listen.port)
 
     def _address(self, port: int) -> PublicAddress:
-        return PublicAddress(self._listen.host, port, self.tls is not None, self._settings.max_subscriptions)
+        verify = self._settings.tls_client_ca is not None
+        return PublicAddress(self._listen.host, port, self.tls is not None, verify, self._settings.max_subscriptions)
 
     @property
     def port(self) -> int:
@@ -170,12 +172,21 @@ class Gateway:
         return self._upstreams[start:] + self._upstreams[:start]
 
 
-def _context(settings: GatewaySettings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise SetupError(f"gateway.tls_cert, gateway.tls_key: {error.strerror or error}") from error
-    return context
+def _tls(settings: GatewaySettings) -> TlsFiles | None:
+    def make() -> ssl.SSLContext:
+        assert settings.tls_cert is not None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except OSError as error:
+            raise SetupError(f"gateway.tls_cert, gateway.tls_key: {error.strerror or error}") from error
+        if settings.tls_client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(settings.tls_client_ca)
+            except OSError as error:
+                raise SetupError(f"gateway.tls_client_ca: {error.strerror or error}") from error
+        return context
+
+    files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return None if settings.tls_cert is None else TlsFiles(make, files)

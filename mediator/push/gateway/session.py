@@ -87,6 +87,8 @@ class PublicAddress:
     host: str
     port: int
     tls: bool
+    tls_verify: bool
+    """Whether clients show a certificate of their own."""
     max_subscriptions: int
 
 
@@ -460,6 +462,8 @@ class GatewaySession:
         options |= {"host": self._public.host, "port": self._public.port, "client_ip": self._client_ip}
         if self._public.tls:
             options["tls_required"] = True
+            if self._public.tls_verify:
+                options["tls_verify"] = True
         return frames.encode_info(orjson.dumps(options))
 
     def ping(self, frame: bytes) -> bytes:

@@ -1,0 +1,47 @@
+"""TLS contexts from files, made again when one of the files has changed: a renewed certificate needs no restart."""
+
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from mediator.errors import SetupError
+
+_log = structlog.get_logger("tls")
+
+
+class TlsFiles:
+    """A TLS context for new connections. Open connections keep the one that they began with."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], files: Iterable[Path | str | None]) -> None:
+        """``make`` reads the files and raises :class:`SetupError` for what it cannot use, here as well."""
+        self._make = make
+        self._files = [Path(file) for file in files if file is not None]
+        self._seen = self._stamps()
+        self._context = make()
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context of the files as they are now, or the last good one while they cannot be used."""
+        stamps = self._stamps()
+        if stamps != self._seen:
+            self._seen = stamps
+            try:
+                self._context = self._make()
+            except SetupError as error:
+                # A pair is replaced one file after the other; the second change brings us here again.
+                _log.error("certificate not reloaded", reason=str(error))
+            else:
+                _log.info("certificate reloaded", files=[file.name for file in self._files])
+        return self._context
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
