@@ -10,13 +10,13 @@ from pathlib import Path
 
 from mediator import __version__
 from mediator.config.settings import Settings
-from mediator.errors import SetupError
+from mediator.errors import SetupError, UnavailableError
 from mediator.ops.backup_file import DATABASE, FORMAT, BackupFile, BackupManifest, write_backup
 from mediator.ops.journal import FOLDER, count_accepted
 from mediator.parts import find_parts
 from mediator.store.opening import database_path, make_data_dir
 from mediator.store.sqlite import hold
-from mediator.store.sqlite_copy import Progress, check_sqlite, copy_sqlite, count_rows, prepare, read_copy
+from mediator.store.sqlite_copy import Progress, check_sqlite, connect, copy_sqlite, count_rows, prepare
 from mediator.system.private_files import open_file
 
 IDS_PER_MILLISECOND = 100
@@ -141,14 +141,17 @@ def _existing_database(settings: Settings) -> Path:
 
 
 def _count(path: Path) -> dict[str, int]:
-    with closing(read_copy(path)) as connection:
+    with closing(connect(path)) as connection:
         return count_rows(connection)
 
 
 @contextmanager
 def _working_folder(parent: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".mediator-backup-", dir=parent) as folder:
-        yield Path(folder)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".mediator-backup-", dir=parent) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise UnavailableError(f"cannot write in {parent}: {error.strerror}") from error
 
 
 @contextmanager

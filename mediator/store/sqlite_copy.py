@@ -41,7 +41,7 @@ def copy_sqlite(source: Path, target: Path, on_progress: Progress) -> None:
     """
     make_file(target)
     try:
-        with closing(_connect(source, "mode=ro")) as reading, closing(_connect(target, "mode=rw")) as writing:
+        with closing(connect(source)) as reading, closing(connect(target)) as writing:
             writing.execute("PRAGMA synchronous = off")
             writing.execute("PRAGMA journal_mode = off")
             reading.execute("BEGIN")
@@ -63,7 +63,7 @@ def copy_sqlite(source: Path, target: Path, on_progress: Progress) -> None:
 def check_sqlite(path: Path) -> None:
     """Read the whole file, which nobody writes; :class:`StoreDamagedError` when it is damaged."""
     try:
-        with closing(read_copy(path)) as connection:
+        with closing(connect(path)) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
         raise _failure(path, error) from error
@@ -71,9 +71,13 @@ def check_sqlite(path: Path) -> None:
         raise StoreDamagedError(found)
 
 
-def read_copy(path: Path) -> sqlite3.Connection:
-    """Connect to a file that nobody writes."""
-    return _connect(path, "mode=ro")
+def connect(path: Path) -> sqlite3.Connection:
+    """Connect to a database file that exists.
+
+    It might be written, so that the last connection removes the log that the first one made; another user's would be in
+    the way of the service.
+    """
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 
 def table_names(connection: sqlite3.Connection) -> list[str]:
@@ -127,10 +131,6 @@ def prepare(path: Path, skip: int, numbered: Collection[str]) -> None:
             connection.execute("COMMIT")
     except sqlite3.Error as error:
         raise _failure(path, error) from error
-
-
-def _connect(path: Path, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
 
 
 def _failure(path: Path, error: sqlite3.Error) -> UnavailableError:

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import resource
 import shutil
 import sqlite3
 import sys
@@ -34,8 +35,6 @@ from tests.harness.mediation import Mediation, key
 from tests.harness.postgres import Server
 from tests.integration.test_cli_json import check_shape, shapes
 
-POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
-KINDS = ["sqlite", POSTGRES]
 KEY_FILE = "didcomm.key"
 KEY = b"A" * 43 + b"=\n"
 LARGE = b"x" * 5000
@@ -181,8 +180,15 @@ def put_key(data_dir: Path, key: bytes) -> None:
 # What a backup keeps.
 
 
-@pytest.mark.parametrize("target", KINDS)
-@pytest.mark.parametrize("source", KINDS)
+# From PostgreSQL to PostgreSQL: tests/slow/test_backup.py.
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("sqlite", "sqlite"),
+        pytest.param("sqlite", "postgres", marks=pytest.mark.postgres),
+        pytest.param("postgres", "sqlite", marks=pytest.mark.postgres),
+    ],
+)
 def test_every_row_comes_back_in_either_database(source, target, place, tmp_path):
     old, new = place("old", source), place("new", target)
     with opened(old) as store:
@@ -321,6 +327,20 @@ def test_a_damaged_database_is_no_backup(filled, tmp_path):
     with pytest.raises(StoreDamagedError):
         write(filled, tmp_path / "b.tar")
     assert list(tmp_path.iterdir()) == [filled.data_dir]
+
+
+@pytest.mark.parametrize("share", [0.5, 1.01])
+def test_a_disk_without_room_leaves_nothing_behind(share, filled, tmp_path):
+    room = int((filled.data_dir / DATABASE_FILE).stat().st_size * share)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(UnavailableError):
+            write(filled, tmp_path / "b.tar")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == [filled.data_dir]
+    assert {path.name for path in filled.data_dir.glob("*-*")} == set()
 
 
 def members(file: Path) -> dict[str, bytes]:
