@@ -12,8 +12,12 @@ from mediator.mailboxes.lanes import Lane
 
 
 def _collector(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 0) >= 0
+    except ValueError:
+        sound = False
+    if not sound or parts.query or parts.fragment or parts.username is not None:
         raise ValueError("expected http://HOST:PORT or https://HOST:PORT")
     return value.rstrip("/")
 

@@ -22,6 +22,9 @@ from mediator.trace_hooks import NO_TRACE, TraceHooks
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+STOP_SECONDS: Final = 2.0
+"""Time to send the last spans when the service stops."""
+
 log = structlog.get_logger("tracing")
 
 
@@ -89,4 +92,8 @@ async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[I
             partial(trace_http, tracing=tracing),
         )
     finally:
-        await asyncio.to_thread(provider.shutdown)
+        stopping = asyncio.create_task(asyncio.to_thread(provider.shutdown))
+        if not (await asyncio.wait({stopping}, timeout=STOP_SECONDS))[0]:
+            # The collector is away; this ends the tries.
+            exporter.shutdown()
+        await stopping

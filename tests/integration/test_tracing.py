@@ -12,10 +12,12 @@ from nats.aio.msg import Msg
 from mediator.config.sections import OtelSettings
 from mediator.errors import SetupError
 from mediator.ops.control import send_command
+from mediator.tracing import opening
 from mediator.tracing.opening import Instruments, open_tracing
 from pickup.client import Holder, Sender, Wallet
 from tests.harness.app import PATIENCE, PREFIX, App, app
 from tests.harness.collector import Span, collector
+from tests.harness.live import Live
 
 
 class Caller:
@@ -101,7 +103,7 @@ async def test_requests_of_one_commit_are_linked(tmp_path: Path) -> None:
 
 
 async def test_a_trace_leads_from_http_to_the_wallet(tmp_path: Path) -> None:
-    caller = Caller()
+    caller, later = Caller(), Caller()
     async with (
         collector() as traces,
         app(tmp_path, otel={"endpoint": traces.url}, didcomm={"enabled": True}) as service,
@@ -120,6 +122,11 @@ async def test_a_trace_leads_from_http_to_the_wallet(tmp_path: Path) -> None:
             assert (probe.status, bad.status) == (200, 400)
             missing = await service.call("GET", "/agents/none", **caller.headers)
             assert missing.status == 404
+            async with Live.of(holder) as live:
+                envelope = await sender.pack_v1(key, grant.routing, message | {"@id": "2"})
+                answer = await service.call("POST", "/didcomm", envelope, Content_Type=type, **later.headers)
+                assert answer.status == 202
+                await live.mail()
     spans = traces.of(caller.trace)
     accepted, rejected = sorted(spans["POST /didcomm"], key=lambda span: span.attributes["http.response.status_code"])
     assert accepted.parent == rejected.parent == caller.span
@@ -131,6 +138,20 @@ async def test_a_trace_leads_from_http_to_the_wallet(tmp_path: Path) -> None:
     assert [span.attributes["http.response.status_code"] for span in spans["GET /agents/{mailbox}"]] == ["404"]
     # The wallet's own requests are a trace each, and the one that got the message is linked with it.
     assert any(accepted.id in span.links for span in traces.spans)
+    pushed = traces.of(later.trace)
+    assert only(pushed, "deliver").parent == only(pushed, "POST /didcomm").id
+    frames = [span.attributes["didcomm.message.type"] for span in traces.spans if span.name == "WebSocket /didcomm"]
+    assert any(type.endswith("live-delivery-change") for type in frames)
+
+
+async def test_a_collector_that_is_away_concerns_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "STOP_SECONDS", 0.1)
+    async with collector() as traces:
+        away = traces.url
+    async with app(tmp_path, otel={"endpoint": away}) as service:
+        await service.done("MAILBOX.CREATE", {"name": "orders"})
+        await service.done("MSG.SEND.orders", b"hello")
+    assert traces.spans == []
 
 
 async def test_only_who_asks_for_traces_gets_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

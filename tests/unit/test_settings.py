@@ -175,6 +175,8 @@ WRONG = [
     ("metrics_per_tenant", "-1", "expected at least 0, got '-1'"),
     ("otel", "1", "expected a table of options, got '1'"),
     ("otel.endpoint", '"localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),
+    ("otel.endpoint", '"http://ann:secret@localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),
+    ("otel.endpoint", '"http://localhost:x"', "expected http://HOST:PORT or https://HOST:PORT"),
     ("otel.sample_ratio", "2", "expected at most 1, got '2'"),
     ("gateway", "1", "expected a table of options, got '1'"),
     ("gateway.listen", '"x"', "expected HOST:PORT"),
