@@ -1,4 +1,4 @@
-"""Fetches the libraries that the console's pages load: htmx for interaction, uPlot for plots.
+"""Fetches the libraries that the console's pages load: htmx, uPlot for plots, Swagger UI.
 
 PyPI has them inside of packages whose requirements nobody wants here, so pip downloads those without requirements. The
 files are those that the projects publish themselves on npm, byte for byte. Run it with ``python -m weblib.pack``.
@@ -23,10 +23,15 @@ _SOURCES: Final = {
         "uplot.min.js": "youplot/vendor/uplot.iife.min.js",
         "uplot.min.css": "youplot/vendor/uplot.min.css",
     },
+    "swagger-ui-py==25.7.1 --hash=sha256:3a6b14952d5714bdfce66d7de405e80cbe9e311d7aed4ef6c190e006d1dbb545": {
+        "swagger-ui.js": "swagger_ui/static/swagger-ui-bundle.js",
+        "swagger-ui.css": "swagger_ui/static/swagger-ui.css",
+    },
 }
 _NOTICE: Final = f"""\
 htmx 2.0.10 and its extension for server-sent events, https://htmx.org, under the Zero-Clause BSD licence.
 uPlot 1.6.31, https://github.com/leeoniya/uPlot, under the MIT licence, Copyright (c) 2022 Leon Sorokin.
+Swagger UI 5.24.2, https://github.com/swagger-api/swagger-ui, under the Apache License 2.0, SmartBear Software.
 Unchanged, from these packages of PyPI:
 {chr(10).join(_SOURCES)}
 """

@@ -3,9 +3,11 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from mediator.admin.api import PREFIX
 from mediator.admin.sign_in import SignInView
 from mediator.console.mailboxes import MailboxPages
 from mediator.console.overview import Overview
+from mediator.console.pages import Page, Shown, Visit
 from mediator.http.health import Health
 from mediator.ops.activity import TOPIC, Activity
 from mediator.ops.ranking import RankingOperations
@@ -20,7 +22,8 @@ async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awa
     RankingOperations(host.broker).register(host.operations)
     console = host.console
     overview, mailboxes = Overview(console, activity), MailboxPages(console, host.broker)
-    console.add_pages("console", Path(__file__).with_name("templates"), *overview.pages(), *mailboxes.pages())
+    pages = (*overview.pages(), *mailboxes.pages(), Page("/api", "Admin API", _show_api, "Service"))
+    console.add_pages("console", Path(__file__).with_name("templates"), *pages)
     console.register(host.app)
     host.add_job(activity.tick, PERIOD)
 
@@ -28,3 +31,8 @@ async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awa
         return await console.render("console/sign_in.html", view=view)
 
     return write_sign_in
+
+
+async def _show_api(_visit: Visit) -> Shown:
+    """Show the admin API's document in Swagger UI, which sends requests as whoever is signed in."""
+    return {"document": f"{PREFIX}/openapi.json"}
