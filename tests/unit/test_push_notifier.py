@@ -118,7 +118,7 @@ async def test_mail_for_a_sleeping_phone_rings_it_without_the_mail() -> None:
         await until(lambda: door.counted("sent") == 1)
 
 
-async def test_a_device_that_is_gone_is_forgotten_but_not_its_successor() -> None:
+async def test_a_device_that_is_gone_is_forgotten() -> None:
     async with hall(Webhook(statuses=[410])) as door:
         gone = await door.holder(1)
         await door.send(gone)
