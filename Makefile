@@ -7,6 +7,8 @@ ARGS ?=
 JOBS ?= 2
 # The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
 DIDCOMM := --no-deps didcomm==0.3.2
+# What finds faults of accessibility: the script in it, without the driver of browsers that it is made for.
+AXE := --no-deps axe-playwright-python==0.1.8
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
 ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
@@ -33,6 +35,7 @@ $(VENV)/.test: pyproject.toml $(VENV)/.core
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.test
 	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet $(AXE)
 	@touch $@
 
 $(VENV)/.pipeline: $(VENV)/.core

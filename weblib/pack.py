@@ -17,7 +17,6 @@ FOLDER: Final = "mediator/console/static/lib"
 _SOURCES: Final = {
     "django-htmx==1.29.0 --hash=sha256:0ec5be1645ed71e6787bd75e0250624f00274ac3bb1730f07b6629a95688929b": {
         "htmx.min.js": "django_htmx/static/django_htmx/htmx-2.min.js",
-        "htmx-sse.min.js": "django_htmx/static/django_htmx/ext/hx-sse-2.min.js",
     },
     "youplot==1.0.0 --hash=sha256:31fe55753a3a073ba1bf2979708443d87d11bb9e0250a0c1ab23118e1e70fb94": {
         "uplot.min.js": "youplot/vendor/uplot.iife.min.js",
@@ -29,7 +28,7 @@ _SOURCES: Final = {
     },
 }
 _NOTICE: Final = f"""\
-htmx 2.0.10 and its extension for server-sent events, https://htmx.org, under the Zero-Clause BSD licence.
+htmx 2.0.10, https://htmx.org, under the Zero-Clause BSD licence.
 uPlot 1.6.31, https://github.com/leeoniya/uPlot, under the MIT licence, Copyright (c) 2022 Leon Sorokin.
 Swagger UI 5.24.2, https://github.com/swagger-api/swagger-ui, under the Apache License 2.0, SmartBear Software.
 Unchanged, from these packages of PyPI:

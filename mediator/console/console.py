@@ -134,7 +134,7 @@ class Console:
         visit = await self._visit(request)
         if visit is None:
             return self._access.ask_to_sign_in(request)
-        form = await request.post()
+        form, secure = await request.post(), self._access.secure(request)
         try:
             self._access.check_form(request, str(form.get("csrf", "")))
             operation = self.operations.get(request.match_info["operation"])
@@ -142,10 +142,10 @@ class Console:
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
                 return await self._refused(visit, error)
-            return _lead_back(request, str(form["back"]), f"Not done: {_told(error)[1]}.")
+            return _lead_back(str(form["back"]), f"Not done: {_told(error)[1]}.", secure=secure)
         flat = {name: value for name, value in answer.items() if isinstance(value, str | int | float)}
         done = string.Template(str(form.get("done", "") or "Done.")).safe_substitute(flat)
-        return _lead_back(request, str(form.get("back", HOME)), done)
+        return _lead_back(str(form.get("back", HOME)), done, secure=secure)
 
     async def _close(self, _app: web.Application) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)
@@ -168,7 +168,7 @@ def _told(error: Exception) -> tuple[int, str]:
     return status, CODES.get(status, "bad_request").replace("_", " ")
 
 
-def _lead_back(request: web.Request, back: str, notice: str) -> web.Response:
+def _lead_back(back: str, notice: str, *, secure: bool) -> web.Response:
     # A path of ours: no other host, and no line breaks in a header.
     path = back if back.startswith(HOME) and back.isprintable() and "\\" not in back else HOME
     response = web.Response(status=303, headers={hdrs.LOCATION: path})
@@ -179,6 +179,6 @@ def _lead_back(request: web.Request, back: str, notice: str) -> web.Response:
         max_age=_NOTICE_SECONDS,
         httponly=True,
         samesite="Strict",
-        secure=request.secure,
+        secure=secure,
     )
     return response

@@ -87,7 +87,8 @@ class Overview:
             return
         render = self._console.render
         self._live.publish(
-            event("numbers", await render("console/overview_numbers.html", **numbers))
+            event("facts", await render("console/overview_facts.html", **numbers))
+            + event("numbers", await render("console/overview_numbers.html", **numbers))
             + event("findings", await render("console/overview_findings.html", found=self._findings))
             + event("sample", orjson.dumps(dict(sample)).decode())
         )

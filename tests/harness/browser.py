@@ -65,7 +65,7 @@ class Tab:
         )
         while True:
             said = orjson.loads(await self._socket.receive_str())
-            if said.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}:
+            if said.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"} or _is_error(said):
                 self.complaints.append(str(said["params"]))
             if said.get("id") == number:
                 assert "error" not in said, said
@@ -136,6 +136,11 @@ async def open_tab() -> AsyncIterator[Tab]:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _is_error(said: dict[str, Any]) -> bool:
+    """Return whether a script of the page wrote an error or a warning."""
+    return said.get("method") == "Runtime.consoleAPICalled" and said["params"]["type"] in {"error", "warning"}
 
 
 def _listening(folder: Path) -> str | None:

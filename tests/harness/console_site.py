@@ -1,6 +1,6 @@
 """The console over a store, without doors: what it serves, to whoever has which roles."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +66,11 @@ class ConsoleSite:
 
 
 @asynccontextmanager
-async def console_site(folder: Path, roles: Sequence[str] = ROLES) -> AsyncIterator[ConsoleSite]:
-    """Run one; each of ``roles`` has an operator with a token."""
-    operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in roles]}
+async def console_site(
+    folder: Path, open_part: Callable[[Host], None] = lambda _host: None
+) -> AsyncIterator[ConsoleSite]:
+    """Run one; each role has an operator with a token. ``open_part`` does what a part would."""
+    operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ROLES]}
     settings = Settings.of(data_dir=folder, operators=operators)
     async with core(folder) as inner:
         access = Access(settings, CookieSealer(b"k" * 32))
@@ -93,6 +95,7 @@ async def console_site(folder: Path, roles: Sequence[str] = ROLES) -> AsyncItera
         MessageOperations(inner.broker).register(host.operations)
         DeadOperations(inner.broker).register(host.operations)
         ServiceOperations(inner.broker, settings, directory, health, "", 0, ()).register(host.operations)
+        open_part(host)
         sign_in = SignIn(access, settings, 0)
         sign_in.add_routes(app)
         sign_in.render = await open_console(host, health)

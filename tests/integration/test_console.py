@@ -10,11 +10,14 @@ import pytest
 
 from mediator.config.settings import Settings
 from mediator.console import streams
+from mediator.console.pages import Page, Shown, Visit
+from mediator.errors import SetupError
 from mediator.http.health import Health
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.ops.activity import Activity
-from mediator.ops.operations import ROLES, Actor, Operations
+from mediator.ops.operations import ROLES, Actor, Operations, Right
+from mediator.parts import Host
 from tests.harness.console_site import HTML, ConsoleSite, console_site
 from tests.harness.waiting import until
 
@@ -122,6 +125,31 @@ async def test_what_senders_write_is_no_markup(site: ConsoleSite) -> None:
         page = await (await site.get(path)).text()
         for markup in ("<script>", "<b>", "<u>", "<h>", "<v>", "<q>", "<group>", "<p>alert"):
             assert markup not in page.replace("<p>", ""), path
+
+
+async def test_a_part_brings_pages_of_its_own(tmp_path: Path) -> None:
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    (templates / "echoes.html").write_text(
+        '{% extends "console/base.html" %}{% block content %}<h1>Heard {{ text }}</h1>{% endblock %}'
+    )
+
+    async def show(visit: Visit) -> Shown:
+        return {"text": visit.text("text", "nothing")}
+
+    def open_part(host: Host) -> None:
+        page = Page("/echoes", "Echoes", show, "Sounds", right=Right.OPERATE)
+        host.console.add_pages("echo", templates, page)
+        with pytest.raises(SetupError, match="two parts bring pages named echo"):
+            host.console.add_pages("echo", templates)
+
+    async with console_site(tmp_path / "data", open_part) as site:
+        page = await site.read("/console/echoes?text=<b>")
+        assert "<h1>Heard &lt;b&gt;</h1>" in page
+        assert page.index("Overview") < page.index("Sounds") < page.index("/console/echoes")
+        site.role = "read"
+        assert (await site.get("/console/echoes")).status == 403
+        assert "Echoes" not in await site.read("/console")
 
 
 async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:

@@ -1,0 +1,144 @@
+"""The console of a real service in a real browser: a store with something of everything, and what is looked at."""
+
+import asyncio
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mediator.client import Client
+from tests.harness.browser import Tab
+from tests.harness.didcomm_service import missing
+from tests.harness.service import Service
+from tests.harness.waiting import until
+
+DESKTOP, PHONE = 1280, 375
+"""Widths in CSS pixels."""
+BOX = "/console/mailboxes/default/orders.eu"
+PAGES = {
+    "overview": "/console",
+    "mailboxes": "/console/mailboxes",
+    "mailbox": BOX,
+    "dead": f"{BOX}/dead/workers",
+    "message": f"{BOX}/messages/0",
+    "history": "/console/history",
+    "nothing": f"{BOX}0",
+}
+"""Every page, by a name for its picture; the last is one that is not there."""
+TOKENS = {"ada": ("token-of-the-administrator", "admin"), "ben": ("token-of-the-reader", "read")}
+OPERATORS = json.dumps([{"name": name, "token": token, "roles": [role]} for name, (token, role) in TOKENS.items()])
+SETTINGS = {"MEDIATOR_OPERATORS__TOKENS": OPERATORS}
+AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
+  each => `${each.impact} ${each.id}: ${each.nodes.map(node => node.html.slice(0, 200)).join(" ")}`))"""
+FOCUSABLE = """[...document.querySelectorAll(
+  "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']")]
+  .filter(each => each.checkVisibility() && each.getClientRects().length).length"""
+FOCUSED = """(() => {
+  const each = document.activeElement;
+  if (each === document.body) return null;
+  const box = each.getBoundingClientRect();
+  const style = getComputedStyle(each);
+  window.met ??= new Set();
+  const first = !met.has(each);
+  met.add(each);
+  return {
+    first,
+    outlined: style.outlineStyle !== "none",
+    seen: box.bottom > 0 && box.top < innerHeight,
+    html: each.outerHTML.slice(0, 200),
+  };
+})()"""
+
+
+async def fill(service: Service) -> None:
+    """Send mail, let workers fail at some of it, and delay some."""
+    async with Client(service.nats_url) as client:
+        for address in ("orders.eu", "orders.us", "billing.invoices", "agents.inbox", "logs.audit"):
+            await client.create(address, retention="keep" if address.startswith("logs") else "until_ack")
+            for number in range(len(address) * 3):
+                await client.mailbox(address).send(
+                    f'{{"order": {number}}}'.encode(),
+                    priority=("normal", "urgent", "normal", "critical")[number % 4],
+                    tags=["vip"] if number % 5 == 0 else [],
+                )
+        orders = client.mailbox("orders.eu")
+        for _ in range(3):
+            await orders.send(b"later", delay=3600)
+        # The first are delivered once at most and dead a second later; the others stay with a worker.
+        for lease in (1.0, 60.0):
+            await orders.fetch(group="workers", limit=4, lease=lease, max_deliver=1)
+        await orders.fetch(group="report", limit=5)
+
+
+async def work(service: Service, seconds: float) -> None:
+    """Send, fetch and acknowledge for a while, more and less in turn."""
+    end = time.monotonic() + seconds
+    async with Client(service.nats_url) as client:
+        box = client.mailbox("orders.us")
+        while (left := end - time.monotonic()) > 0:
+            for lane in ("normal", "normal", "urgent", "critical")[: 1 + int(left / 7) % 4]:
+                await box.send(b"order", priority=lane)
+            for message in await box.fetch(group="shop", limit=3, wait=0.05):
+                await box.ack(message, group="shop")
+            await asyncio.sleep(0.02)
+
+
+async def sign_in(tab: Tab, origin: str, name: str = "ada") -> None:
+    """Sign in with a token, as a person does."""
+    await tab.show(f"{origin}/console")
+    await tab.evaluate(f"document.querySelector('#token').value = {TOKENS[name][0]!r}")
+    await tab.evaluate("document.querySelector('#token').form.requestSubmit()")
+    await until(lambda: at(tab, "/console"), what=f"{name} has signed in")
+
+
+async def at(tab: Tab, path: str) -> bool:
+    """Return whether the tab shows a page of this path, completely."""
+    return bool(await tab.evaluate(f"document.readyState === 'complete' && location.pathname === {path!r}"))
+
+
+async def resize(tab: Tab, width: int, scheme: str = "light") -> None:
+    """Make the window as wide as a phone or a desktop, in light or in dark."""
+    phone = width < 500
+    await tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=phone)
+    await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+
+async def examine(tab: Tab, url: str) -> list[str]:
+    """Return what is wrong with a page: what axe finds, and whether it is wider than the window."""
+    await tab.show(url)
+    if not await tab.evaluate("typeof axe !== 'undefined'"):
+        await tab.evaluate(f"{_axe()};0")
+    found: list[str] = await tab.evaluate(AXE)
+    if await tab.evaluate("document.documentElement.scrollWidth > innerWidth"):
+        found.append("wider than the window")
+    return found
+
+
+async def walk(tab: Tab) -> list[str]:
+    """Press Tab until the focus is back at the start; return what cannot be reached, or not be seen with the focus."""
+    wanted = await tab.evaluate(FOCUSABLE)
+    await tab.evaluate("window.met = new Set(); document.activeElement.blur(); document.body.focus()")
+    wrong: list[str] = []
+    met = 0
+    for _ in range(wanted + 5):
+        await tab.press("Tab", 9)
+        focused: dict[str, Any] | None = await tab.evaluate(FOCUSED)
+        if focused is None or not focused["first"]:
+            continue
+        met += 1
+        if not (focused["outlined"] and focused["seen"]):
+            wrong.append(f"not seen with the focus: {focused['html']}")
+    if met < wanted:
+        wrong.append(f"{met} of {wanted} were reached")
+    return wrong
+
+
+def _axe() -> str:
+    # Its package wants another browser's driver, which is not installed: the script alone is used.
+    package = find_spec("axe_playwright_python")
+    if package is None or not package.submodule_search_locations:
+        missing("needs axe-playwright-python: make test-slow installs it")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    return Path(package.submodule_search_locations[0], "axe.min.js").read_text()

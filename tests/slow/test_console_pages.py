@@ -1,0 +1,159 @@
+"""The console in a real browser: every page on a desktop and a phone, in light and dark, by keyboard, and live."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mediator.client import Client
+from tests.harness.browser import Tab, open_tab
+from tests.harness.console_tour import (
+    BOX,
+    DESKTOP,
+    PAGES,
+    PHONE,
+    SETTINGS,
+    at,
+    examine,
+    fill,
+    resize,
+    sign_in,
+    walk,
+)
+from tests.harness.service import Service, Services
+from tests.harness.waiting import until
+
+TEXT = "document.querySelector('main')?.innerText ?? ''"
+NUMBERS = "[...document.querySelectorAll('[data-event=messages] th')].map(each => Number(each.innerText))"
+ENTER = ("Enter", 13, "\r")
+
+
+@pytest.fixture
+async def tab() -> AsyncIterator[Tab]:
+    async with open_tab() as tab:
+        yield tab
+
+
+@pytest.fixture
+async def service(services: Services) -> Service:
+    made = services.new()
+    made.environment |= SETTINGS
+    await made.serve()
+    await fill(made)
+    return made
+
+
+def origin(service: Service) -> str:
+    return f"http://127.0.0.1:{service.http_port}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_is_good_on_desktop_and_phone(tab: Tab, service: Service, scheme: str) -> None:
+    await resize(tab, DESKTOP, scheme)
+    await sign_in(tab, origin(service))
+    found = {}
+    for width in (DESKTOP, PHONE):
+        await resize(tab, width, scheme)
+        for name, path in PAGES.items():
+            tab.complaints.clear()
+            if wrong := await examine(tab, f"{origin(service)}{path}"):
+                found[name, width] = wrong
+            if complaints := [each for each in tab.complaints if "404" not in each or name != "nothing"]:
+                found[name, width, "console"] = complaints
+    assert found == {}
+    assert service.complaints() == []
+
+
+async def test_the_keyboard_reaches_everything(tab: Tab, service: Service) -> None:
+    await resize(tab, DESKTOP)
+    await sign_in(tab, origin(service))
+    found = {}
+    for name, path in PAGES.items():
+        await tab.show(f"{origin(service)}{path}")
+        if wrong := await walk(tab):
+            found[name] = wrong
+    assert found == {}
+
+
+async def test_dead_messages_are_dropped_by_keyboard(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await until(lambda: dead(tab, service), what="messages are dead")
+    await tab.evaluate("document.querySelectorAll('details.confirm summary')[1].focus()")
+    await tab.press(*ENTER)
+    await tab.press("Tab", 9)
+    assert await tab.evaluate("document.activeElement.innerText") == "Drop all"
+    await tab.press(*ENTER)
+    await until(lambda: shows(tab, "dropped."), what="the page says what was done")
+    assert await shows(tab, "There is none.")
+    assert tab.complaints == []
+
+
+async def dead(tab: Tab, service: Service) -> bool:
+    await tab.show(f"{origin(service)}{PAGES['dead']}")
+    return await shows(tab, "Redrive all")
+
+
+async def shows(tab: Tab, text: str) -> bool:
+    return text in await tab.evaluate(TEXT)
+
+
+async def test_a_search_leads_to_a_mailbox_and_a_message_is_sent(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}/console/mailboxes")
+    await tab.evaluate("document.querySelector('#prefix').focus()")
+    await tab.call("Input.insertText", text="orders.")
+    await until(lambda: finds(tab, ["orders.eu", "orders.us"]), what="the search found two")
+    assert await tab.evaluate("location.search") == "?prefix=orders.&tenant=&order=depth"
+    await tab.evaluate("document.querySelector('#m-default-orders\\\\.eu').click()")
+    await until(lambda: at(tab, BOX), what="the mailbox is shown")
+    await tab.evaluate("document.querySelector('#payload').value = 'from the console'")
+    await tab.evaluate("document.querySelector('#payload').form.requestSubmit()")
+    await until(lambda: shows(tab, "Sent as number"), what="it is sent")
+    number = (await tab.evaluate(NUMBERS))[0]
+    await tab.show(f"{origin(service)}{BOX}/messages/{number}")
+    assert await shows(tab, "from the console")
+    assert tab.complaints == []
+
+
+async def finds(tab: Tab, addresses: list[str]) -> bool:
+    found = await tab.evaluate("[...document.querySelectorAll('#found th .address')].map(each => each.innerText)")
+    return bool(sorted(found) == addresses)
+
+
+async def test_messages_appear_as_they_come(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}/console/mailboxes/default/logs.audit")
+    await until(lambda: shows(tab, "Live."), what="the page is live")
+    before = await tab.evaluate(NUMBERS)
+    async with Client(service.nats_url) as client:
+        for _ in range(25):
+            await client.mailbox("logs.audit").send(b"x")
+    expected = [*range(before[0] + 25, before[0], -1), *before]
+    await until(lambda: has(tab, expected), what="the messages appear, each once and in order")
+    assert tab.complaints == []
+
+
+async def has(tab: Tab, numbers: list[int]) -> bool:
+    return bool(await tab.evaluate(NUMBERS) == numbers)
+
+
+async def test_the_overview_draws_the_last_hour_and_goes_on(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    drawn = await until(lambda: tab.evaluate("document.querySelectorAll('.plot canvas').length"), what="plots")
+    assert drawn == 6
+    await until(lambda: shows(tab, "Live."), what="the page is live")
+    # The first sample came before all the mail; a live page shows the next one by itself.
+    await until(
+        lambda: tab.evaluate("!document.querySelector('.facts dd').innerText.startsWith('0 ')"), what="a sample"
+    )
+    assert tab.complaints == []
+
+
+async def test_a_reader_is_offered_no_act_and_signs_out(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service), "ben")
+    await tab.show(f"{origin(service)}{BOX}")
+    assert await tab.evaluate("document.querySelectorAll('main form[method=post]').length") == 0
+    assert await tab.evaluate("document.querySelectorAll('[data-event=messages] a').length") == 0
+    await tab.evaluate("document.querySelector('header form').requestSubmit()")
+    await until(lambda: at(tab, "/console/sign-in"), what="signed out")
+    await tab.show(f"{origin(service)}{BOX}")
+    assert await at(tab, "/console/sign-in")
