@@ -54,7 +54,7 @@ async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[I
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
         from mediator.tracing.door import TracedDoor
         from mediator.tracing.pushes import traced_encoder
@@ -75,7 +75,8 @@ async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[I
     }
     ratio = settings.sample_ratio
     provider = TracerProvider(
-        sampler=None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
+        # With a ratio it is asked for those traces alone; without one the environment decides.
+        sampler=None if ratio is None else ParentBased(ALWAYS_ON),
         resource=Resource({**names, **given}),
         shutdown_on_exit=False,
     )
@@ -83,7 +84,7 @@ async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[I
     provider.add_span_processor(BatchSpanProcessor(exporter))
     log.info("tracing", endpoint=settings.endpoint or "from the environment", sample_ratio=ratio)
     try:
-        tracing = Tracing(provider.get_tracer("mediator", release))
+        tracing = Tracing(provider.get_tracer("mediator", release), 1.0 if ratio is None else ratio)
         yield Instruments(
             tracing,
             partial(TracedWriter, tracing.tracer),

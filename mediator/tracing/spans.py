@@ -1,5 +1,6 @@
 """Spans: how requests and deliveries are recorded, after the semantic conventions for messaging of OpenTelemetry."""
 
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -24,12 +25,17 @@ _propagator = TraceContextTextMapPropagator()
 class Tracing(TraceHooks):
     """Records what is sampled; a trace that a caller sampled is continued, others begin here."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, ratio: float = 1.0) -> None:
+        """``ratio`` is the share of the traces beginning here that the tracer is asked to sample: asking is dear."""
         self.tracer = tracer
+        self._ratio = ratio
 
     def begin(self, name: str, headers: Mapping[str, str] | None) -> Span | None:
         """Begin the span of a request, which continues the trace in its headers; None: it is not sampled."""
-        span = self.tracer.start_span(name, _extract(headers), SpanKind.SERVER)
+        parent = _extract(headers)
+        if parent is None and self._ratio < 1 and random.random() >= self._ratio:
+            return None
+        span = self.tracer.start_span(name, parent, SpanKind.SERVER)
         return span if span.is_recording() else None
 
     @contextmanager
@@ -64,8 +70,8 @@ class Tracing(TraceHooks):
         """Record a delivery in the trace of each message that has one, and link it with the current request."""
         for message in islice((message for message in messages if message.headers), MAX_DELIVERIES):
             parent = _extract(message.headers)
-            sent = trace.get_current_span(parent).get_span_context() if parent else None
-            if sent is None or not sent.is_valid or not sent.trace_flags.sampled:
+            sent = trace.get_current_span(parent).get_span_context()
+            if parent is None or not sent.trace_flags.sampled:
                 continue
             request = trace.get_current_span()
             links = []
@@ -109,8 +115,9 @@ def messaging(operation: str, address: str) -> dict[str, str | int]:
 
 
 def _extract(headers: Mapping[str, str] | None) -> Context | None:
-    """Return the context that headers name, in any case; None: none."""
-    if not headers:
+    """Return the context that headers name, in any case; None: none, or none that is valid."""
+    named = {name.lower(): value for name, value in (headers or {}).items() if name.lower() in _NAMES}
+    if "traceparent" not in named:
         return None
-    named = {name.lower(): value for name, value in headers.items() if name.lower() in _NAMES}
-    return _propagator.extract(named, Context()) if "traceparent" in named else None
+    found = _propagator.extract(named, Context())
+    return found if trace.get_current_span(found).get_span_context().is_valid else None

@@ -7,6 +7,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Tracer
 
+from mediator.request_ids import trace_id
 from mediator.store.base import Place
 from mediator.store.writer import Committed, Done, WriteJob, Writer
 
@@ -16,8 +17,9 @@ class TracedJob(WriteJob):
 
     def __init__(self, place: Place | None, work: Any, done: Done, when_full: bool = False) -> None:
         super().__init__(place, work, done, when_full)
-        span = trace.get_current_span()
-        self.span: Span | None = span if span.is_recording() else None
+        # Asked first, since it is cheaper.
+        span = None if trace_id.get() is None else trace.get_current_span()
+        self.span: Span | None = span if span is not None and span.is_recording() else None
         self.came_at = self.began_at = self.ended_at = time.time_ns() if self.span else 0
 
 
