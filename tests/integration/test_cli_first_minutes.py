@@ -141,10 +141,26 @@ ARGUMENTS = {
     "invitations remove": "x",
     "keys attach": "k a",
     "keys detach": "k",
+    "backup": "there",
+    "migrate-to": "postgresql://localhost/x",
+    "forget": "a --yes",
+    "tenant add": "acme",
+    "tenant set": "acme --quota-mailboxes 1",
+    "tenant rotate": "acme",
+    "tenant remove": "acme --yes",
+    "tenant user add": "acme ann",
+    "tenant user remove": "acme ann",
+    "tenant token add": "acme t",
+    "tenant token remove": "acme t",
+    "didcomm allow add": "127.0.0.1",
+    "didcomm allow remove": "127.0.0.1",
+    "didcomm deny add": "127.0.0.1",
+    "didcomm deny remove": "127.0.0.1",
 }
 """What a command needs beside its data directory."""
-APART = ("agent eval", "mcp", "pipeline ")
-"""The first makes nothing there, the second looks for the service when a tool is used, the others at their lake."""
+APART = ("agent eval", "mcp", "restore", "pipeline ")
+"""The first makes nothing there, the second looks for the service when a tool is used, the third reads its backup
+before, the others look at their lake."""
 
 
 def with_data_dir() -> list[str]:

@@ -91,7 +91,7 @@ class Mediator:
     async def whole(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """Return everything an observer sees of an answer."""
         async with self.session.post(self.url, data=io.BytesIO(body), headers=JSON) as answered:
-            headers = {name: value for name, value in answered.headers.items() if name != "Date"}
+            headers = {name: value for name, value in answered.headers.items() if name not in ("Date", "X-Request-ID")}
             return answered.status, headers, await answered.read()
 
     def envelopes(self, transport: str, outcome: str) -> float:
