@@ -187,6 +187,6 @@ async def test_settings_say_where_they_are_from_without_secrets(admin: Admin) ->
 async def test_this_machine_needs_a_token_once_there_are_tenants(tmp_path: Path) -> None:
     async with app(tmp_path) as service:
         assert (await service.call("GET", f"{V1}/overview")).status == 200
-        asked = await send_command(tmp_path, "tenant-add", name="acme")
+        asked = await send_command(tmp_path, "tenant-add", tenant="acme")
         assert asked["error"] == ""
         assert (await service.call("GET", f"{V1}/overview")).json["code"] == "not_signed_in"
