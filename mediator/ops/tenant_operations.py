@@ -21,6 +21,8 @@ from mediator.tenants.rules import KeptTenants
 from mediator.tenants.updater import TenantUpdater
 
 MAX_LISTED: Final = 200
+MAX_ENTRIES: Final = 1000
+"""Users, tokens and accounts from which on a list ends early; one tenant may have more."""
 DELETE_SECONDS: Final = 3600.0
 """For the deletion of a tenant's mail."""
 _COST: Final = 5
@@ -164,13 +166,17 @@ class TenantOperations:
         directory, after = self._directory, read_text(request, "after")
         most = read_number(request, "limit", 1, MAX_LISTED)
 
-        def look(tx: Transaction, now: int) -> list[Answer]:
+        def look(tx: Transaction, now: int) -> Answer:
             left = [name for name in directory.removed if tx.mailboxes.held(name, 1)]
             names = sorted(name for name in (*directory.names, *left) if name > after)
-            return [self._shown(tx, name, now) for name in names[: most + 1]]
+            found: list[Answer] = []
+            room = MAX_ENTRIES
+            while len(found) < min(most, len(names)) and room > 0:
+                found.append(self._shown(tx, names[len(found)], now))
+                room -= sum(len(found[-1][kind]) for kind in ("users", "tokens", "accounts"))
+            return {"tenants": found, "more": len(found) < len(names)}
 
-        found = await self._broker.read(look)
-        return {"tenants": found[:most], "more": len(found) > most}
+        return await self._broker.read(look)
 
     def _shown(self, tx: Transaction, name: str, now: int) -> Answer:
         directory, usage = self._directory, tx.mailboxes.usage(name)

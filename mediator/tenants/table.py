@@ -24,6 +24,11 @@ class Tenants(Table):
         """Return all by name, removed ones too."""
         return {row[0]: decode(row[1]) for row in self._execute("SELECT name, state FROM tenant ORDER BY name")}
 
+    def is_removed(self, name: str) -> bool:
+        """Whether a tenant was removed and not added again."""
+        row = self._session.first("SELECT state FROM tenant WHERE name = ?", (name,))
+        return row is not None and decode(row[0]).removed
+
     def save(self, tenant: Tenant) -> None:
         """Insert or replace a tenant."""
         self._execute(

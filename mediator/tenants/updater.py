@@ -86,11 +86,17 @@ class TenantUpdater:
         return made
 
     async def delete_mail(self, tenant: str) -> int:
-        """Delete all mailboxes of a tenant, some at a time; return how many."""
+        """Delete all mailboxes of a tenant that was removed, some at a time; return how many.
+
+        It ends when the tenant is added again.
+        """
+
+        def work(tx: Transaction, now: int) -> int:
+            removed = tx.table(TenantTables).tenants.is_removed(tenant)
+            return creating.delete_all(tx, tenant, SLICE, now) if removed else 0
+
         total = 0
-        while count := await self._broker.write_background(
-            lambda tx, now: creating.delete_all(tx, tenant, SLICE, now), when_full=True
-        ):
+        while count := await self._broker.write_background(work, when_full=True):
             total += count
         return total
 

@@ -25,6 +25,7 @@ def test_tenants_outlive_a_restart(opened):
     with within(opened.reopen().reading(), TenantTables) as tx:
         assert tx.tenants.all() == {"acme": ACME, "b": Tenant("b", 2, removed_at=3)}
         assert tx.tenants.revision() == 1
+        assert [tx.tenants.is_removed(name) for name in ("acme", "b", "nobody")] == [False, True, False]
 
 
 def test_mailboxes_are_counted_and_ended(store):
