@@ -40,7 +40,7 @@ Outcome = tuple[bytes, bytes, str, list[tuple[object, ...]]]
 def _through(take: Callable[[GatewaySession, bytes], None], chunks: Sequence[bytes]) -> Outcome:
     """Return what a fresh session passes on to server, client and service, and how it ended."""
     gateway = _Gateway()
-    public = PublicAddress("127.0.0.1", 4222, False, 100)
+    public = PublicAddress("127.0.0.1", 4222, False, False, 100)
     claims = InboxClaims(lambda *_: None)
     session = GatewaySession(gateway, gateway, lambda: gateway.door, claims, public, "127.0.0.1")
     session.from_server(b'INFO {"max_payload":1048576} \r\n')

@@ -83,7 +83,7 @@ class Way:
 
     def __init__(self, connect: bytes = QUIET, tls: bool = False, inboxes: InboxClaims | None = None) -> None:
         self.gateway = Gateway()
-        public = PublicAddress("example.org", 4222, tls, 3)
+        public = PublicAddress("example.org", 4222, tls, False, 3)
         claims = inboxes or InboxClaims(lambda *_: None)
         self.session = GatewaySession(self.gateway, self.gateway, lambda: None, claims, public, "10.0.0.1")
         self.client(connect)

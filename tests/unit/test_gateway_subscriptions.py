@@ -83,7 +83,7 @@ class Gateway:
 
     def client(self, identity: ClientIdentity = ACME) -> GatewaySession:
         """Return a connection whose tenant is known."""
-        public = PublicAddress("example.org", 4222, False, 100)
+        public = PublicAddress("example.org", 4222, False, False, 100)
         claims = InboxClaims(lambda *_: None)
         session = GatewaySession(self.subscriptions, self, lambda: None, claims, public, "10.0.0.1")  # type: ignore[arg-type]
         session.from_client(b'CONNECT {"verbose":false,"pedantic":false}\r\n')

@@ -52,7 +52,7 @@ class Way:
 
     def __init__(self, connect: bytes = QUIET, opened: bool = True, inboxes: InboxClaims | None = None) -> None:
         self.gateway = Gateway()
-        public = PublicAddress("example.org", 4222, False, 3)
+        public = PublicAddress("example.org", 4222, False, False, 3)
         claims = inboxes or InboxClaims(lambda *_: None)
         self.session = GatewaySession(self.gateway, self.gateway, self.gateway.door, claims, public, "10.0.0.1")
         self.session.resume = lambda: self.session.from_client(b"")
