@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mediator.config.settings import Settings
 from mediator.ops.verify.checks import Place
 from mediator.ops.verify.mailboxes import mailbox_checks
+from mediator.ops.verify.report import verify
 from mediator.store.base import Store
 from mediator.store.snapshots import Ask
 from pickup.verify import mediation_checks
 from registry.verify import registry_checks
+from tests.harness.service import Service
 
 
 class StoreSnapshots:
@@ -30,6 +33,13 @@ def damage_in(store: Store | StoreSnapshots) -> list[str]:
     place = Place(store if isinstance(store, StoreSnapshots) else StoreSnapshots(store), Path())
     checks = [*mailbox_checks(), *mediation_checks(), *registry_checks()]
     found = [damage for check in checks for damage in check.run(place, lambda _part: None)]
+    return [f"{damage.kind.code}: {example}" for damage in found for example in damage.examples]
+
+
+def damage_of(service: Service) -> list[str]:
+    """Return what ``mediator verify`` finds in the data of a service, beside it or without it."""
+    settings = Settings.of(data_dir=service.data_dir, database_url=service.options.get("database_url"))
+    found = verify(settings, lambda _title, _part: None).damage
     return [f"{damage.kind.code}: {example}" for damage in found for example in damage.examples]
 
 

@@ -26,6 +26,7 @@ from pickup.mediation.records import Generation
 from tests.harness.didcomm_service import Door, note, note_v2, text
 from tests.harness.postgres import Server, answers, disturbing
 from tests.harness.service import Services
+from tests.harness.verified import damage_of
 from tests.harness.waiting import until
 from tests.slow.crash.test_nats import KILLS, SEED
 
@@ -83,6 +84,7 @@ async def survives(door: Door, stack: AsyncExitStack, disturb: Callable[[int], N
         await load.until_killed(disturb, life)
     await door.service.serve()
     await load.hold()
+    assert await asyncio.to_thread(damage_of, door.service) == []
     counted = load.counted
     print(f"{time.monotonic() - started:.0f} s", dict(counted))
     assert sum(counted[f"killed at {moment}"] for moment in MOMENTS) == KILLS

@@ -17,6 +17,7 @@ from tests.harness.client import Client
 from tests.harness.load import SENDERS, Load
 from tests.harness.postgres import Server, answers, disturbing
 from tests.harness.service import Service, Services
+from tests.harness.verified import damage_of
 from tests.harness.waiting import until
 
 KILLS = int(os.environ.get("MEDIATOR_TEST_KILLS", "20"))
@@ -66,6 +67,7 @@ async def survives(service: Service, disturb: Callable[[int], None]) -> None:
     await service.serve()
     async with connected(service, tries=10) as client:
         await load.hold(client)
+        assert await asyncio.to_thread(damage_of, service) == []
     print(f"{time.monotonic() - started:.0f} s", dict(load.books.counted))
 
 
