@@ -292,7 +292,7 @@ async def test_live_pages_are_few(site: ConsoleSite, monkeypatch: pytest.MonkeyP
     first.close()
 
     async def admitted() -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             response = await site.get("/console/live")
             response.close()
             return response.status == 200

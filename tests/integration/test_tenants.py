@@ -70,7 +70,7 @@ async def logged_in(app: App, password: str, **options: Any) -> Client:
     async def ignore(_error: Exception) -> None:
         pass
 
-    login = {"user": "ann", "password": password, "allow_reconnect": False, "error_cb": ignore}
+    login = {"user": "ann", "password": password, "allow_reconnect": False, "connect_timeout": 30, "error_cb": ignore}
     return await nats.connect(app.service.nats_url, **{**login, **options})
 
 
