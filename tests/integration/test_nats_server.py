@@ -72,7 +72,7 @@ async def refusal(server, login):
 async def service(server):
     """The service's own connection, which answers each request with the subject it came on."""
     upstreams = server.upstreams()
-    async with client(server, upstreams.user, upstreams.password) as connection:
+    async with client(server, upstreams.login.user, upstreams.login.password) as connection:
         seen = []
 
         async def answer(message):
@@ -125,7 +125,7 @@ async def test_the_config_is_for_our_eyes_only(tmp_path):
         [config] = [path for path in (tmp_path / "data" / "nats").iterdir() if path.suffix != ".ports"]
         assert stat.S_IMODE(config.stat().st_mode) == 0o600
         assert stat.S_IMODE(config.parent.stat().st_mode) == 0o700
-        assert server.upstreams().password in config.read_text()
+        assert server.upstreams().login.password in config.read_text()
 
 
 @pytest.mark.rule("A6")
@@ -428,7 +428,7 @@ async def test_the_childs_log_is_relayed_without_addresses(tmp_path):
     assert "$mq9.AI.INBOX.…" in refused[0]
     assert "$mq9.PUSH.…" in refused[1]
     assert "secret" not in str(logs)
-    assert server.upstreams().password not in str(logs)
+    assert server.upstreams().login.password not in str(logs)
 
 
 async def test_a_flood_of_log_never_blocks_the_child(tmp_path, monkeypatch):
