@@ -137,8 +137,8 @@ def _flows(events: DataFrame) -> DataFrame:
         .withColumn("hour", hour_of(F.col("created_at")))
         .drop("created_at")
     )
-    # After the clock was set back a message may go before it came; depths must not.
-    others = events.where(~_is(*BORN)).withColumn("hour", hour_of(F.greatest("at", "created_at")))
+    # After the clock was set back a message may go before it came; depths must not. Operators' acts are no mailbox's.
+    others = events.where(~_is(*BORN, EventType.OPERATED)).withColumn("hour", hour_of(F.greatest("at", "created_at")))
     return others.select(*born.columns).unionByName(born)
 
 
