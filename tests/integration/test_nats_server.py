@@ -509,6 +509,9 @@ async def test_tenants_change_without_a_disconnect_for_others(tmp_path):
                 try:
                     await connection.request("$mq9.AI.MSG.SEND.x", b"", timeout=20)
                     asked += 1
+                except NoRespondersError:
+                    # While nats-server exchanges its accounts it may find nobody; then nothing was taken.
+                    continue
                 except Exception as error:
                     failed.append(error)
 
