@@ -51,6 +51,11 @@ class Login:
     @property
     def nats_options(self) -> dict[str, Any]:
         """What nats-py's ``connect`` takes besides the servers; raises :class:`SetupError` as :meth:`check`."""
+        return {**self.credentials, "tls": self.tls}
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """The same without TLS."""
         self.check()
         return {
             "user": self.user,
@@ -58,7 +63,6 @@ class Login:
             "token": self.token,
             "nkeys_seed": self.nkey,
             "user_credentials": self.creds,
-            "tls": self.tls,
         }
 
     @property

@@ -1,15 +1,11 @@
 """The operations on the operator's allow and deny lists."""
 
-from typing import Any
-
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_text
 from mediator.ops.schemas import FLAG, TEXT, TIME, Schema, about, many, obj
 from pickup.access_lists import AccessLists
 from pickup.mediation.access import MAX_NOTE
 from pickup.mediation.records import AccessRule, Verdict
-
-Answer = dict[str, Any]
 
 _VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
 _NAME = about(TEXT, "A DID, a key (base58 or did:key), an IP address or a network.", minLength=1)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from mediator.ops.operations import (
+    Answer,
     Operation,
     OperationRequest,
     Operations,
@@ -76,8 +76,6 @@ _CONNECTION: dict[str, Schema] = {
 }
 _COUNTS = table(COUNT)
 _ROUTE = obj(key=TEXT, mail_address=TEXT, created_at=TIME, used_at=TIME)
-
-Answer = dict[str, Any]
 
 
 class DidcommOperations:

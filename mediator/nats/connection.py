@@ -71,14 +71,13 @@ class NatsConnection:
 
     async def open(self, upstreams: Upstreams, name: str) -> None:
         """Connect for the first time; raises :class:`SetupError`."""
-        self._tls = upstreams.tls()
-        options = upstreams.login.nats_options | {"tls": self._tls.current()}
+        credentials, self.client.tls_files = upstreams.login.credentials, upstreams.tls()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.client.connect(
                     list(upstreams.urls),
                     name=name,
-                    **options,
+                    **credentials,
                     connect_timeout=3,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
@@ -177,7 +176,6 @@ class NatsConnection:
     async def _disconnected(self) -> None:
         if not self.client.is_closed:
             log.warning("disconnected")
-            self.client.options["tls"] = self._tls.current()
 
     async def _reconnected(self) -> None:
         log.info("reconnected")

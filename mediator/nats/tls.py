@@ -1,4 +1,4 @@
-"""A NATS client that starts TLS on its existing stream, so that closing it causes no warning."""
+"""A NATS client that starts TLS on its existing stream, so that closing it causes no warning, by renewable files."""
 
 import asyncio
 import ssl
@@ -10,9 +10,19 @@ from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 
+from mediator.nats.tls_files import TlsFiles
+
 
 class TlsClient(Client):
     """nats-py's client makes a second stream for TLS, and asyncio warns when the first one is closed."""
+
+    tls_files: TlsFiles | None = None
+    """What TLS is made from at each connection; None: the option ``tls`` of ``connect``."""
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The context of the next handshake."""
+        return super().ssl_context if self.tls_files is None else self.tls_files.current()
 
     async def _connect_to_server(self, s: Srv) -> None:
         if s.uri.scheme not in ("nats", "tls"):

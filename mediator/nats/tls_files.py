@@ -15,14 +15,19 @@ class TlsFiles:
     """A TLS context for new connections. Open connections keep the one that they began with."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext], files: Iterable[Path | str | None]) -> None:
-        """``make`` reads the files and raises :class:`SetupError` for what it cannot use, here as well."""
+        """``make`` reads the files and raises :class:`SetupError` for what it cannot use, here as well.
+
+        Without files, what this machine trusts is read (20 ms) when it is first needed.
+        """
         self._make = make
         self._files = [Path(file) for file in files if file is not None]
         self._seen = self._stamps()
-        self._context = make()
+        self._context = make() if self._files else None
 
     def current(self) -> ssl.SSLContext:
         """Return the context of the files as they are now, or the last good one while they cannot be used."""
+        if self._context is None:
+            self._context = self._make()
         stamps = self._stamps()
         if stamps != self._seen:
             self._seen = stamps

@@ -73,8 +73,8 @@ _SENDERS: dict[str, Schema] = {
     "reply_to": or_null(TEXT),
     "payload": about(TEXT, "In base64."),
 }
-_FREQUENT = many(obj(name=TEXT, messages=COUNT))
 """What only its sender can have written."""
+_FREQUENT = many(obj(name=TEXT, messages=COUNT))
 
 
 class MessageOperations:

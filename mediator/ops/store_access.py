@@ -12,14 +12,13 @@ from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.ops.control import ANSWER_SECONDS, send_command
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Answer
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 
 START_SECONDS = 10.0
 """How long to wait for a process that holds the file and does not answer yet, such as a service that is starting."""
 RETRY_SECONDS = 0.1
-
-Answer = dict[str, Any]
 
 
 async def ask_service(settings: Settings, command: str, *, within: float = ANSWER_SECONDS, **fields: Any) -> Answer:

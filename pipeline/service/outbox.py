@@ -9,9 +9,9 @@ from mediator.config.settings import Settings
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import Copy
 from mediator.ops.adaptive_limit import AdaptiveLimit
-from mediator.ops.operations import Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
 from mediator.ops.schemas import ANY, COUNT, many, obj
-from mediator.ops.store_access import Answer, ask_or_use_store
+from mediator.ops.store_access import ask_or_use_store
 from mediator.store.base import Store, Transaction
 
 MAX_COPIES = 750

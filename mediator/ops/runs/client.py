@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from mediator.broker import wall_clock
 from mediator.config.settings import Settings
+from mediator.ops.operations import Answer
 from mediator.ops.processes import process_name
 from mediator.ops.runs.history import describe_run, mark_killed
 from mediator.ops.runs.records import Outcome
 from mediator.ops.runs.rules import new_ending, new_run
 from mediator.ops.runs.tables import Runs
-from mediator.ops.store_access import Answer, ask_or_use_store
+from mediator.ops.store_access import ask_or_use_store
 from mediator.store.base import Store
 
 
