@@ -123,7 +123,9 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         operations = _make_operations(broker, journal, settings)
         keep_groups = settings.push.keep_days * DAY
         scheduler = Scheduler(
-            broker, settings.cleanup, all_steps(settings), metrics, operations, keep_groups=keep_groups
+            *(broker, settings.cleanup, all_steps(settings), metrics, operations),
+            keep_groups=keep_groups,
+            instance=settings.instance,
         )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)
@@ -173,7 +175,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             health.add(name, check.check)
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
-        scheduler.add_job(partial(_probe, health), HEALTH_SECONDS)
+        scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
         await _serve_operators(host, health, nats_url)
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
@@ -250,7 +252,7 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
     apply = None if managed is None else managed.apply
     updater = TenantUpdater(host.broker, host.tenants, apply, host.announcer("tenants"))
     await updater.open()
-    host.add_job(updater.look, LOOK_SECONDS)
+    host.add_job(updater.look, LOOK_SECONDS, "changes of tenants")
     TenantOperations(host.broker, host.settings, host.tenants, updater).register(host.operations)
     try:
         yield
@@ -264,7 +266,7 @@ def _count_by_tenant(host: Host) -> None:
         counts = TenantMetrics(host.metrics.registry, most, host.tenants.names)
         host.broker.listen(counts.committed)
         host.broker.quotas.refused = counts.refused
-        host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS)
+        host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 
 
 async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:

@@ -179,9 +179,9 @@ class Host:
         """Have ``mediator doctor`` show what ``check`` finds."""
         self.doctor_checks.append(check)
 
-    def add_job(self, job: Callable[[], Awaitable[None]], seconds: int) -> None:
-        """Run ``job`` every so many seconds, for the first time at once."""
-        self._scheduler.add_job(job, seconds)
+    def add_job(self, job: Callable[[], Awaitable[None]], seconds: int, name: str = "") -> None:
+        """Run ``job`` every so many seconds, for the first time at once; operators see its name."""
+        self._scheduler.add_job(job, seconds, name)
 
 
 @cache

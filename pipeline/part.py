@@ -77,7 +77,7 @@ class PipelinePart(Part):
         host.add_doctor_check(runs.examine)
         scheduler = PipelineScheduler(history, host.broker, host.settings)
         if chosen.every:
-            host.add_job(scheduler.look, LOOK_SECONDS)
+            host.add_job(scheduler.look, LOOK_SECONDS, "due runs of the pipeline")
         try:
             yield
         finally:

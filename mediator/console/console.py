@@ -19,12 +19,14 @@ from mediator.console.forms import read_form
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Streams
 from mediator.errors import MediatorError, NotAllowedError, SetupError
-from mediator.http.app import CODES, wants_html
+from mediator.http.app import CODES, extend_time_limit, wants_html
 from mediator.ops.operations import Actor, Operations
 
 HOME: Final = "/console"
 GROUPS: Final = ("Service", "Mail")
 """The first headings of the navigation; those that parts bring follow."""
+GRACE: Final = 5.0
+"""Seconds beyond an operation's own limit, for its form and what leads back."""
 _NOTICE: Final = "mediator_notice"
 """The cookie that tells the next page, once, what a form did."""
 _NOTICE_SECONDS: Final = 60
@@ -138,6 +140,7 @@ class Console:
         try:
             self._access.check_form(request, str(form.get("csrf", "")))
             operation = self.operations.get(request.match_info["operation"])
+            extend_time_limit(request, operation.within + GRACE)
             answer = await visit.run(operation.name, **read_form(operation, form))
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mediator.admin.api import PREFIX
 from mediator.admin.sign_in import SignInView
+from mediator.console import cleanup
 from mediator.console.mailboxes import MailboxPages
 from mediator.console.overview import Overview
 from mediator.console.pages import Page, Shown, Visit
@@ -22,10 +23,11 @@ async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awa
     RankingOperations(host.broker).register(host.operations)
     console = host.console
     overview, mailboxes = Overview(console, activity), MailboxPages(console, host.broker)
-    pages = (*overview.pages(), *mailboxes.pages(), Page("/api", "Admin API", _show_api, "Service"))
+    api = Page("/api", "Admin API", _show_api, "Service")
+    pages = (*overview.pages(), *mailboxes.pages(), *cleanup.PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
     console.register(host.app)
-    host.add_job(activity.tick, PERIOD)
+    host.add_job(activity.tick, PERIOD, "sample for the console")
 
     async def write_sign_in(view: SignInView) -> str:
         return await console.render("console/sign_in.html", view=view)

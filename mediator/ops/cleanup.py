@@ -107,7 +107,9 @@ def all_steps(settings: Settings) -> list[CleanupStep]:
 
 
 def _collector(settings: Settings) -> Collector:
-    return Collector(wall_clock(), all_steps(settings), keep_groups=settings.push.keep_days * DAY)
+    return Collector(
+        wall_clock(), all_steps(settings), keep_groups=settings.push.keep_days * DAY, instance=settings.instance
+    )
 
 
 async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:

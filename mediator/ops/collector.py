@@ -4,19 +4,21 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import structlog
 
 from mediator.broker import Broker
-from mediator.errors import UnavailableError
+from mediator.errors import MediatorError, UnavailableError
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.planning import PlannedRemoval, plan, plan_unused_groups
 from mediator.mailboxes.ports import LeasePlace
 from mediator.ops.adaptive_limit import AdaptiveLimit
+from mediator.ops.cleanup_history import CleanupRecorder
 from mediator.ops.clock import ClockWatch, steady_clock
 from mediator.ops.metrics import Metrics
 from mediator.store.base import Transaction
@@ -84,14 +86,17 @@ class Collector:
         metrics: Metrics | None = None,
         *,
         keep_groups: int = 0,
+        instance: str = "",
     ) -> None:
         """``wall`` is the current time, accepted as right; ``steps`` are those of the parts.
 
-        ``keep_groups``: milliseconds after which queue groups without members are forgotten; 0: never.
+        ``keep_groups``: milliseconds after which queue groups without members are forgotten; 0: never. ``instance`` is
+        the name under which the history has the passes.
         """
         self._watch = ClockWatch(wall, steady_clock())
         self._metrics = metrics
         self._turn = asyncio.Lock()
+        self._history = CleanupRecorder(instance)
         own = [*_mailbox_steps(steps), _EndedLeases(), _AbandonedGroups(keep_groups)]
         self._steps = {step.name: (step, AdaptiveLimit(SLICE_SECONDS)) for step in (*steps, *own)}
         self.last: Counter[str] = Counter()
@@ -142,27 +147,44 @@ class Collector:
             if self.paused:
                 raise UnavailableError(self.paused)
             total: Counter[str] = Counter()
-            for step, _ in self._steps.values():
-                step.begin(broker.clock())
-            # Round robin, so that a million expired messages do not delay an expired mailbox.
-            waiting = deque(self._steps)
-            while waiting:
-                name = waiting.popleft()
-                step, size = self._steps[name]
-                done = await self._slice(broker, step, size)
-                if done is None:
-                    self.look(broker.clock())
-                    raise UnavailableError(self.paused or "the clock was moved during the clean-up")
-                step.cursor = done.cursor
-                self._count(done.removed, total)
-                if done.more:
-                    waiting.append(name)
-                if step.retires_mailboxes and done.count and RETIRED not in waiting:
-                    waiting.append(RETIRED)
+            started_at, begun = broker.clock(), time.perf_counter()
+
+            def note(error: str = "") -> None:
+                self._history.note(started_at, round((time.perf_counter() - begun) * 1000), total, error)
+
+            try:
+                await self._run_steps(broker, total)
+            except MediatorError as error:
+                note(str(error))
+                raise
+            note()
             self.last = total
             if total:
                 _log.debug("cleaned up", **total)
+            with suppress(MediatorError):
+                # What cannot be written now is written with the next pass.
+                await self._history.write(broker)
             return total
+
+    async def _run_steps(self, broker: Broker, total: Counter[str]) -> None:
+        """Run all steps to their end, and count what they remove."""
+        for step, _ in self._steps.values():
+            step.begin(broker.clock())
+        # Round robin, so that a million expired messages do not delay an expired mailbox.
+        waiting = deque(self._steps)
+        while waiting:
+            name = waiting.popleft()
+            step, size = self._steps[name]
+            done = await self._slice(broker, step, size)
+            if done is None:
+                self.look(broker.clock())
+                raise UnavailableError(self.paused or "the clock was moved during the clean-up")
+            step.cursor = done.cursor
+            self._count(done.removed, total)
+            if done.more:
+                waiting.append(name)
+            if step.retires_mailboxes and done.count and RETIRED not in waiting:
+                waiting.append(RETIRED)
 
     async def _slice(self, broker: Broker, step: CleanupStep, size: AdaptiveLimit) -> SliceResult | None:
         """Run one slice; None if the clock is not trusted."""

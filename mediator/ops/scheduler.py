@@ -4,21 +4,24 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
+from apscheduler.job import Job
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from mediator.broker import Broker
 from mediator.config.sections import CleanupSettings
+from mediator.errors import MediatorError
+from mediator.ops.cleanup_history import CleanupHistoryOperations
 from mediator.ops.clock import steady_clock
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.metrics import Metrics
-from mediator.ops.operations import Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
 from mediator.ops.releaser import Releaser
 from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, many, obj, or_null, table
 
@@ -30,7 +33,53 @@ SET_BACK = 500
 PASS_SECONDS = 3600.0
 """Time limit of a requested pass of the clean-up."""
 
+Work = Callable[[], Awaitable[None]]
+
 _log = structlog.get_logger("scheduler")
+
+
+@dataclass(slots=True)
+class JobState:
+    """A job, and how it ran the last time."""
+
+    name: str
+    seconds: int
+    """Between two starts."""
+    last_at: float | None = None
+    """When it began, Unix seconds."""
+    took: float = 0.0
+    """Seconds that it took; 0 until it has ended once."""
+    error: str = ""
+    """Why it failed the last time, if it did."""
+    job: Job | None = None
+
+    def watch(self, work: Work) -> Work:
+        """Return the work, which notes here how it goes."""
+
+        async def watched() -> None:
+            self.last_at, begun = time.time(), time.perf_counter()
+            error = ""
+            try:
+                await work()
+            except Exception as failure:
+                error = str(failure) if isinstance(failure, MediatorError) else type(failure).__name__
+                raise
+            finally:
+                self.took, self.error = time.perf_counter() - begun, error
+
+        return watched
+
+    def describe(self) -> Answer:
+        """Return it as the operation ``job-list`` does."""
+        next_at = None if self.job is None else self.job.next_run_time
+        return {
+            "job": self.name,
+            "every_seconds": self.seconds,
+            "next_at": None if next_at is None else next_at.timestamp(),
+            "last_at": self.last_at,
+            "took_seconds": self.took,
+            "error": self.error,
+        }
 
 
 class Scheduler:
@@ -45,18 +94,22 @@ class Scheduler:
         operations: Operations,
         *,
         keep_groups: int = 0,
+        instance: str = "",
     ) -> None:
-        """``operations`` gets ``cleanup``, ``cleanup-plan``, ``confirm-clock`` and ``status``.
+        """``operations`` gets what operators ask of the jobs and the clean-up.
 
-        ``steps`` and ``keep_groups`` are those of :class:`Collector`.
+        ``steps``, ``keep_groups`` and ``instance`` are those of :class:`Collector`.
         """
         self._broker = broker
         self._cleanup = cleanup
-        self.collector = Collector(broker.clock(), steps, metrics, keep_groups=keep_groups)
+        self.collector = Collector(broker.clock(), steps, metrics, keep_groups=keep_groups, instance=instance)
         broker.trust(self.collector.trusts)
         self.releaser = Releaser(broker, metrics, self.collector.trusts)
-        self._collecting = CoalescingTask("cleanup", self._collect)
-        self._keeping = CoalescingTask("upkeep", broker.upkeep)
+        self._states: list[JobState] = []
+        self._cleanup_state = JobState("clean-up", cleanup.interval_seconds)
+        self._upkeep_state = JobState("upkeep of the store", 1)
+        self._collecting = CoalescingTask("cleanup", self._cleanup_state.watch(self._collect))
+        self._keeping = CoalescingTask("upkeep", self._upkeep_state.watch(broker.upkeep))
         self.jobs = AsyncIOScheduler(
             timezone=UTC, job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1}
         )
@@ -107,26 +160,50 @@ class Scheduler:
                 ),
                 path="/status",
             ),
+            Operation(
+                "job-list",
+                self._list_jobs,
+                Right.READ,
+                "The periodic jobs of the instance that answers: when each runs next, and how the last run went",
+                obj(
+                    jobs=many(
+                        obj(
+                            job=TEXT,
+                            every_seconds=COUNT,
+                            next_at=or_null(TIME),
+                            last_at=or_null(TIME),
+                            took_seconds={"type": "number"},
+                            error=TEXT,
+                        )
+                    )
+                ),
+                path="/jobs",
+            ),
         )
+        CleanupHistoryOperations(broker).register(operations)
 
     async def start(self) -> None:
         """Start; mail that fell due while no service ran is released at once (S4)."""
         self.beat_at = time.monotonic()
         self.releaser.start()
         # A job only starts the work, so none delays the next.
-        for job, seconds in (
-            (self._beat, BEAT_SECONDS),
-            (self._look_for_due, 1),
-            (self._keep_house, 1),
-            *([(self._look_for_expired, self._cleanup.interval_seconds)] if self._cleanup.enabled else []),
-        ):
-            self.add_job(job, seconds)
+        self.add_job(self._beat, BEAT_SECONDS, "heartbeat")
+        self.add_job(self._look_for_due, 1, "release of delayed mail")
+        self._add(self._upkeep_state, self._keep_house)
+        if self._cleanup.enabled:
+            self._add(self._cleanup_state, self._look_for_expired)
         self.jobs.start()
         self._pulse = asyncio.create_task(self._watch_clock(), name="clock")
 
-    def add_job(self, job: Callable[[], Awaitable[None]], seconds: int) -> None:
-        """Run another job every so many seconds, the first time at once."""
-        self.jobs.add_job(job, IntervalTrigger(seconds=seconds, timezone=UTC), next_run_time=datetime.now(UTC))
+    def add_job(self, job: Work, seconds: int, name: str = "") -> None:
+        """Run another job every so many seconds, the first time at once; operators see its name."""
+        state = JobState(name or getattr(job, "__name__", "job").strip("_"), seconds)
+        self._add(state, state.watch(job))
+
+    def _add(self, state: "JobState", job: Work) -> None:
+        every = IntervalTrigger(seconds=state.seconds, timezone=UTC)
+        state.job = self.jobs.add_job(job, every, name=state.name, next_run_time=datetime.now(UTC))
+        self._states.append(state)
 
     async def stop(self) -> None:
         """Stop all jobs; unfinished work waits for the next start."""
@@ -201,3 +278,6 @@ class Scheduler:
             "last_removed": dict(self.collector.last),
             "next_due": None if self.releaser.next_due is None else self.releaser.next_due / 1000,
         }
+
+    async def _list_jobs(self, _request: OperationRequest) -> dict[str, Any]:
+        return {"jobs": [state.describe() for state in self._states]}

@@ -23,6 +23,7 @@ PAGES = {
     "dead": f"{BOX}/dead/workers",
     "message": f"{BOX}/messages/0",
     "history": "/console/history",
+    "cleanup": "/console/cleanup",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; the last is one that is not there."""
@@ -65,6 +66,7 @@ async def fill(service: Service) -> None:
         orders = client.mailbox("orders.eu")
         for _ in range(3):
             await orders.send(b"later", delay=3600)
+            await orders.send(b"soon over", ttl=1)
         # The first are delivered once at most and dead a second later; the others stay with a worker.
         for lease in (1.0, 60.0):
             await orders.fetch(group="workers", limit=4, lease=lease, max_deliver=1)

@@ -218,6 +218,19 @@ async def test_activity_tells_what_was_done_and_is_stored(site: ConsoleSite) -> 
     await until(lambda: shows(site, "/console/history", "<time"), what="the first sample is shown")
 
 
+async def test_the_page_of_the_clean_up_tells_what_went(site: ConsoleSite) -> None:
+    await site.core.create()
+    await site.core.send(ttl=1000)
+    site.core.clock.ahead = 60_000
+    await until(lambda: shows(site, "/console/cleanup", "1 messages"), what="the clean-up is told of")
+    plot = await (await site.get("/console/cleanup.json")).json()
+    assert sum(plot["columns"]["messages"]) == 1
+    assert len(plot["columns"]["seconds"]) == plot["kept"] == 48
+    await run(site, "cleanup-history", limit=5)
+    await run(site, "cleanup-hours")
+    await run(site, "job-list")
+
+
 async def shows(site: ConsoleSite, path: str, text: str) -> bool:
     return text in await site.read(path)
 

@@ -228,6 +228,62 @@ async def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path) 
         assert (await home.ask("cleanup"))["removed"] == {"messages": 8}
 
 
+async def test_the_history_says_what_was_removed_and_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(tmp_path, enabled=False) as home:
+        await home.create()
+        for number in range(6):
+            await home.send(ttl=(number + 1) * 10 * MINUTE)
+        home.clock.ahead = 11 * MINUTE
+        await home.ask("cleanup")
+        with monkeypatch.context() as patched:
+            patched.setattr(Broker, "write_background", unwritable)
+            assert "the disk is gone" in (await home.ask("cleanup"))["error"]
+        # What could not be written down then is with the next pass; one that finds nothing leaves no trace.
+        home.clock.ahead = 45 * MINUTE
+        await home.ask("cleanup")
+        await home.ask("cleanup")
+        minutes = (await home.ask("cleanup-history"))["minutes"]
+        hours = (await home.ask("cleanup-hours", hours=3))["hours"]
+        for each in (minutes, hours):
+            assert [sum(one[name] for one in each) for name in ("passes", "failed")] == [3, 1]
+            assert sum(one["removed"].get("messages", 0) for one in each) == 4
+            assert [one["error"] for one in each if one["failed"]] == ["unavailable: the disk is gone"]
+        assert minutes[0]["removed"] == {"messages": 3}
+        assert len(hours) == 3
+        older = await home.ask("cleanup-history", before=minutes[0]["no"], limit=1)
+        assert older["minutes"] == minutes[1:2]
+        assert older["more"] is (len(minutes) > 2)
+
+
+async def unwritable(*_: object, **_options: object) -> None:
+    raise UnavailableError("the disk is gone")
+
+
+async def test_jobs_say_how_they_ran(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise UnavailableError("no room")
+
+    async with core(tmp_path) as home:
+        home.scheduler.add_job(fail, 3600, "a job")
+        await until(lambda: failed(home, "a job"))
+        jobs = {each["job"]: each for each in (await home.ask("job-list"))["jobs"]}
+        assert (jobs["a job"]["error"], jobs["a job"]["every_seconds"]) == ("unavailable: no room", 3600)
+        assert jobs["a job"]["next_at"] > jobs["a job"]["last_at"]
+        await until(lambda: ran(home, "clean-up"))
+
+
+async def ran(home: Core, name: str) -> bool:
+    jobs = (await home.ask("job-list"))["jobs"]
+    return any(each["job"] == name and each["took_seconds"] and not each["error"] for each in jobs)
+
+
+async def failed(home: Core, name: str) -> bool:
+    jobs = (await home.ask("job-list"))["jobs"]
+    return any(each["job"] == name and each["error"] for each in jobs)
+
+
 # The clock.
 
 
