@@ -21,6 +21,7 @@ CONSOLE = {
     "console-overview": ("overview", 1280, "light"),
     "console-mailboxes": ("mailboxes", 1280, "light"),
     "console-mailbox": ("mailbox", 1280, "dark"),
+    "console-connections": ("connections", 1280, "light"),
     "console-phone": ("overview", 375, "dark"),
 }
 """Names of pictures, with the page of :mod:`tests.harness.console_tour`, the window's width and its colours."""
@@ -57,11 +58,12 @@ async def console() -> dict[str, bytes]:
     """Return the console's pages after two minutes of some traffic."""
     from tests.harness import console_tour as tour
 
-    async with opened() as (services, _, tab):
+    async with opened() as (services, stack, tab):
         service = services.new()
         service.environment |= tour.SETTINGS
         await service.serve()
         await tour.fill(service)
+        await stack.enter_async_context(tour.wallets(service))
         origin = f"http://127.0.0.1:{service.http_port}"
         await tour.sign_in(tab, origin)
         await tour.work(service, 120)

@@ -32,7 +32,7 @@ from pickup.mediation.forwarding import Forward, ForwardOutcome
 from pickup.mediation.keylist import KeylistResult, KeylistUpdate
 from pickup.mediation.listing import ConnectionPage, ConnectionView, DeviceQueue
 from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.ports import ConnectionRow, MediationTransaction
 from pickup.mediation.records import (
     AccessRule,
     Connection,
@@ -181,6 +181,15 @@ class MediationBroker:
         """Return connections of a tenant behind a number, in order, with what waits for each."""
         page = await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
         return page._replace(views=[self._with_latest(view) for view in page.views])
+
+    async def survey_connections(self, tenant: str, text: str, limit: int) -> list[ConnectionRow]:
+        """Return what connections are compared by; see :func:`listing.survey`."""
+        return await self.read(lambda tx, _now: listing.survey(tx, tenant, text, limit))
+
+    async def view_connections(self, tenant: str, numbers: Sequence[int]) -> list[ConnectionView]:
+        """Return these connections of a tenant, in the same order, those that are there."""
+        views = await self.read(lambda tx, now: listing.views(tx, tenant, numbers, now))
+        return [self._with_latest(view) for view in views]
 
     async def show_connection(self, tenant: str, no: int, max_routes: int) -> ConnectionView:
         """Return one connection with at most so many keys; :class:`NoSuchConnectionError` when there is none."""

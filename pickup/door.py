@@ -23,6 +23,7 @@ from pickup.access_operations import AccessOperations
 from pickup.address_gate import AddressGate
 from pickup.broker import MediationBroker
 from pickup.commands import DidcommOperations
+from pickup.connection_operations import ConnectionOperations
 from pickup.context import DidcommContext
 from pickup.did_pages import DidPages
 from pickup.dids.identities import OwnIdentities
@@ -37,6 +38,7 @@ from pickup.invitation_pages import InvitationPages
 from pickup.invitations import InvitationService
 from pickup.live_sessions import LiveSessions
 from pickup.metrics import DidcommMetrics
+from pickup.operation_tenants import OperationTenants
 from pickup.outbound import OutboundClient
 from pickup.outbound_queue import OutboundQueue
 from pickup.protocols import (
@@ -169,8 +171,13 @@ async def didcomm_door(
             await transports.close_denied(sessions.end(access.denies_connection))
 
         access.changed = close_denied
-        AccessOperations(access).register(operations)
-        DidcommOperations(mediation, invitations, identities, sessions, tenants.names).register(operations)
+        named = OperationTenants(tenants.names, identities)
+        for each in (
+            AccessOperations(access),
+            ConnectionOperations(mediation, sessions, named),
+            DidcommOperations(mediation, invitations, identities, named),
+        ):
+            each.register(operations)
         await stack.enter_async_context(_follow_tenants(tenants, identities, transports, sockets))
         await sessions.open()
         stack.push_async_callback(sessions.close)

@@ -84,8 +84,10 @@ class DidcommPart(Part):
         if not host.settings.section(DidcommSettings).enabled:
             yield
             return
+        from pickup.console.pages import add_pages
         from pickup.door import didcomm_door
 
+        add_pages(host.console)
         common = host.settings, host.http_port, host.broker, host.metrics.registry, host.operations
         async with didcomm_door(*common, host.app, host.announcer, host.tenants):
             yield

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from mediator.errors import NoSuchConnectionError, NotEnrolledError
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from pickup.mediation import granting, message_queue
-from pickup.mediation.ports import MediationTransaction
+from pickup.mediation.names import canonical
+from pickup.mediation.ports import ConnectionRow, MediationTransaction
 from pickup.mediation.records import Connection, ConnectionUse, PushDevice, Route
 
 
@@ -60,6 +61,35 @@ def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, n
     uses = tx.uses.of([one.no for one in found[:limit]])
     views = [_view(tx, one, uses, now) for one in found[:limit]]
     return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
+
+
+def survey(tx: MediationTransaction, tenant: str, text: str, limit: int) -> list[ConnectionRow]:
+    """Return connections of a tenant in falling order of their numbers, those that a text finds; "" finds all.
+
+    It finds keys, DIDs and callers that begin so among all connections, and labels, addresses of mailboxes and numbers
+    among the newest ``limit``.
+    """
+    newest = tx.connections.newest(tenant, limit)
+    if not text:
+        return sorted(tx.connections.survey(newest), reverse=True)
+    # Keys are stored as did:key, whatever form a person copies.
+    prefix = canonical(text) or (f"did:key:{text}" if text.startswith("z6Mk") else text)
+    named = set(tx.connections.named(tenant, prefix, limit))
+    rows = tx.connections.survey(list(named.union(newest)))
+    lower = text.lower()
+    found = [
+        row
+        for row in rows
+        if row.no in named or row.address.startswith(text) or lower in row.label.lower() or str(row.no) == text
+    ]
+    return sorted(found, reverse=True)
+
+
+def views(tx: MediationTransaction, tenant: str, numbers: Sequence[int], now: int) -> list[ConnectionView]:
+    """Return these connections of a tenant, in the same order, those that are there."""
+    found = [one for no in numbers if (one := tx.connections.get(no)) is not None and one.tenant == tenant]
+    uses = tx.uses.of([one.no for one in found])
+    return [_view(tx, one, uses, now) for one in found]
 
 
 def connection(tx: MediationTransaction, tenant: str, no: int, max_routes: int, now: int) -> ConnectionView:

@@ -28,6 +28,21 @@ class ConnectionCursor(NamedTuple):
     no: int
 
 
+class ConnectionRow(NamedTuple):
+    """What connections are compared by; times are 0 where there was nothing."""
+
+    no: int
+    label: str
+    seen_at: int
+    """When it was last in use, or was made; what was counted in the last minute may be missing."""
+    address: str
+    """That of its mailbox, empty without one."""
+    messages: int
+    bytes: int
+    oldest_at: int
+    """When the message came that waits longest."""
+
+
 class Connections(Protocol):
     """The connections of all tenants."""
 
@@ -54,6 +69,15 @@ class Connections(Protocol):
 
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         """Return connections of a tenant behind a number, in order."""
+
+    def newest(self, tenant: str, limit: int) -> Sequence[int]:
+        """Return the numbers of the connections of a tenant that came last, in falling order."""
+
+    def named(self, tenant: str, prefix: str, limit: int) -> Sequence[int]:
+        """Return the numbers of connections that have a caller, or a key in the keylist, whose name begins so."""
+
+    def survey(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
+        """Return what these connections are compared by, of those that are there, in no order."""
 
     def unseen(self, since: int, after: ConnectionCursor, limit: int) -> Sequence[Connection]:
         """Return connections of all tenants last seen at ``since`` or before, behind a place, in order of places."""

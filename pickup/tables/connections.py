@@ -11,9 +11,10 @@ from typing import Any
 import orjson
 
 from mediator.errors import UnavailableError
+from mediator.store.dialect import chunks
 from mediator.store.rows import Row
 from mediator.store.session import Table
-from pickup.mediation.ports import ConnectionCursor
+from pickup.mediation.ports import ConnectionCursor, ConnectionRow
 from pickup.mediation.records import Connection, Generation, NewConnection, PushDevice, Route
 
 CONNECTIONS = "connections"
@@ -99,6 +100,43 @@ class Connections(Table):
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         sql = f"{_CONNECTION} WHERE tenant = ? AND no > ? ORDER BY no LIMIT ?"
         return [_connection(row) for row in self._session.dialect.execute(sql, (tenant, after, limit))]
+
+    def newest(self, tenant: str, limit: int) -> Sequence[int]:
+        sql = "SELECT no FROM connection WHERE tenant = ? ORDER BY no DESC LIMIT ?"
+        return [no for (no,) in self._execute(sql, (tenant, limit))]
+
+    def named(self, tenant: str, prefix: str, limit: int) -> Sequence[int]:
+        # Names are of ASCII, so the range ends behind all that begin so.
+        parameters = tenant, prefix, f"{prefix}\x7f", limit
+        found = [
+            self._execute(
+                f"SELECT connection_no FROM {table} WHERE tenant = ? AND {name} >= ? AND {name} < ?"
+                f" AND connection_no <> {ATTACHED} ORDER BY {name} LIMIT ?",
+                parameters,
+            )
+            for table, name in (("caller", "name"), ("route", "key"))
+        ]
+        return list(dict.fromkeys(no for rows in found for (no,) in rows))[:limit]
+
+    def survey(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
+        found = self._for_each(
+            "SELECT connection.no, state, connection.seen_at, coalesce(used.seen_at, 0), mailbox.no, address, messages,"
+            " bytes, (SELECT created_at FROM message WHERE message.mailbox_no = mailbox.no ORDER BY msg_id LIMIT 1)"
+            " FROM connection LEFT JOIN mailbox ON mailbox.no = connection.mailbox_no AND address IS NOT NULL"
+            " LEFT JOIN connection_use AS used ON connection_no = connection.no WHERE {among}",
+            "connection.no",
+            numbers,
+        )
+        behind: dict[int, Row] = {}
+        for chunk in chunks([row[4] for row in found if row[4] is not None]):
+            behind |= {no: rest for no, *rest in self._dialect.uncounted(*self._dialect.any_of("mailbox.no", chunk))}
+        rows = []
+        for no, state, seen_at, used_at, mailbox_no, address, messages, size, oldest_at in found:
+            kept, (more, larger, *_) = orjson.loads(state), behind.get(mailbox_no) or (0, 0)
+            seen = max(kept["created_at"], seen_at, used_at)
+            counts = (messages or 0) + more, (size or 0) + larger
+            rows.append(ConnectionRow(no, kept["label"], seen, address or "", *counts, oldest_at or 0))
+        return rows
 
     def unseen(self, since: int, after: ConnectionCursor, limit: int) -> Sequence[Connection]:
         sql = f"{_CONNECTION} WHERE seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"

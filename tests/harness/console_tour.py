@@ -3,13 +3,18 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mediator.client import Client
+from mediator.ops.control import send_command
+from pickup.client import Holder, Sender
 from tests.harness.browser import Tab
-from tests.harness.didcomm_service import missing
+from tests.harness.didcomm_service import missing, note, note_v2
+from tests.harness.live import Live
 from tests.harness.service import Service
 from tests.harness.waiting import until
 
@@ -24,6 +29,8 @@ PAGES = {
     "message": f"{BOX}/messages/0",
     "history": "/console/history",
     "cleanup": "/console/cleanup",
+    "connections": "/console/connections",
+    "connection": "/console/connections/default/1",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; the last is one that is not there."""
@@ -71,6 +78,26 @@ async def fill(service: Service) -> None:
         for lease in (1.0, 60.0):
             await orders.fetch(group="workers", limit=4, lease=lease, max_deliver=1)
         await orders.fetch(group="report", limit=5)
+
+
+@asynccontextmanager
+async def wallets(service: Service) -> AsyncIterator[None]:
+    """Connect three wallets, whose mail waits, and one more that is live inside this block."""
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(Sender())
+        for number, label in enumerate(("Ada's phone", "Ben's laptop", "Cloud agent", "Dora, live"), 1):
+            made = await send_command(service.data_dir, "invite", label="Our mediator", uses=number)
+            url = made["v2_url"] if number == 3 else made["v1_url"]
+            holder = await stack.enter_async_context(await Holder.connect(url, label=label))
+            grant, key = await holder.mediate(), await holder.add_key()
+            if number == 4:
+                await stack.enter_async_context(Live.of(holder))
+            for text in map(str, range(number)):
+                if number == 3:
+                    await sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2(text))
+                else:
+                    await sender.send_v1(key, grant.routing, grant.endpoint, note(text))
+        yield
 
 
 async def work(service: Service, seconds: float) -> None:

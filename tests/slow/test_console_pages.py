@@ -18,6 +18,7 @@ from tests.harness.console_tour import (
     resize,
     sign_in,
     walk,
+    wallets,
 )
 from tests.harness.service import Service, Services
 from tests.harness.waiting import until
@@ -34,12 +35,13 @@ async def tab() -> AsyncIterator[Tab]:
 
 
 @pytest.fixture
-async def service(services: Services) -> Service:
+async def service(services: Services) -> AsyncIterator[Service]:
     made = services.new()
     made.environment |= SETTINGS
     await made.serve()
     await fill(made)
-    return made
+    async with wallets(made):
+        yield made
 
 
 def origin(service: Service) -> str:

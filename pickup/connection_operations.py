@@ -1,0 +1,271 @@
+"""The operations on DIDComm connections: list, compare, show and remove them, and totals over all of them."""
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Final
+
+from mediator.errors import BadRequestError
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.schemas import (
+    COUNT,
+    FLAG,
+    TENANT,
+    TEXT,
+    TEXTS,
+    TIME,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    or_null,
+    table,
+    whole,
+)
+from pickup import statistics
+from pickup.broker import MediationBroker
+from pickup.live_sessions import LiveSessions
+from pickup.mediation.access import is_denied
+from pickup.mediation.listing import ConnectionView
+from pickup.mediation.names import MAX_NAME, canonical
+from pickup.mediation.ports import ConnectionRow
+from pickup.mediation.records import TRAFFIC, Policy, Route, Verdict
+from pickup.operation_tenants import OperationTenants
+
+MAX_LISTED: Final = 500
+MAX_ROUTES: Final = 100
+"""Keys of a connection that are shown; a DID may have thousands of characters."""
+MAX_NUMBER: Final = 1 << 62
+LOOKED_AT: Final = 10_000
+"""Connections of one tenant that are compared, the newest: the index has them in order of their numbers alone."""
+FRESH_SECONDS: Final = 4.0
+"""What was read for one question serves its next pages for so long."""
+ORDERS: Final = ("newest", "depth", "size", "age", "idle")
+
+ROUTE = obj(key=TEXT, mail_address=TEXT, created_at=TIME, used_at=TIME)
+_CONNECTION: dict[str, Schema] = {
+    "connection": COUNT,
+    "label": or_null(TEXT),
+    "didcomm": TEXT,
+    "created_at": TIME,
+    "seen_at": TIME,
+    "keys": COUNT,
+    "mail_address": or_null(TEXT),
+    "messages": COUNT,
+    "bytes": COUNT,
+    "live": FLAG,
+    "relayed": FLAG,
+    "transport": TEXT,
+    "pickup": TEXT,
+    "client": TEXT,
+    **dict.fromkeys(TRAFFIC, COUNT),
+}
+_COUNTS = table(COUNT)
+_KEYS = {
+    "depth": lambda row: -row.messages,
+    "size": lambda row: -row.bytes,
+    "age": lambda row: row.oldest_at or MAX_NUMBER,
+    "idle": lambda row: row.seen_at,
+}
+
+
+class ConnectionOperations:
+    """Times in replies are Unix seconds."""
+
+    def __init__(self, mediation: MediationBroker, sessions: LiveSessions, tenants: OperationTenants) -> None:
+        self._mediation = mediation
+        self._sessions = sessions
+        self._tenants = tenants
+        self._looking = asyncio.Lock()
+        self._look: tuple[tuple[str, str], float, list[ConnectionRow]] = ("", ""), 0.0, []
+        """The last question, when it was asked, and what was found."""
+
+    def register(self, operations: Operations) -> None:
+        """Register the operations."""
+        tenant = {"tenant": TENANT}
+        one = {**tenant, "connection": whole("The number of a connection.", 0, MAX_NUMBER)}
+        operations.add(
+            Operation(
+                "connections-list",
+                self._list,
+                Right.READ,
+                "The DIDComm connections of a tenant",
+                obj(connections=many(obj(**_CONNECTION)), more=FLAG, total=COUNT),
+                fields={
+                    **tenant,
+                    "after": whole("Begin behind this connection.", 0, MAX_NUMBER, default=0),
+                    "limit": limit(MAX_LISTED),
+                },
+                path="/connections",
+            ),
+            Operation(
+                "connections-rank",
+                self._rank,
+                Right.READ,
+                "DIDComm connections by age, mail or last use, all or those that a text finds",
+                obj(
+                    connections=many(obj(**_CONNECTION, oldest_at=or_null(TIME))),
+                    found=about(COUNT, "How many there are to be paged through."),
+                    complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
+                ),
+                fields={
+                    **tenant,
+                    "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with.", maxLength=MAX_NAME),
+                    "order": about(
+                        {"type": "string", "enum": list(ORDERS), "default": "newest"},
+                        "The newest, those with most mail, most bytes or the oldest mail, or those longest unused.",
+                    ),
+                    "waiting": about(FLAG, "Only those for which mail waits.", default=False),
+                    "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
+                    "limit": limit(MAX_LISTED),
+                },
+                path="/connection-ranking",
+            ),
+            Operation(
+                "connections-show",
+                self._show,
+                Right.READ,
+                "One DIDComm connection with its keys",
+                obj(
+                    **_CONNECTION,
+                    their_did=or_null(TEXT),
+                    callers=TEXTS,
+                    endpoint=or_null(TEXT),
+                    push=or_null(TEXT),
+                    invitation=or_null(TEXT),
+                    policy=about(TEXT, "Who is granted mediation here.", enum=[policy.value for policy in Policy]),
+                    on_list=about(or_null(TEXT), "The operator's list that its peer is on: allow or deny."),
+                    routes=many(ROUTE),
+                ),
+                fields=one,
+                path="/connections/{connection}",
+            ),
+            Operation(
+                "connections-remove",
+                self._remove,
+                Right.OPERATE,
+                "Remove a DIDComm connection with its queue",
+                obj(connection=COUNT, removed=FLAG),
+                fields=one,
+                method="DELETE",
+                path="/connections/{connection}",
+            ),
+            Operation(
+                "didcomm-stats",
+                self._statistics,
+                Right.READ,
+                "Totals over the connections of a tenant",
+                obj(
+                    connections=COUNT,
+                    counted=COUNT,
+                    live=about(COUNT, "Holders with a session on this instance, of all tenants."),
+                    messages=COUNT,
+                    bytes=COUNT,
+                    didcomm=_COUNTS,
+                    pickup=_COUNTS,
+                    transport=_COUNTS,
+                    created=_COUNTS,
+                    seen=_COUNTS,
+                    queues=_COUNTS,
+                    hours=many(obj(began_at=TIME, **dict.fromkeys(TRAFFIC, COUNT))),
+                ),
+                fields=tenant,
+                path="/didcomm/stats",
+            ),
+        )
+
+    async def _list(self, request: OperationRequest) -> Answer:
+        tenant = await self._tenants.of(request)
+        after, limit = read_number(request, "after", 0, MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
+        page = await self._mediation.list_connections(tenant, after, limit)
+        return {"connections": [self._listed(view) for view in page.views], "more": page.more, "total": page.total}
+
+    async def _rank(self, request: OperationRequest) -> Answer:
+        tenant, text, order = await self._tenants.of(request), read_text(request, "text"), read_text(request, "order")
+        skip, limit = read_number(request, "skip", 0, LOOKED_AT), read_number(request, "limit", 1, MAX_LISTED)
+        if order not in ORDERS:
+            raise BadRequestError("order", f"expected one of {', '.join(ORDERS)}")
+        if len(text) > MAX_NAME:
+            raise BadRequestError("text", f"expected at most {MAX_NAME} characters")
+        looked_at = await self._survey(tenant, text.strip())
+        rows = [row for row in looked_at if row.messages] if request.get("waiting") is True else looked_at
+        if order in _KEYS:
+            rows = sorted(rows, key=_KEYS[order])
+        shown = {row.no: row for row in rows[skip : skip + limit]}
+        return {
+            "connections": [
+                {**self._listed(view), "oldest_at": (shown[view.connection.no].oldest_at or 0) / 1000 or None}
+                for view in await self._mediation.view_connections(tenant, list(shown))
+            ],
+            "found": len(rows),
+            "complete": len(looked_at) < LOOKED_AT,
+        }
+
+    async def _survey(self, tenant: str, text: str) -> list[ConnectionRow]:
+        """Look one at a time, as each look reads thousands of rows."""
+        async with self._looking:
+            question, at, rows = self._look
+            now = time.monotonic()
+            if question != (tenant, text) or now - at > FRESH_SECONDS:
+                rows = await self._mediation.survey_connections(tenant, text, LOOKED_AT)
+                self._look = (tenant, text), now, rows
+            return rows
+
+    async def _show(self, request: OperationRequest) -> Answer:
+        tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
+        view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
+        connection, rules = view.connection, self._mediation.rules
+        allowed = not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
+        return {
+            **self._listed(view),
+            "their_did": connection.their_did,
+            "callers": list(connection.callers),
+            "endpoint": connection.endpoint,
+            "push": None if connection.device is None else connection.device.platform,
+            "invitation": connection.invitation,
+            "policy": rules.policy.value,
+            "on_list": Verdict.DENY.value if is_denied(rules, connection) else Verdict.ALLOW.value if allowed else None,
+            "routes": [write_route(route) for route in view.routes],
+        }
+
+    async def _remove(self, request: OperationRequest) -> Answer:
+        tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
+        await self._mediation.disconnect(tenant, no)
+        # Whoever removed it finds it no more, also in a list that is not read again yet.
+        self._look = ("", ""), 0.0, []
+        return {"connection": no, "removed": True}
+
+    def _listed(self, view: ConnectionView) -> Answer:
+        connection, mailbox = view.connection, view.mailbox
+        return {
+            "connection": connection.no,
+            "label": connection.label,
+            "didcomm": connection.generation.value,
+            "created_at": connection.created_at / 1000,
+            "seen_at": view.seen_at / 1000,
+            "keys": view.keys,
+            "mail_address": None if mailbox is None else mailbox.address,
+            "messages": 0 if mailbox is None else mailbox.messages,
+            "bytes": 0 if mailbox is None else mailbox.bytes,
+            "live": self._sessions.has(connection.no),
+            "relayed": connection.endpoint is not None,
+            "transport": view.use.transport,
+            "pickup": view.use.pickup,
+            "client": view.use.client,
+            **asdict(view.use.traffic),
+        }
+
+    async def _statistics(self, request: OperationRequest) -> Answer:
+        collected = await statistics.collect(self._mediation, await self._tenants.of(request))
+        return {"live": self._sessions.count, **collected}
+
+
+def write_route(route: Route) -> Answer:
+    """Write a key and where it leads."""
+    return {
+        "key": route.key,
+        "mail_address": route.address,
+        "created_at": route.created_at / 1000,
+        "used_at": route.used_at / 1000,
+    }

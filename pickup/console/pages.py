@@ -1,0 +1,55 @@
+"""The console's pages of the DIDComm door: connections."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from mediator.console.console import HOME, Console
+from mediator.console.pages import Page, Shown, Visit
+from mediator.errors import NoSuchMailboxError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
+
+GROUP: Final = "DIDComm"
+PER_PAGE: Final = 50
+
+
+def add_pages(console: Console) -> None:
+    """Add the pages."""
+    console.add_pages(
+        "didcomm",
+        Path(__file__).with_name("templates"),
+        Page("/connections", "Connections", _list_connections, GROUP),
+        Page("/connections/{tenant}/{connection}", "Connection", _show_connection, template="connection.html"),
+    )
+
+
+def _tenant(visit: Visit) -> dict[str, str]:
+    return {"tenant": visit.text("tenant") or DEFAULT_TENANT}
+
+
+async def _list_connections(visit: Visit) -> Shown:
+    asked = {**_tenant(visit), "text": visit.text("text"), "order": visit.text("order", ORDERS[0])}
+    skip = visit.number("skip", 0, 0, LOOKED_AT)
+    found = await visit.run("connections-rank", **asked, skip=skip, limit=PER_PAGE)
+    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE, "looked_at": LOOKED_AT}
+
+
+async def _show_connection(visit: Visit) -> Shown:
+    place: dict[str, Any] = {**_tenant(visit), "connection": visit.number("connection", 0, 0, MAX_NUMBER)}
+    shown = await visit.run("connections-show", **place)
+    return {
+        "place": place,
+        "shown": shown,
+        "mailbox": await _find_mailbox(visit, place["tenant"], shown["mail_address"]),
+        "path": f"{HOME}/connections/{place['tenant']}/{place['connection']}",
+    }
+
+
+async def _find_mailbox(visit: Visit, tenant: str, mail_address: str | None) -> Any:
+    """Return the mailbox with its lanes; None without one, or when it was deleted meanwhile."""
+    if mail_address is None:
+        return None
+    try:
+        return await visit.run("mailbox-show", tenant=tenant, mail_address=mail_address)
+    except NoSuchMailboxError:
+        return None

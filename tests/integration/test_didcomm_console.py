@@ -1,0 +1,103 @@
+"""The console's pages of the DIDComm door, and the operations behind them, with wallets that are real."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from mediator.ops.control import send_command
+from pickup.client import Holder, Sender
+from pickup.mediation.names import base58, verkey
+from tests.harness.app import PATIENCE, App, app
+from tests.harness.console_site import ROLES as ALL
+from tests.harness.console_site import token
+from tests.harness.didcomm_service import note, note_v2
+
+OPERATORS = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ALL]}
+
+
+@dataclass
+class Door:
+    """A service with its console, and wallets that come to it."""
+
+    app: App
+    folder: Path
+    stack: AsyncExitStack
+    sender: Sender
+
+    async def run(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Run an operation as commands do."""
+        answer = await send_command(self.folder, operation, within=PATIENCE, **fields)
+        assert answer["error"] == "", answer
+        return answer
+
+    async def read(self, path: str, role: str = "admin") -> str:
+        answer = await self.app.call("GET", f"/console{path}", token=token(role), Accept="text/html")
+        text = answer.data.decode()
+        assert answer.status == 200, text
+        return text
+
+    async def act(self, operation: str, **fields: str) -> str:
+        """Send a form, and return what the page that it leads to will say."""
+        headers = {"Authorization": f"Bearer {token('admin')}"}
+        url = f"/console/do/{operation}"
+        async with self.app.http.post(url, data=fields, headers=headers, allow_redirects=False) as answer:
+            assert answer.status == 303
+            return unquote(answer.cookies["mediator_notice"].value)
+
+    async def wallet(self, label: str, mails: int, version: str = "v1") -> tuple[Holder, str]:
+        """Connect a wallet for which so many messages wait; return the key or DID that it registered."""
+        made = await self.run("invite")
+        holder = await self.stack.enter_async_context(await Holder.connect(made[f"{version}_url"], label=label))
+        grant, key = await holder.mediate(), await holder.add_key()
+        for number in map(str, range(mails)):
+            if version == "v1":
+                await self.sender.send_v1(key, grant.routing, grant.endpoint, note(number))
+            else:
+                await self.sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2(number))
+        return holder, key
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with app(tmp_path, operators=OPERATORS, didcomm={}) as service, AsyncExitStack() as stack:
+        yield Door(service, tmp_path, stack, await stack.enter_async_context(Sender()))
+
+
+async def test_connections_are_found_ordered_shown_and_removed(door: Door) -> None:
+    keys = [(await door.wallet(*wallet))[1] for wallet in (("<i>Ann", 1), ("Ben", 3), ("", 2, "v2"))]
+
+    async def ranked(**fields: Any) -> list[int]:
+        return [each["connection"] for each in (await door.run("connections-rank", **fields))["connections"]]
+
+    assert await ranked() == [3, 2, 1]
+    for order, numbers in {"depth": [2, 3, 1], "size": [3, 2, 1], "age": [1, 2, 3], "idle": [1, 2, 3]}.items():
+        assert await ranked(order=order) == numbers, order
+    assert await ranked(order="depth", skip=1, limit=1) == [3]
+    shown = await door.run("connections-show", connection=1)
+    assert (shown["policy"], shown["on_list"]) == ("open", None)
+    named = {
+        "<I>a": [1], "ann": [1], keys[0]: [1], keys[0][:30]: [1], keys[0].removeprefix("did:key:")[:30]: [1],
+        base58(verkey(keys[1])): [2], keys[2]: [3], keys[2][:40]: [3], shown["callers"][0][:40]: [1],
+        shown["mail_address"][:10]: [1], "2": [2], "did:": [3, 2, 1], "nobody": [],
+    }  # fmt: skip
+    assert {text: await ranked(text=text) for text in named} == named
+    page = await door.read("/connections?text=ann")
+    assert "&lt;i&gt;Ann" in page
+    assert "<i>" not in page
+    assert re.findall(r'id="c-(\d)"', await door.read("/connections?order=depth")) == ["2", "3", "1"]
+    one = await door.read("/connections/default/1")
+    assert keys[0] in one
+    assert "/console/do/" not in (await door.read("/connections/default/1", "read")).replace("do/sign-out", "")
+    removed = await door.act("connections-remove", connection="1", done="Gone: $connection.")
+    assert removed == "Gone: 1."
+    assert await ranked() == [3, 2]
+    caller = (await door.run("connections-show", connection=2))["callers"][0]
+    assert await door.act("access-add", list="deny", name=caller, note="loud") == "Done."
+    assert (await door.run("connections-show", connection=2))["on_list"] == "deny"
+    assert "It is on the deny list" in await door.read("/connections/default/2")
