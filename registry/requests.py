@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from registry.agents.records import Agent, State
-from registry.cards.card import Card
+from registry.cards.card import Card, Skill
 
 PAGE = 20
 """Default number of agents on a page (G3)."""
@@ -35,10 +35,12 @@ class DiscoverRequest:
     """None: all but gone ones."""
     min_score: float | None = None
     cursor: str | None = None
-    """``next`` of the page before; besides it only ``limit``, ``with_scores`` and ``with_state`` are used."""
+    """``next`` of the page before; besides it only ``limit``, ``explain`` and ``with_…`` are used."""
     with_scores: bool = False
     with_state: bool = False
     """Whether to include states and the last reports."""
+    explain: bool = False
+    """Whether to say why each agent is found where it is; with a cursor only if the first page was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,35 @@ class RegisterResult:
 
 
 @dataclass(frozen=True, slots=True)
+class KeywordMatch:
+    """What keywords gave to an agent's score."""
+
+    score: float
+    words: tuple[str, ...]
+    """Those of the request that the card has, the rarest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorMatch:
+    """What vectors gave to an agent's score; without cosines where the card has no vectors yet."""
+
+    score: float
+    card: float | None = None
+    """Cosine of the card as a whole and the request, or of its nearest sentence."""
+    skill: Skill | None = None
+    """The skill nearest to the request."""
+    skill_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an agent is found where it is: the scores of its parts add up to its own. None: it had no part in it."""
+
+    keywords: KeywordMatch | None = None
+    vectors: VectorMatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoverResult:
     """A page of agents, best first, with a score and a state each."""
 
@@ -59,9 +90,11 @@ class DiscoverResult:
     scores: list[float]
     states: list[State]
     total: int
-    """How many agents were found; pages end after :data:`registry.index.tenant.MAX_RANKED`."""
+    """How many agents were found; pages end after :data:`registry.index.ranking.MAX_RANKED`."""
     next: str | None
     mode: str
     """How they were found: ``list``, ``text`` or ``semantic``."""
     note: str = ""
     """Why keywords answered a semantic search; "" if they did not."""
+    explanations: list[Explanation] | None = None
+    """One for each agent; None if the request did not ask for them."""

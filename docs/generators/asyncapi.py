@@ -20,6 +20,7 @@ from mediator.nats.requests import SEND_HEADERS
 from mediator.nats.subjects import API
 from mediator.nats.verbs import MailboxVerbs, Verb
 from registry.api import codec
+from registry.api.openapi import explanation
 from registry.cards.card import MAX_CARD
 
 Json = dict[str, Any]
@@ -257,6 +258,7 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
         "note": {"type": "string", "description": "Why a semantic search was answered by keywords."},
         "scores": {"type": "array", "items": {"type": "number"}},
         "states": {"type": "array", "items": {"type": "object"}},
+        "explanations": {"type": "array", "items": explanation()},
     }
     yield "REGISTER", card, _object({**done["properties"], "warnings": warnings}, ["error"])
     yield "UNREGISTER", named, done

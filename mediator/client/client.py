@@ -192,10 +192,12 @@ class Client:
         tags: Sequence[str] = (),
         skills: Sequence[str] = (),
         min_score: float | None = None,
+        explain: bool = False,
     ) -> list[Agent]:
         """Find agents by what they can do, best first: by meaning, or ``by_words`` alone. Without a text: all (G3).
 
-        ``tags`` and ``skills``: an agent must have all of them. ``min_score``: 0 to 1.
+        ``tags`` and ``skills``: an agent must have all of them. ``min_score``: 0 to 1. ``explain``: say why each agent
+        is found where it is, in :attr:`Agent.explanation`.
         """
         fields = {
             "text" if by_words else "semantic": text,
@@ -203,17 +205,23 @@ class Client:
             "filter": _given({"tags": list(tags), "skills": list(skills)}),
             "min_score": min_score,
             "with_scores": bool(text),
+            "explain": explain,
         }
         request = _given(fields)
         found: list[Agent] = []
         while True:
             reply = await self.request("AGENT.DISCOVER", request)
             scores = reply.get("scores") or [None] * len(reply["agents"])
-            found += [Agent(card, score=score) for card, score in zip(reply["agents"], scores, strict=True)]
+            reasons = reply.get("explanations") or [None] * len(reply["agents"])
+            found += [
+                Agent(card, score=score, explanation=why)
+                for card, score, why in zip(reply["agents"], scores, reasons, strict=True)
+            ]
             # A page also ends where the reply is full.
             if len(found) >= limit or not reply.get("next"):
                 return found[:limit]
-            request = {"cursor": reply["next"], "limit": min(limit - len(found), PAGE), "with_scores": bool(text)}
+            request = {name: fields[name] for name in ("with_scores", "explain")}
+            request |= {"cursor": reply["next"], "limit": min(limit - len(found), PAGE)}
 
 
 class Mailbox:
@@ -521,10 +529,11 @@ class Mailbox:
         tags: Sequence[str] = (),
         skills: Sequence[str] = (),
         min_score: float | None = None,
+        explain: bool = False,
     ) -> list[Agent]:
         """Find agents, as :meth:`Client.discover`; ``box.mailbox(agent.address)`` is where they are reached."""
         return await self.client.discover(
-            text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score
+            text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score, explain=explain
         )
 
     def with_mailbox(self, card: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,6 +19,8 @@ class Agent:
     """The AgentCard as it was registered."""
     score: float | None = field(default=None, kw_only=True)
     """0 to 1, among the agents of one answer; None where nothing was searched for."""
+    explanation: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """What keywords and vectors gave to the score (G3); None unless ``explain`` was asked for."""
 
     @property
     def name(self) -> str:

@@ -227,10 +227,13 @@ class Client:
         tags: Sequence[str] = (),
         skills: Sequence[str] = (),
         min_score: float | None = None,
+        explain: bool = False,
     ) -> list[Agent]:
         """Find agents by what they can do, best first."""
         return self.runner.run(
-            self.inner.discover(text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score)
+            self.inner.discover(
+                text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score, explain=explain
+            )
         )
 
 
@@ -399,9 +402,12 @@ class Mailbox:
         tags: Sequence[str] = (),
         skills: Sequence[str] = (),
         min_score: float | None = None,
+        explain: bool = False,
     ) -> list[Agent]:
         """Find agents by what they can do, best first."""
-        return self.client.discover(text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score)
+        return self.client.discover(
+            text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score, explain=explain
+        )
 
 
 async def _wait(work: Awaitable[T]) -> T:

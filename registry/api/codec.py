@@ -12,7 +12,15 @@ from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.agents.records import Agent, State
 from registry.cards.card import MAX_DEPTH, MAX_NAME
 from registry.cards.mailbox import find_mailbox
-from registry.requests import MAX_PAGE, PAGE, AgentReference, DiscoverRequest, DiscoverResult, RegisterResult
+from registry.requests import (
+    MAX_PAGE,
+    PAGE,
+    AgentReference,
+    DiscoverRequest,
+    DiscoverResult,
+    Explanation,
+    RegisterResult,
+)
 from registry.search.splitting import MAX_REQUEST
 
 MAX_STATUS = 16 * 1024
@@ -20,7 +28,7 @@ MAX_STATUS = 16 * 1024
 MAX_PAGES = 1_000_000
 MAX_CURSOR = 256
 
-_ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state")
+_ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state", "explain")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LISTS = ("tag", "skill", "state")
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
@@ -94,6 +102,7 @@ def _discover(fields: Fields, filters: Fields, names: tuple[str, str, str]) -> D
         cursor=fields.text("cursor", MAX_CURSOR),
         with_scores=fields.flag("with_scores") or False,
         with_state=fields.flag("with_state") or False,
+        explain=fields.flag("explain") or False,
     )
 
 
@@ -103,7 +112,7 @@ def _typed(name: str, text: str) -> Any:
         return int(text)
     if name == "min_score" and _DECIMAL.fullmatch(text):
         return float(text)
-    if name.startswith("with_"):
+    if name == "explain" or name.startswith("with_"):
         return _FLAGS.get(text.lower(), text)
     return text
 
@@ -119,10 +128,27 @@ def encode_page(page: DiscoverResult, query: DiscoverRequest) -> dict[str, Any]:
         fields["scores"] = [round(score, 4) for score in page.scores]
     if query.with_state:
         fields["states"] = [encode_state(*each) for each in zip(page.agents, page.states, strict=True)]
+    if page.explanations is not None:
+        fields["explanations"] = [encode_explanation(each) for each in page.explanations]
     if page.next is not None:
         fields["next"] = page.next
     if page.note:
         fields["note"] = page.note
+    return fields
+
+
+def encode_explanation(why: Explanation) -> dict[str, Any]:
+    """Return what each way of searching gave to an agent's score; those that gave nothing are left out (G3)."""
+    fields: dict[str, Any] = {}
+    if why.keywords is not None:
+        fields["keywords"] = {"score": round(why.keywords.score, 4), "words": why.keywords.words}
+    if (vectors := why.vectors) is not None:
+        fields["vectors"] = {"score": round(vectors.score, 4)}
+        if vectors.card is not None:
+            fields["vectors"]["card"] = round(vectors.card, 4)
+        if vectors.skill is not None and vectors.skill_cosine is not None:
+            skill = {"id": vectors.skill.id, "name": vectors.skill.name, "cosine": round(vectors.skill_cosine, 4)}
+            fields["vectors"]["skill"] = {name: value for name, value in skill.items() if value != ""}
     return fields
 
 

@@ -100,12 +100,30 @@ def document() -> Json:
                         "note": {"type": "string", "description": "Why a semantic search was answered by keywords."},
                         "scores": {"type": "array", "items": {"type": "number"}},
                         "states": {"type": "array", "items": _ref("State")},
+                        "explanations": {"type": "array", "items": _ref("Explanation")},
                     },
                     ["agents", "mode", "total"],
                 ),
+                "Explanation": explanation(),
                 "Error": _object({"error": {"type": "string"}, "code": {"type": "string"}}),
             },
         },
+    }
+
+
+def explanation() -> Json:
+    """Return the schema of one of DISCOVER's ``explanations``."""
+    number, text = {"type": "number"}, {"type": "string"}
+    words = {"type": "array", "items": text, "description": "Words of the request that the card has, the rarest first."}
+    whole = {**number, "description": "Cosine of the card to the request. Absent: it has no vectors yet."}
+    skill = _object({"id": text, "name": text, "cosine": number}, ["cosine"])
+    skill["description"] = "The skill nearest to the request."
+    parts = {
+        "keywords": _object({"score": number, "words": words}),
+        "vectors": _object({"score": number, "card": whole, "skill": skill}, ["score"]),
+    }
+    return _object(parts, []) | {
+        "description": "What each way of searching gave to an agent's score: they add up to it."
     }
 
 
@@ -124,6 +142,7 @@ def _find() -> Json:
         _query("cursor", {"type": "string", "maxLength": MAX_CURSOR}, "`next` of the page before."),
         _query("with_scores", {"type": "boolean"}, "Include `scores`."),
         _query("with_state", {"type": "boolean"}, "Include `states`."),
+        _query("explain", {"type": "boolean"}, "Include `explanations`: why each agent is found where it is."),
     ]
     link: Json = {"description": 'The next page, rel="next".', "schema": {"type": "string"}}
     page = _answer("A page of agents, best first.", _ref("Page"), {"Link": link})

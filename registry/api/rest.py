@@ -152,7 +152,7 @@ def _next(query: DiscoverRequest, cursor: str | None) -> dict[str, str]:
     """Return the Link header to the next page, if there is one."""
     if cursor is None:
         return {}
-    options = {"with_scores": query.with_scores, "with_state": query.with_state}
+    options = {"with_scores": query.with_scores, "with_state": query.with_state, "explain": query.explain}
     next_page = {
         "cursor": cursor,
         "limit": str(query.limit),

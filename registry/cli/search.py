@@ -67,6 +67,12 @@ def discover(
     state: States = None,
     min_score: Annotated[float | None, typer.Option(min=0, max=1, help="Only agents with at least this score.")] = None,
     limit: Limit = ROWS,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say why each agent is found where it is: what words and meaning gave to its score."
+        ),
+    ] = False,
     *,
     options: ClientOptions,
 ) -> None:
@@ -79,11 +85,12 @@ def discover(
         "min_score": min_score,
         "with_scores": True,
         "with_state": True,
+        "explain": explain,
     }
 
     async def shown(rows: list[dict[str, Any]], answer: dict[str, Any]) -> None:
         if rows:
-            columns = ("rank#", "score#", "name", "mailbox", "state", "description")
+            columns = ("rank#", "score#", "name", "mailbox", "state", "why" if explain else "description")
             output.print_table(columns, ([row[column.removesuffix("#")] for column in columns] for row in rows))
         else:
             output.print_line("no agent was found")
@@ -145,7 +152,8 @@ def _rows(answer: dict[str, Any], before: int) -> list[dict[str, Any]]:
     agents, states = answer["agents"], answer["states"]
     scores = answer.get("scores", [0.0] * len(agents))
     rows = []
-    for rank, (agent, score, state) in enumerate(zip(agents, scores, states, strict=True), before + 1):
+    reasons = answer.get("explanations", [{}] * len(agents))
+    for rank, (agent, score, state, why) in enumerate(zip(agents, scores, states, reasons, strict=True), before + 1):
         card = read_card(orjson.dumps(agent))
         rows.append(
             {
@@ -156,9 +164,25 @@ def _rows(answer: dict[str, Any], before: int) -> list[dict[str, Any]]:
                 "state": state["state"],
                 "last seen": output.moment(state["last_seen"]),
                 "description": card.description.strip().partition("\n")[0],
+                "why": _why(why),
             }
         )
     return rows
+
+
+def _why(explanation: dict[str, Any]) -> str:
+    """Return a line for each way of searching that gave something to the score."""
+    lines = []
+    if words := explanation.get("keywords"):
+        lines.append(f"words {words['score']:.3f}: {', '.join(words['words']) or 'none of the card alone'}")
+    if vectors := explanation.get("vectors"):
+        near = []
+        if skill := vectors.get("skill"):
+            near.append(f"skill {skill.get('name') or skill.get('id', '')} {skill['cosine']:.2f}".replace("  ", " "))
+        if "card" in vectors:
+            near.append(f"card {vectors['card']:.2f}")
+        lines.append(f"meaning {vectors['score']:.3f}: {', '.join(near) or 'estimated, the card has no vectors yet'}")
+    return "\n".join(lines)
 
 
 def _more(shown: int, answer: dict[str, Any]) -> None:

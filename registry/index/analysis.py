@@ -23,10 +23,18 @@ def analyze(text: str) -> list[str]:
     is nothing else. An identifier becomes the words it is made of, a short one also a term of its own. Scripts without
     spaces become bigrams. Data such as base64 is left out.
     """
+    return [_stem(token) for token in _telling(text)]
+
+
+def spell(text: str) -> dict[str, str]:
+    """Return the index terms of a text, each with the word that it was made of, folded as the term is."""
+    return {_stem(token): token for token in _telling(text)}
+
+
+def _telling(text: str) -> list[str]:
     # Folding leaves nothing of an accent without a letter.
     tokens = [token for token in _tokenize(text) if token]
-    telling = [token for token in tokens if token not in _STOP_WORDS]
-    return [_stem(token) for token in telling or tokens]
+    return [token for token in tokens if token not in _STOP_WORDS] or tokens
 
 
 _MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in {"Mn", "Mc"})

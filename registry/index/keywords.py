@@ -89,6 +89,16 @@ class KeywordIndex:
         hits = np.flatnonzero(sums)
         return hits.astype(np.int32), sums[hits]
 
+    def match(self, words: Iterable[str], slots: Sequence[int]) -> list[dict[str, str]]:
+        """Return for each slot which of the words it has, the rarest first, each with the term that it stands for."""
+        terms = self._terms.resolve(dict.fromkeys(words))
+        rarest = sorted(terms.items(), key=lambda each: self._terms.count(each[1]))
+        matches = []
+        for slot in slots:
+            numbers = frozenset(self._documents.get(slot, ()))
+            matches.append({word: term for word, term in rarest if self._terms[term] in numbers})
+        return matches
+
     def _add(self, batch: Mapping[int, Mapping[str, int]]) -> None:
         for slot in batch:
             if not 0 <= slot <= MAX_SLOT:
@@ -170,17 +180,29 @@ class _TermDictionary(dict[str, int]):
     def look_up(self, words: Iterable[str]) -> list[tuple["array[int]", float]]:
         """Return the postings of the words of a query, the rarest first, and the boost of each."""
         found: dict[str, float] = {}
+        counts = Counter(words)
+        for word, term in self.resolve(counts).items():
+            again = 2 * counts[word] / (counts[word] + 1)
+            found[term] = found.get(term, 0) + (again if term == word else _CORRECTION * again)
+        terms = [(self._postings[self[word]], boost) for word, boost in found.items()]
+        return sorted(terms, key=lambda each: len(each[0]))[:MAX_QUERY]
+
+    def resolve(self, words: Iterable[str]) -> dict[str, str]:
+        """Return the term that each of distinct words stands for, itself or its correction; not those without one."""
+        terms = {}
         corrections = MAX_CORRECTIONS
-        for word, count in Counter(words).items():
-            again = 2 * count / (count + 1)
+        for word in words:
             if word in self:
-                found[word] = found.get(word, 0) + again
+                terms[word] = word
             elif corrections and len(word) >= _CORRECTED and word.isascii() and word.isalpha():
                 corrections -= 1
                 if corrected := self._correct(word):
-                    found[corrected] = found.get(corrected, 0) + _CORRECTION * again
-        terms = [(self._postings[self[word]], boost) for word, boost in found.items()]
-        return sorted(terms, key=lambda each: len(each[0]))[:MAX_QUERY]
+                    terms[word] = corrected
+        return terms
+
+    def count(self, term: str) -> int:
+        """Return how many agents have a term, which is one of some agent."""
+        return len(self._postings[self[term]])
 
     def _correct(self, word: str) -> str | None:
         """Return the most common term one edit away: a letter inserted, deleted or replaced, or two swapped."""

@@ -6,7 +6,7 @@ tuned on one half of the requests of four public benchmarks and validated on the
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,11 @@ from registry.index.vectors import Similarities
 KeywordHits = tuple[NDArray[np.int32], NDArray[np.float32]]
 """What ``KeywordIndex.search`` returns for one text: distinct slots and their positive scores."""
 _Scores = NDArray[np.float32]
+
+MAX_RANKED = 1000
+"""Agents of a search on all of its pages together."""
+KEYWORDS, VECTORS = "keywords", "vectors"
+"""Names of the shares of a score."""
 
 _KEYWORDS = 0.8
 """Weight of keywords, relative to vectors."""
@@ -42,6 +47,8 @@ class RankedSlots(NamedTuple):
 
     slots: NDArray[np.int32]
     scores: NDArray[np.float32]
+    shares: Mapping[str, NDArray[np.float32]]
+    """What each way of searching gave to the scores of the best :data:`MAX_RANKED`: they add up to them."""
 
 
 def rank(keywords: Sequence[KeywordHits], similar: Similarities | None, agents: int) -> RankedSlots:
@@ -58,15 +65,16 @@ def rank(keywords: Sequence[KeywordHits], similar: Similarities | None, agents: 
     relative, strength = _relative(slots, keywords, np.float32(_DISTINCT * math.log1p(agents)))
     by_words = _mixed(strength * relative**_STEEPNESS, _PARTS_OF_KEYWORDS)
     if similar is None or not len(similar.slots):
-        return _ordered(slots, by_words / max(by_words.max(initial=0), _TINY))
+        return _ordered(slots, {KEYWORDS: by_words / max(by_words.max(initial=0), _TINY)})
     cosines = np.maximum(np.float32(0.5) * (similar.card + similar.skill), 0)
     best = np.maximum(cosines.max(axis=0), _TINY)
     near = relative * best
     near[np.searchsorted(slots, similar.slots)] = cosines
     level = np.float32(1 - _EVENNESS) + np.float32(_EVENNESS * _USUAL) / best
-    total = _mixed(near * level, _PARTS_OF_VECTORS) + np.float32(_KEYWORDS) * by_words
     # Scaling is for the order alone: a request that is near to nothing keeps low scores.
-    return _ordered(slots, total / (level[0] * np.float32(1 + _KEYWORDS)))
+    scale = level[0] * np.float32(1 + _KEYWORDS)
+    by_meaning = _mixed(near * level, _PARTS_OF_VECTORS)
+    return _ordered(slots, {KEYWORDS: np.float32(_KEYWORDS) * by_words / scale, VECTORS: by_meaning / scale})
 
 
 _TINY = np.float32(1e-6)
@@ -95,7 +103,14 @@ def _mixed(scores: _Scores, parts: float) -> _Scores:
     return mixed
 
 
-def _ordered(slots: NDArray[np.int32], scores: _Scores) -> RankedSlots:
+def _ordered(slots: NDArray[np.int32], shares: Mapping[str, _Scores]) -> RankedSlots:
+    scores = sum(shares.values(), np.zeros(len(slots), np.float32))
     # Slots are ascending, and a stable sort keeps ties in that order.
     order = np.argsort(-scores, kind="stable")
-    return RankedSlots(slots[order], np.clip(scores[order], 0, 1))
+    scores = scores[order]
+    best = order[:MAX_RANKED]
+    # A score above 1 is lowered to 1, and its shares with it.
+    over: _Scores = np.maximum(scores[:MAX_RANKED], np.float32(1))
+    return RankedSlots(
+        slots[order], np.clip(scores, 0, 1), {name: share[best] / over for name, share in shares.items()}
+    )

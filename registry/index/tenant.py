@@ -1,7 +1,7 @@
 """The search index of one tenant, in memory: keywords, vectors, tags, skills and liveness of its agents."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +17,6 @@ from registry.index.vectors import Similarities, VectorIndex
 
 CANDIDATES = 200
 """Nearest agents to each text of a query that are ranked; others are found by keywords only."""
-MAX_RANKED = 1000
-"""Agents of a search on all of its pages together."""
 DEFAULT_STATES = frozenset({State.ALIVE, State.STALE})
 """States of the agents that are found by default."""
 _NEVER = np.iinfo(np.int64).max
@@ -29,6 +27,17 @@ class TopAgents(NamedTuple):
 
     numbers: NDArray[np.int64]
     scores: NDArray[np.float32]
+    shares: Mapping[str, NDArray[np.float32]]
+    """What each way of searching gave; they add up to the scores."""
+
+
+class IndexMatch(NamedTuple):
+    """What of one agent's card matches a request."""
+
+    terms: Mapping[str, str]
+    """The words of the request that the card has, each with the index term that it stands for, the rarest first."""
+    cosines: NDArray[np.float32]
+    """Of each vector, the card's first, to the nearest of the request's; empty without vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ class TenantIndex:
             return numbers
 
     def search(self, query: IndexQuery, filter_: SearchFilter, now: int) -> tuple[TopAgents, int]:
-        """Return the best agents for a query, at most ``MAX_RANKED``, and how many were found in all.
+        """Return the best agents for a query, at most :data:`ranking.MAX_RANKED`, and how many were found in all.
 
         Keywords find the agents that have any of its words, vectors also those that are near to it.
         """
@@ -177,9 +186,23 @@ class TenantIndex:
                 similar = self._similar(self._vectors, query.vectors, hits, allowed)
             ranked = ranking.rank(hits, similar, len(self._slots))
             kept = int(np.count_nonzero(ranked.scores >= filter_.min_score))
-            best = slice(min(kept, MAX_RANKED))
-            found = TopAgents(self._numbers[ranked.slots[best]], ranked.scores[best])
+            best = slice(min(kept, ranking.MAX_RANKED))
+            shares = {name: share[best] for name, share in ranked.shares.items()}
+            found = TopAgents(self._numbers[ranked.slots[best]], ranked.scores[best], shares)
             return found, kept if similar is None else len(found.numbers)
+
+    def match(self, query: IndexQuery, numbers: Sequence[int]) -> dict[int, IndexMatch]:
+        """Return what of the cards of these agents matches a query, without those that were removed."""
+        with self._lock:
+            slots = {no: self._slots[no] for no in numbers if no in self._slots}
+            terms = self._keywords.match([word for words in query.words for word in words], list(slots.values()))
+            matches = {}
+            for (no, slot), matched in zip(slots.items(), terms, strict=True):
+                cosines = np.empty(0, np.float32)
+                if query.vectors is not None and self._vectors is not None:
+                    cosines = self._vectors.cosines(slot, query.vectors)
+                matches[no] = IndexMatch(matched, cosines)
+            return matches
 
     def _similar(
         self,

@@ -96,6 +96,14 @@ class VectorIndex:
         chosen |= np.isin(found.slots, wanted)
         return Similarities(found.slots[chosen], found.card[chosen], found.skill[chosen])
 
+    def cosines(self, slot: int, queries: Floats) -> Floats:
+        """Return the cosine of each of an agent's vectors to the nearest of (q, dims) queries; empty if it has none."""
+        if slot not in self._arena:
+            return np.empty(0, np.float32)
+        [(_, rows)] = self._arena.blocks(np.array([slot], np.int32))
+        nearest: Floats = (rows[0].astype(np.float32) @ queries.T).max(axis=1)
+        return nearest
+
     def _candidates(self, queries: Floats, limit: int, also: Slots) -> Slots | None:
         """Return which agents to compare with the queries; None for all."""
         if self._clusters is None:

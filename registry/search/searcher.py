@@ -1,7 +1,7 @@
 """Answers DISCOVER: ranks agents for a request, and cuts the ranking into pages (G3)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -19,11 +19,13 @@ from registry.agents.showing import shown_to_others
 from registry.embedding.switching import EmbeddingModels
 from registry.index.analysis import analyze
 from registry.index.document import fold
+from registry.index.ranking import VECTORS
 from registry.index.tenant import DEFAULT_STATES, IndexQuery, SearchFilter, TenantIndex, TopAgents
 from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
-from registry.requests import DiscoverRequest, DiscoverResult
-from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
+from registry.requests import DiscoverRequest, DiscoverResult, Explanation
+from registry.search.explaining import explain
+from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
 from registry.search.splitting import search_texts
 from registry.tables import RegistryTables
 
@@ -39,6 +41,8 @@ STEP = 16
 """Agents read before the byte budget is checked, since cards may be large."""
 OVERHEAD = 160
 """Bytes of an agent in an answer beside its card and report, at most: score, state, commas."""
+EXPLAINED = 4096
+"""Bytes of its explanation, at most."""
 LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
 
 
@@ -77,10 +81,13 @@ class Searcher:
         """See :meth:`registry.directory.Directory.discover`."""
         if query.cursor is not None:
             snapshot, start = self._resume(tenant, query.cursor)
+            if query.explain and snapshot.result.explained is None and snapshot.result.mode != LISTED:
+                raise BadRequestError("explain", "the first page was asked for without it; ask again without cursor")
         else:
             snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
         result, now = snapshot.result, self._broker.clock()
-        page, end = await self._page(tenant, result, start, query.limit, budget)
+        overhead = OVERHEAD + EXPLAINED if query.explain else OVERHEAD
+        page, end = await self._page(tenant, result, start, query.limit, budget, overhead)
         more = end < len(result.numbers)
         if more and query.cursor is None and self._sharing is not None:
             await self._sharing.publish(snapshot)
@@ -92,6 +99,7 @@ class Searcher:
             next=f"{snapshot.id}.{end}" if more else None,
             mode=result.mode,
             note=result.note,
+            explanations=await self._explain(tenant, result, page) if query.explain else None,
         )
         self._metrics.count_search(found)
         return found
@@ -128,7 +136,17 @@ class Searcher:
             mode = BY_MEANING
             vectors, note = await self._vectors(index, texts)
         ranked, total = await self._run(_rank, index, texts, vectors, filter_, now)
-        return SearchResult(ranked.numbers, ranked.scores, total, mode, note)
+        explained = ExplainedRequest(request, ranked.shares) if query.explain else None
+        return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained)
+
+    async def _explain(self, tenant: str, result: SearchResult, page: Sequence[tuple[int, Agent]]) -> list[Explanation]:
+        if result.explained is None:
+            return [Explanation()] * len(page)
+        index = await self._updater.index(tenant)
+        texts = await self._run(search_texts, result.explained.text)
+        # The encoder remembers the texts of a moment ago.
+        vectors = (await self._vectors(index, texts))[0] if VECTORS in result.explained.shares else None
+        return await self._run(explain, index, result.explained, texts, vectors, page)
 
     async def _vectors(self, index: TenantIndex, texts: list[str]) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request and its parts, or None and a note why there are none."""
@@ -141,11 +159,11 @@ class Searcher:
         return vectors, f"answered by keywords: {note}" if note else ""
 
     async def _page(
-        self, tenant: str, result: SearchResult, start: int, limit: int, budget: int
+        self, tenant: str, result: SearchResult, start: int, limit: int, budget: int, overhead: int
     ) -> tuple[list[tuple[int, Agent]], int]:
         """Read a page: agents with their places in the ranking, and the place where the next page begins.
 
-        Agents that were unregistered meanwhile are left out.
+        Agents that were unregistered meanwhile are left out. Each takes ``overhead`` bytes besides its card and report.
         """
         page: list[tuple[int, Agent]] = []
         end = start
@@ -153,7 +171,7 @@ class Searcher:
             numbers = result.numbers[end : end + min(READ_AHEAD, limit - len(page))].tolist()
             for agent in await self._broker.read(partial(_pick, tenant, numbers, budget)):
                 if agent is not None:
-                    budget -= _size(agent)
+                    budget -= _size(agent) + overhead
                     if budget < 0 and page:
                         return page, end
                     page.append((end, agent))
@@ -191,12 +209,12 @@ def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: in
 
 
 def _size(agent: Agent) -> int:
-    return len(agent.card) + len(agent.status or b"") + OVERHEAD
+    return len(agent.card) + len(agent.status or b"")
 
 
 def _key(query: DiscoverRequest) -> bytes:
     """Return a hash of a request, the same for all pages of its answer."""
     words = query.semantic or query.text
     states = None if query.states is None else sorted(query.states)
-    asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score)
+    asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score, query.explain)
     return blake2b(repr(asked).encode(), digest_size=16).digest()

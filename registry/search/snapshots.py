@@ -8,7 +8,7 @@ import secrets
 import time
 import zlib
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +25,15 @@ ID_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """What is kept to explain the agents of any page."""
+
+    text: str
+    shares: Mapping[str, NDArray[np.float32]]
+    """What each way of searching gave to the scores, as long as they."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """The agents that were found, best first, and how."""
 
@@ -34,6 +43,8 @@ class SearchResult:
     total: int
     mode: str
     note: str = ""
+    explained: ExplainedRequest | None = None
+    """If the request asked for explanations."""
 
     def equals(self, other: "SearchResult") -> bool:
         """Return whether both have the same content."""
@@ -58,7 +69,9 @@ class SearchSnapshot:
     @property
     def size(self) -> int:
         """Approximate bytes in memory."""
-        return self.result.numbers.nbytes + self.result.scores.nbytes + 512
+        result, explained = self.result, self.result.explained
+        extra = 0 if explained is None else 4 * len(explained.text) + len(explained.shares) * result.scores.nbytes
+        return result.numbers.nbytes + result.scores.nbytes + extra + 512
 
 
 class SnapshotCache:
@@ -145,9 +158,9 @@ class SnapshotSharing:
         # Messages of any other form are ignored.
         with suppress(ValueError, TypeError, zlib.error):
             head, _, rows = data.partition(b"\n")
-            id, tenant, key, total, mode, note, count = orjson.loads(head)
+            id, tenant, key, total, mode, note, count, *explained = orjson.loads(head)
             known = self._snapshots.get(tenant, id)
-            result = SearchResult(*_unpack(rows, count), total, mode, note) if known is None else known.result
+            result = _unpack(rows, count, total, mode, note, *explained) if known is None else known.result
             self._snapshots.add(id, tenant, bytes.fromhex(key), result)
 
 
@@ -156,12 +169,20 @@ def _pack(snapshot: SearchSnapshot) -> bytes:
     head = [snapshot.id, snapshot.tenant, snapshot.key.hex(), result.total, result.mode, result.note]
     # The differences of a plain list, which has all agents in order, compress to almost nothing.
     steps = np.diff(result.numbers, prepend=0).astype("<i8")
-    rows = zlib.compress(steps.tobytes() + result.scores.astype("<f4").tobytes(), 1)
-    return orjson.dumps([*head, len(steps)]) + b"\n" + rows
+    columns, extra = [result.scores], []
+    if result.explained is not None:
+        columns += result.explained.shares.values()
+        extra = [result.explained.text, [*result.explained.shares]]
+    rows = zlib.compress(steps.tobytes() + b"".join(column.astype("<f4").tobytes() for column in columns), 1)
+    return orjson.dumps([*head, len(steps), *extra]) + b"\n" + rows
 
 
-def _unpack(rows: bytes, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _unpack(
+    rows: bytes, count: int, total: int, mode: str, note: str, text: str | None = None, names: Sequence[str] = ()
+) -> SearchResult:
     data = zlib.decompressobj().decompress(rows, MAX_BYTES)
     steps = np.frombuffer(data, "<i8", count)
     # Copied, so that the scores do not keep the whole buffer in memory.
-    return np.cumsum(steps), np.frombuffer(data, "<f4", offset=steps.nbytes).copy()
+    scores, *shares = np.frombuffer(data, "<f4", offset=steps.nbytes).copy().reshape(1 + len(names), -1)
+    explained = None if text is None else ExplainedRequest(text, dict(zip(names, shares, strict=True)))
+    return SearchResult(np.cumsum(steps), scores, total, mode, note, explained)

@@ -231,6 +231,14 @@ def test_more_agents_than_the_limit_are_counted(mediator):
     assert len(rows(mediator("agent", "discover", words, "--text", "--min-score", best))) == 1
 
 
+def test_why_an_agent_is_found_is_printed(mediator):
+    mediator("agent", "import", OWN / "catalog.jsonl")
+    sentence = "warn me of floods before the river's water level rises"
+    first = rows(mediator("agent", "discover", sentence, "--text", "--limit", "1", "--explain"))[0]
+    assert re.fullmatch(r"words 1\.000: (\w+, )+\w+", first[5])
+    assert {"river", "floods"} <= set(first[5].partition(": ")[2].split(", "))
+
+
 def test_a_search_without_results_says_so(mediator):
     register(mediator, mailbox="a.one", name="One")
     assert mediator("agent", "discover", "zeppelin", "--text").out == "no agent was found\n"

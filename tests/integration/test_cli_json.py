@@ -71,7 +71,7 @@ bench --seconds 0.1
 agent register card.json
 agent report json.ann
 agent list
-agent discover words
+agent discover words --explain
 agent import card.json
 agent unregister json.ann
 agent eval {data}/catalog.jsonl {data}/queries.jsonl --mode text --limit-queries 3

@@ -247,7 +247,8 @@ async def test_an_agent_is_found_while_its_block_runs(box: Mailbox) -> None:
     card = {"name": "Parrot", "description": "repeats whatever it hears"}
     async with box.registered(card, ttl=60) as registration:
         await registration.report(load=0.5)
-        (found,) = await box.discover("somebody who repeats things", by_words=True)
+        (found,) = await box.discover("somebody who repeats things", by_words=True, explain=True)
+        assert found.explanation == {"keywords": {"score": 1.0, "words": ["repeats"]}}
         assert (found.name, found.score) == ("Parrot", 1.0)
         await box.mailbox(found.address).send("hello")
         # Forgotten by the registry, it registers again.
@@ -268,7 +269,8 @@ async def test_all_pages_of_a_discovery_are_fetched(box: Mailbox) -> None:
         await box.register(card)
     try:
         assert [agent.name for agent in await box.discover(limit=100)] == [card["name"] for card in cards]
-        assert len(await box.discover(limit=11)) == 11
+        explained = await box.discover(limit=11, explain=True)
+        assert [agent.explanation for agent in explained] == [{}] * 11
     finally:
         for card in cards:
             await box.client.unregister(card["mailbox"])

@@ -44,7 +44,7 @@ REQUESTS: tuple[tuple[str, str, object], ...] = (
     ("MailboxDelete", "MAILBOX.DELETE.a.b.1", b""),
     ("PublicList", "PUBLIC.LIST", {"limit": 1}),
     ("AgentRegister", "AGENT.REGISTER", CARD),
-    ("AgentDiscover", "AGENT.DISCOVER", {"text": "invoices", "with_scores": True, "with_state": True}),
+    ("AgentDiscover", "AGENT.DISCOVER", {"text": "invoices", "with_scores": True, "with_state": True, "explain": True}),
     ("AgentReport", "AGENT.REPORT", {"mailbox": "clerk.inbox", "load": 0.5}),
     ("AgentUnregister", "AGENT.UNREGISTER", {"name": "Clerk"}),
 )

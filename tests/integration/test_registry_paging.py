@@ -3,7 +3,7 @@
 import pytest
 
 from mediator.errors import BadRequestError
-from registry.requests import AgentReference
+from registry.requests import AgentReference, Explanation
 from tests.harness.directory import Instance, instance
 from tests.harness.stores import ram_store
 
@@ -41,6 +41,28 @@ async def test_pages_fit_together_while_agents_come_and_go(registry: Instance, a
     assert len(seen) == len(set(seen))
     assert not [name for name in seen if name.startswith("new")]
     assert [name for name in before if name not in gone] == [name for name in seen if name not in gone]
+
+
+async def test_pages_by_cursor_are_explained_like_the_first(registry: Instance):
+    asked = {"text": "paints houses number7", "explain": True}
+    whole = (await registry.discover(limit=50, **asked)).explanations
+    page, seen = await registry.discover(limit=20, **asked), []
+    while True:
+        assert [why.keywords.score for why in page.explanations] == pytest.approx(page.scores)
+        seen += page.explanations
+        if page.next is None:
+            break
+        assert (await registry.discover(limit=1, cursor=page.next)).explanations is None
+        page = await registry.discover(limit=20, cursor=page.next, explain=True)
+    assert seen == whole
+    assert seen[0].keywords.words == ("number7", "paints", "houses")
+    listed = await registry.discover(limit=2, explain=True)
+    assert listed.explanations == [Explanation()] * 2
+    assert (await registry.discover(limit=2, cursor=listed.next, explain=True)).explanations == [Explanation()] * 2
+    plain = await registry.discover(limit=20, text="paints houses number7")
+    assert plain.explanations is None
+    with pytest.raises(BadRequestError, match="explain: the first page was asked for without it"):
+        await registry.discover(cursor=plain.next, explain=True)
 
 
 async def test_a_cursor_is_valid_for_its_tenant_alone(registry: Instance):

@@ -139,7 +139,7 @@ async def test_pages_are_linked_and_searches_are_as_at_the_other_door(tmp_path: 
             else:
                 assert "Link" not in answer.headers
         assert got == every
-        for query in ({"text": "pays", "with_scores": True}, {"semantic": "who counts?", "limit": 3, "min_score": 0.1}):
+        for query in ({"text": "pays", "with_scores": True}, {"semantic": "who counts?", "limit": 3, "explain": True}):
             over_nats = await service.done("AGENT.DISCOVER", query)
             over_http = (await service.call("GET", str(URL(AGENTS).with_query(_texts(query))))).json
             for reply in (over_nats, over_http):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -16,7 +17,17 @@ from mediator.fields import is_deep, parse_body
 from registry.agents.records import Agent, State
 from registry.api import codec
 from registry.api.codec import MAX_PAGES, MAX_STATUS, parse_discover, parse_query, parse_reference, parse_report
-from registry.requests import MAX_PAGE, PAGE, AgentReference, DiscoverRequest, DiscoverResult
+from registry.cards.card import Skill
+from registry.requests import (
+    MAX_PAGE,
+    PAGE,
+    AgentReference,
+    DiscoverRequest,
+    DiscoverResult,
+    Explanation,
+    KeywordMatch,
+    VectorMatch,
+)
 from registry.search.splitting import MAX_REQUEST
 
 json_values = st.recursive(
@@ -24,7 +35,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-NAMES = ["text", "semantic", "limit", "page", "filter", "min_score", "cursor", "with_scores", "with_state"]
+NAMES = ["text", "semantic", "limit", "page", "filter", "min_score", "cursor", "with_scores", "with_state", "explain"]
 
 
 def asked(body: Any) -> DiscoverRequest:
@@ -144,7 +155,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
     assert query("") == query("text=&semantic=&limit=&page=0&tag=&state=&with_scores=&other=1") == DiscoverRequest()
     asked_so = query(
         "text=pay%20me&semantic=who%3F&limit=5&page=2&tag=fast&tag=safe,cheap&skill=pay&state=alive,stale"
-        "&min_score=0.25&cursor=c&with_scores=true&with_state=1"
+        "&min_score=0.25&cursor=c&with_scores=true&with_state=1&explain=true"
     )
     assert asked_so == DiscoverRequest(
         text="pay me",
@@ -158,6 +169,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
         cursor="c",
         with_scores=True,
         with_state=True,
+        explain=True,
     )
     assert query("limit=999999999999999999&page=999999999999999999") == DiscoverRequest(limit=MAX_PAGE, page=MAX_PAGES)
     assert query("min_score=5e-1").min_score == query("min_score=0.5").min_score
@@ -178,6 +190,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
         ("min_score=nan", 'min_score: expected a number from 0 to 1, got "nan"'),
         ("min_score=-1", "min_score: expected a number from 0 to 1, got -1"),
         ("min_score=1e4000", "min_score: expected a number from 0 to 1, got "),
+        ("explain=yes", 'explain: expected true or false, got "yes"'),
         ("with_scores=yes", 'with_scores: expected true or false, got "yes"'),
         ("state=dead", 'state: expected alive or stale or gone, got "dead"'),
         ("tag=" + ",".join(map(str, range(65))), "tag: expected at most 64, got 65"),
@@ -250,5 +263,14 @@ def test_cards_and_reports_are_answered_byte_for_byte() -> None:
         b'"states":[{"state":"alive","last_seen":3,"status":%b},{"state":"gone","last_seen":3,"status":null}],'
         b'"next":"c.2","note":"why"}'
     ) % (card, status)
+    keywords, vectors = KeywordMatch(0.12341, ("pay",)), VectorMatch(0.2, 0.5, Skill(name="Pay"), 0.75)
+    page = replace(page, explanations=[Explanation(keywords, vectors), Explanation(vectors=VectorMatch(0.1))])
+    assert codec.encode_page(page, DiscoverRequest())["explanations"] == [
+        {
+            "keywords": {"score": 0.1234, "words": ("pay",)},
+            "vectors": {"score": 0.2, "card": 0.5, "skill": {"name": "Pay", "cosine": 0.75}},
+        },
+        {"vectors": {"score": 0.1}},
+    ]
     last = codec.encode_page(DiscoverResult([], [], [], 0, None, "list"), DiscoverRequest())
     assert orjson.dumps(last) == b'{"agents":[],"mode":"list","total":0}'

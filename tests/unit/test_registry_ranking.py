@@ -111,6 +111,7 @@ def test_all_found_are_ranked_once_with_falling_scores(found, embedded, random):
     assert sorted(slots(ranked)) == sorted(set(embedded).union(*found))
     assert np.all((ranked.scores >= 0) & (ranked.scores <= 1))
     assert np.all(np.diff(ranked.scores) <= 0)
+    assert sum(ranked.shares.values()) == pytest.approx(ranked.scores, abs=1e-5)
 
 
 @given(_texts, st.randoms(use_true_random=False))

@@ -1,9 +1,18 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from registry.search.snapshots import KEEP_SECONDS, MAX_BYTES, SMALL, SearchResult, SnapshotCache, SnapshotSharing
+from registry.search.snapshots import (
+    KEEP_SECONDS,
+    MAX_BYTES,
+    SMALL,
+    ExplainedRequest,
+    SearchResult,
+    SnapshotCache,
+    SnapshotSharing,
+)
 from tests.harness.clock import ManualClock
 
 
@@ -97,11 +106,12 @@ async def instances(clock: ManualClock) -> tuple[Air, SnapshotCache, SnapshotSha
 
 RANKED = SearchResult(np.array([7, 1, 2**40, 3], np.int64), np.array([1, 0.5, 0.25, 0.1], np.float32), 4, "text")
 LISTED = SearchResult(np.arange(1, 3 * SMALL, dtype=np.int64), np.empty(0, np.float32), 3 * SMALL - 1, "list", "a note")
+EXPLAINED = replace(RANKED, explained=ExplainedRequest("who?", {"keywords": RANKED.scores, "vectors": RANKED.scores}))
 NOBODY = SearchResult(np.empty(0, np.int64), np.empty(0, np.float32), 0, "list")
 
 
 @pytest.mark.rule("G3")
-@pytest.mark.parametrize("result", [RANKED, LISTED, NOBODY])
+@pytest.mark.parametrize("result", [RANKED, LISTED, NOBODY, EXPLAINED])
 async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchResult):
     air, one, here, two = await instances(ManualClock())
     kept = one.keep("acme", b"key", result)
@@ -109,6 +119,7 @@ async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchRes
     for at in (one, two):
         for found in (at.get("acme", kept.id), at.find("acme", b"key")):
             assert found.result.equals(result)
+            assert repr(found.result.explained) == repr(result.explained)
         assert at.get("other", kept.id) is None
     assert len(air.told[0]) < 2000
 

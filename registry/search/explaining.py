@@ -1,0 +1,65 @@
+"""Explains why agents stand where they do in the answer to a request (G3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mediator.mailboxes.send_only import is_send_only
+from registry.agents.records import Agent
+from registry.cards.card import Card, read_card
+from registry.index.analysis import analyze, spell
+from registry.index.document import IndexDocument
+from registry.index.ranking import KEYWORDS, VECTORS
+from registry.index.tenant import IndexMatch, IndexQuery, TenantIndex
+from registry.requests import Explanation, KeywordMatch, VectorMatch
+from registry.search.snapshots import ExplainedRequest
+
+MAX_WORDS = 10
+"""Words of a request that are named for one agent."""
+_NOTHING = IndexMatch({}, np.empty(0, np.float32))
+
+
+def explain(
+    index: TenantIndex,
+    request: ExplainedRequest,
+    texts: Sequence[str],
+    vectors: NDArray[np.float32] | None,
+    page: Sequence[tuple[int, Agent]],
+) -> list[Explanation]:
+    """Return why each agent of a page, which stands at a place of the ranking, is found there.
+
+    ``texts`` are the request and its parts, ``vectors`` theirs. The agents are as others see them, and nothing is said
+    of a card but what it shows (G4).
+    """
+    matches = index.match(IndexQuery([analyze(text) for text in texts], vectors), [agent.no for _, agent in page])
+    words = spell(request.text)
+    explanations = []
+    for place, agent in page:
+        shares = {name: float(share[place]) for name, share in request.shares.items()}
+        match = matches.get(agent.no, _NOTHING)
+        card = read_card(agent.card)
+        keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent, card)) if shares[KEYWORDS] else None
+        by_meaning = _vectors(shares[VECTORS], match.cosines, card) if shares.get(VECTORS) else None
+        explanations.append(Explanation(keywords, by_meaning))
+    return explanations
+
+
+def _words(words: dict[str, str], match: IndexMatch, agent: Agent, card: Card) -> tuple[str, ...]:
+    """Return the words of a request that a card has, as far as it shows them."""
+    matched = match.terms
+    # A card whose text names its mailbox is found by the address itself, which others are not to learn (G4).
+    if is_send_only(agent.address) and agent.card.count(agent.address.encode()) > 1:
+        shown = IndexDocument.of(card).terms
+        matched = {word: term for word, term in matched.items() if term in shown}
+    return tuple(words[word] for word in matched if word in words)[:MAX_WORDS]
+
+
+def _vectors(score: float, cosines: NDArray[np.float32], card: Card) -> VectorMatch:
+    if not len(cosines):
+        return VectorMatch(score)
+    whole, skills = float(cosines[0]), cosines[1 : 1 + len(card.skills)]
+    if not len(skills):
+        return VectorMatch(score, whole)
+    nearest = int(skills.argmax())
+    return VectorMatch(score, whole, card.skills[nearest], float(skills[nearest]))
