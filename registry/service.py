@@ -77,7 +77,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
     """
     chosen = host.settings.section(RegistrySettings)
     metrics = RegistryMetrics(host.metrics.registry)
-    model = chosen.model if chosen.semantic else None
+    model = chosen.embedding_model if chosen.semantic else None
     announcer = host.announcer("found")
     guard = Guard([ip_network(network) for network in chosen.outbound_networks])
     models_dir = host.settings.data_dir / MODELS

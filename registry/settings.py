@@ -7,8 +7,17 @@ from pydantic import AfterValidator, Field
 from mediator.config.types import PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY
 from registry.agents.records import Liveness
+from registry.embedding.models import join_models
 
 _MAX_TTL = 365 * 24 * 3600
+_MAX_MODELS = 4
+
+
+def _joinable(models: list[str]) -> list[str]:
+    if len(models) > _MAX_MODELS:
+        raise ValueError(f"expected at most {_MAX_MODELS} models, got {len(models)}")
+    join_models(models or ["none"])
+    return models
 
 
 class RegistrySettings(PartSettings):
@@ -27,6 +36,12 @@ class RegistrySettings(PartSettings):
         description="The model: the default one, which comes with `agent-mediator[search]`, or any other of "
         "sentence-transformers, by folder or by name, which needs `agent-mediator[models]`. After a change all cards "
         "are embedded again in the background. Compare models on your own cards with `mediator agent eval` first.",
+    )
+    models: Annotated[list[str], AfterValidator(_joinable)] = Field(
+        default_factory=list,
+        description="Two to four models in place of `registry.model`, each `NAME` or `NAME=WEIGHT`: the weighted mean "
+        "of their cosines counts. Slower and larger than one; measure first whether they find more.",
+        examples=[["all-MiniLM-L6-v2=0.3", "/srv/models/all-mpnet-base-v2=0.7"]],
     )
     default_ttl: Whole = Field(
         default=0,
@@ -61,6 +76,11 @@ class RegistrySettings(PartSettings):
         "URL. Protects your own network: the caller chooses the URL, so other private addresses are refused.",
         examples=[["10.1.0.0/16"]],
     )
+
+    @property
+    def embedding_model(self) -> str:
+        """The model, or one name for all of ``models``."""
+        return join_models(self.models) if self.models else self.model
 
     @property
     def liveness(self) -> Liveness:

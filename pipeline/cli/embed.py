@@ -73,7 +73,7 @@ def embed(
         settings, service = work.settings, RegistryClient(work.settings.data_dir)
         service.status()
         chosen = find_model(
-            model or settings.section(RegistrySettings).model, settings.data_dir / MODELS, work.on_progress
+            model or settings.section(RegistrySettings).embedding_model, settings.data_dir / MODELS, work.on_progress
         )
         if registered:
             summary = embed_registered(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ from registry.cards.card import read_card
 from registry.embedding import models
 from registry.embedding.backends import runnable_folder
 from registry.embedding.encoder import well_formed
+from registry.embedding.ensemble import join_rows, joint_space
+from registry.embedding.models import ModelShare
 from registry.embedding.process import ENVIRONMENT
 from registry.embedding.space import EmbeddingSpace
 from registry.embedding.texts import TEMPLATE, card_texts
@@ -30,17 +32,25 @@ TOGETHER = 256
 _MADE = "digest binary, vectors binary, problem string"
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class ModelPart(NamedTuple):
     """A model on a disk that driver and executors share, with the files made of it; the default one needs none."""
 
     folder: Path | None
     """None for the default model, which is part of the package on every machine."""
     fingerprint: str
     cache_dir: Path
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of the service: one, or several that are used together."""
+
+    shares: list[ModelShare]
+    parts: list[ModelPart]
+    """As many."""
     space: str
     """As of :attr:`registry.embedding.encoder.Encoder.space`."""
-    precision: str
 
     def encode(self, cards: DataFrame) -> DataFrame:
         """Return ``digest``, ``vectors`` and ``problem`` of cards with ``digest`` and ``card``.
@@ -54,31 +64,37 @@ class Model:
 def find_model(name: str, cache_dir: Path, on_progress: ProgressCallback) -> Model:
     """Find the model of a name or folder, and have it exported to ``cache_dir`` where the service has not done so yet.
 
-    The name becomes part of the space, so it has to be as in ``registry.model``. Raises :class:`SetupError` when it
-    cannot be had.
+    The name becomes part of the space, so it has to be as in ``registry.model``; of ``registry.models`` it is that of
+    :func:`registry.embedding.models.join_models`. Raises :class:`SetupError` when a model cannot be had.
     """
     if extra := models.missing_extra(name):
         raise SetupError(f"the model {name} needs agent-mediator[{extra}]: {install_command(extra)}")
+    shares = models.split_model(name)
+    found = [_find_part(share.name, cache_dir.absolute(), on_progress) for share in shares]
+    return Model(shares, [part for part, _ in found], str(joint_space(name, [space for _, space in found])))
+
+
+def _find_part(name: str, cache_dir: Path, on_progress: ProgressCallback) -> tuple[ModelPart, EmbeddingSpace]:
     try:
         place = models.find_model(name) or models.download_model(name)
     except (OSError, LookupError) as error:
         raise SetupError(f"registry.model: {error}") from error
-    cache_dir = cache_dir.absolute()
     if not runnable_folder(place, cache_dir).exists():
         on_progress("exporting the model", 0, None)
     # Where that cannot be, workers run sentence-transformers, as the service does.
     folder = None if place.packed else place.folder
-    loaded = _loaded(folder, place.fingerprint, cache_dir, "")
+    loaded = _loaded(ModelPart(folder, place.fingerprint, cache_dir, ""))
     dims = models.dims_of(place) or loaded.encode(["ready"]).shape[1]
     space = EmbeddingSpace(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
-    return Model(folder, place.fingerprint, cache_dir, str(space), loaded.precision)
+    return ModelPart(folder, place.fingerprint, cache_dir, loaded.precision), space
 
 
-@lru_cache(maxsize=1)
-def _loaded(folder: Path | None, fingerprint: str, cache_dir: Path, precision: str) -> Loaded:
+@lru_cache(maxsize=4)
+def _loaded(part: ModelPart) -> Loaded:
     # There is a worker for each core, so more threads would only compete.
     os.environ.update(ENVIRONMENT)
-    return load(models.ModelFiles(folder or models.PACKED, fingerprint), cache_dir, precision).model
+    place = models.ModelFiles(part.folder or models.PACKED, part.fingerprint)
+    return load(place, part.cache_dir, part.precision).model
 
 
 def encode_batches(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
@@ -95,13 +111,14 @@ def encode_batches(model: Model, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _vectors(model: Model, card: bytes) -> tuple[bytes | None, str | None]:
-    loaded = _loaded(model.folder, model.fingerprint, model.cache_dir, model.precision)
     try:
         lines = card_texts(read_card(card))
     except BadRequestError as error:
         # It was registered under older rules.
         return None, str(error)
-    rows = loaded.encode([well_formed(line) for line in lines])
-    if not np.isfinite(rows).all():
+    texts = [well_formed(line) for line in lines]
+    rows = [_loaded(part).encode(texts) for part in model.parts]
+    joined = join_rows(model.shares, rows)
+    if not np.isfinite(joined).all():
         return None, "the model gives vectors that are not finite"
-    return pack_rows(rows), None
+    return pack_rows(joined), None

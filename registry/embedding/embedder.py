@@ -14,7 +14,7 @@ from mediator.store.base import Transaction
 from registry.agents.ports import UnembeddedCard
 from registry.agents.records import CardVectors
 from registry.cards.card import read_card
-from registry.embedding.encoder import Encoder
+from registry.embedding.ensemble import TextEncoder
 from registry.embedding.texts import card_texts
 from registry.index.packing import pack_rows
 from registry.tables import RegistryTables
@@ -53,7 +53,7 @@ class _Batch:
 class CardEmbedder:
     """Embeds cards in the background. Used on the event loop."""
 
-    def __init__(self, broker: Broker, encoder: Encoder, incomplete: Callable[[], bool], *, shared: bool) -> None:
+    def __init__(self, broker: Broker, encoder: TextEncoder, incomplete: Callable[[], bool], *, shared: bool) -> None:
         """``incomplete``: whether some cards have no vectors; ``shared``: whether other instances use the database."""
         self._broker = broker
         self._encoder = encoder

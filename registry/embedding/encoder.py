@@ -74,6 +74,11 @@ class Encoder:
         """The process id of the worker; None while none runs."""
         return self._worker.pid if self._worker is not None else None
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of its workers: one, or none while none runs."""
+        return [] if self.pid is None else [self.pid]
+
     async def start(self) -> None:
         """Find the model and start the worker, without waiting until it is ready; raises nothing.
 

@@ -4,6 +4,8 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -16,6 +18,8 @@ ABOUT: Final = "about.json"
 _SEARCH: Final = ("onnxruntime", "tokenizers")
 _MODELS: Final = ("onnx", "sentence_transformers", "torch")
 _CONFIGURATION: Final = (".json", ".txt", ".model")  # suffixes
+_SHARE: Final = re.compile(r"(.+)=(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})", re.DOTALL)
+_JOINT: Final = re.compile(r"(?<=\d)\+")
 
 
 class ModelFiles(NamedTuple):
@@ -31,9 +35,41 @@ class ModelFiles(NamedTuple):
         return (self.folder / ABOUT).exists()
 
 
+class ModelShare(NamedTuple):
+    """A model that is used together with others, and the weight of its cosines."""
+
+    name: str
+    weight: float
+
+
+def join_models(models: Sequence[str]) -> str:
+    """Return one name for several models, each ``NAME`` or ``NAME=WEIGHT``: ``A=0.3+B=0.7``; of a single one its own.
+
+    Raises ValueError for a weight of 0, and for a model that is named twice.
+    """
+    shares = [_share(model) or ModelShare(model, 1) for model in models]
+    if any(not share.name or not share.weight for share in shares) or len({name for name, _ in shares}) < len(shares):
+        raise ValueError("expected different models, each NAME or NAME=WEIGHT with a weight above 0")
+    total = sum(share.weight for share in shares)
+    joined = "+".join(f"{name}={weight / total:.3g}" for name, weight in shares)
+    return joined if len(shares) > 1 else shares[0].name
+
+
+def split_model(model: str) -> list[ModelShare]:
+    """Return what :func:`join_models` joined; a single model for any other name."""
+    shares = [_share(part) for part in _JOINT.split(model)]
+    found = [share for share in shares if share is not None]
+    return found if 1 < len(found) == len(shares) else [ModelShare(model, 1)]
+
+
+def _share(text: str) -> ModelShare | None:
+    found = _SHARE.fullmatch(text)
+    return None if found is None else ModelShare(found[1], float(found[2]))
+
+
 def missing_extra(model: str) -> str:
     """Return the extra of this distribution that a model needs and that is not installed: search, models or ""."""
-    if model != DEFAULT_MODEL and _lacks(_SEARCH + _MODELS):
+    if any(share.name != DEFAULT_MODEL for share in split_model(model)) and _lacks(_SEARCH + _MODELS):
         return "models"
     return "search" if _lacks(_SEARCH) else ""
 

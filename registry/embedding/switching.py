@@ -14,7 +14,7 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.store.base import Transaction
 from registry.embedding.embedder import CardEmbedder
-from registry.embedding.encoder import Encoder
+from registry.embedding.ensemble import TextEncoder, make_encoder
 from registry.embedding.space import EmbeddingSpace
 from registry.embedding.texts import TEMPLATE
 from registry.index.updater import IndexUpdater
@@ -41,9 +41,9 @@ class EmbeddingModels:
         self._updater = updater
         self.model = model
         self._cache_dir = cache_dir
-        self.encoder = Encoder(model, cache_dir, TEMPLATE)
+        self.encoder = make_encoder(model, cache_dir, TEMPLATE)
         self.embedder = CardEmbedder(broker, self.encoder, lambda: updater.agents > updater.embedded, shared=shared)
-        self._former: Encoder | None = None
+        self._former: TextEncoder | None = None
         self._done = 0
         """How many cards the configured model had embedded at the last count, while the former one answers."""
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class EmbeddingModels:
         return max(0, updater.agents - done)
 
     @property
-    def _reader(self) -> Encoder | None:
+    def _reader(self) -> TextEncoder | None:
         """The encoder whose vectors can be compared with those in the index."""
         space = self._updater.space
         return next((one for one in (self.encoder, self._former) if one is not None and _matches(one, space)), None)
@@ -125,7 +125,7 @@ class EmbeddingModels:
         former = _parsed(space)
         # A model of the same name that has changed since cannot be started in its former state.
         if former is not None and former.model != self.model:
-            self._former = Encoder(former.model, self._cache_dir, former.template)
+            self._former = make_encoder(former.model, self._cache_dir, former.template)
             await self._former.start()
 
     async def _wait_embedded(self) -> None:
@@ -145,7 +145,7 @@ class EmbeddingModels:
                 pass
 
 
-def _matches(encoder: Encoder, space: str) -> bool:
+def _matches(encoder: TextEncoder, space: str) -> bool:
     """Return whether requests that this model encodes can be compared with the vectors of a space."""
     own, other = encoder.space, _parsed(space)
     return encoder.ready and own is not None and other is not None and own.is_comparable(other)

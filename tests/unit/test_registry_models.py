@@ -9,7 +9,15 @@ from structlog.testing import capture_logs
 
 from mediator.system.extras import install_command
 from registry.embedding.encoder import Encoder
-from registry.embedding.models import DEFAULT_MODEL, dims_of, find_model
+from registry.embedding.models import (
+    DEFAULT_MODEL,
+    ModelShare,
+    dims_of,
+    find_model,
+    join_models,
+    missing_extra,
+    split_model,
+)
 
 MODULES = [
     {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -109,3 +117,29 @@ async def test_what_a_model_lacks_is_logged_with_its_command(
     assert encoder.problem == f"agent-mediator[{extra}] is not installed"
     assert [line["install"] for line in lines] == [install_command(extra)]
     await encoder.stop()
+
+
+@pytest.mark.parametrize(
+    ("models", "joined", "shares"),
+    [
+        (["A"], "A", [("A", 1)]),
+        (["A=.5"], "A", [("A", 1)]),
+        (["A", "/b=c+d"], "A=0.5+/b=c+d=0.5", [("A", 0.5), ("/b=c+d", 0.5)]),
+        (["A=3", "/b=0.5/m=7"], "A=0.3+/b=0.5/m=0.7", [("A", 0.3), ("/b=0.5/m", 0.7)]),
+        (["A=1", "B=1", "C=2"], "A=0.25+B=0.25+C=0.5", [("A", 0.25), ("B", 0.25), ("C", 0.5)]),
+    ],
+)
+def test_models_have_one_name_together(models: list[str], joined: str, shares: list[tuple[str, float]]) -> None:
+    assert join_models(models) == joined
+    assert split_model(joined) == shares
+
+
+@pytest.mark.parametrize("name", ["A", "A+B", "A=0.3", "A=0.3+B", "c++=1", "a/b@c"])
+def test_other_names_are_those_of_one_model(name: str) -> None:
+    assert split_model(name) == [ModelShare(name, 1)]
+
+
+def test_one_of_several_models_may_need_more_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
+    assert missing_extra(DEFAULT_MODEL) == ""
+    assert missing_extra(f"{DEFAULT_MODEL}=0.3+other=0.7") == "models"

@@ -24,6 +24,8 @@ from registry.agents.records import CardVectors, Liveness
 from registry.diagnosis import examine
 from registry.embedding import switching as models
 from registry.embedding.backends import MIXED
+from registry.embedding.encoder import Encoder
+from registry.embedding.models import DEFAULT_MODEL, join_models
 from registry.embedding.switching import EmbeddingModels
 from registry.index.packing import pack_rows
 from registry.metrics import RegistryMetrics
@@ -39,6 +41,7 @@ COUNT = 200
 REQUEST = "my loaf did not come out well"
 RIGHT = "bread-baker"
 WORD = "unicorn"
+TEXTS = ["Plans doughs.", "Books invoices into accounts.", "my loaf did not come out well"]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -133,10 +136,10 @@ async def read_by(store: Store, model: Path, cache_dir: Path) -> None:
 
 
 async def begun(registry: Reading) -> int:
-    """Wait until the configured model runs, and return its process before it has done much."""
-    pid = await until(lambda: registry.models.encoder.pid)
-    assert isinstance(pid, int)
-    return pid
+    """Wait until the configured model runs, and return its last process before it has done much."""
+    encoder = registry.models.encoder
+    await until(lambda: encoder.pids and encoder.ready)
+    return encoder.pids[-1]
 
 
 @wants_models
@@ -262,7 +265,7 @@ async def test_cards_waiting_for_a_killed_worker_are_read_by_the_next(store: Sto
             await registry.fill()
             os.kill(pid, signal.SIGKILL)
         await until(registry.all_read)
-        assert registry.models.encoder.pid != pid
+        assert registry.models.encoder.pids != [pid]
         assert await registry.answered()
 
 
@@ -280,6 +283,43 @@ async def test_a_card_the_model_fails_on_does_not_stop_the_others(
         assert await registry.found(text=WORD) == ["myth"]
         assert await registry.answered()
         assert "note 1 agent without vectors" in await registry.said()
+
+
+@wants_models
+@pytest.mark.rule("G3")
+async def test_two_models_answer_together_from_the_change_on(store: Store, one: Path, cache_dir: Path):
+    await read_by(store, one, cache_dir)
+    both = join_models([f"{one}=3", f"{DEFAULT_MODEL}=1"])
+    alone = [Encoder(name, cache_dir, "test") for name in (str(one), DEFAULT_MODEL)]
+    async with reading(store, both, cache_dir) as second:
+        with stopped(await begun(second)):
+            await until(second.answered)
+            assert second.updater.space.startswith(f"{one}@"), "the former model answers until both have read all"
+        while not second.updater.space.startswith(f"{both}@"):
+            assert await second.answered()
+        await until(lambda: second.models.unembedded == 0)
+        assert f"ok The model {both} reads sentences, run by onnxruntime." in await second.said()
+        joined = await second.models.encoder.cards(TEXTS)
+        for encoder in alone:
+            await encoder.start()
+        first, last = [await encoder.cards(TEXTS) for encoder in alone]
+        for encoder in alone:
+            await encoder.stop()
+        assert joined.shape == (3, 768)
+        assert joined @ joined.T == pytest.approx(0.75 * first @ first.T + 0.25 * last @ last.T, abs=1e-5)
+
+        for pid in second.models.encoder.pids:
+            with stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: second.models.problem is not None)
+            found = await second.asked()
+            assert (found.agents, found.note != "") == ([], True), "none of the two answers alone"
+            await until(second.answered)
+    async with reading(store, f"{both}+/no/such/model=1", cache_dir) as third:
+        await until(third.answered)
+        assert "problem The model does not work: the model's folder /no/such/model does not exist." in (
+            await third.said()
+        )
 
 
 async def test_a_model_that_fails_leaves_the_service_ready(tmp_path: Path):

@@ -20,7 +20,7 @@ from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, SetupError, UnavailableError
 from pipeline.embedding import run, tables
 from pipeline.embedding.catalogs import files_of
-from pipeline.embedding.model import Model, encode_batches, find_model
+from pipeline.embedding.model import Model, ModelPart, encode_batches, find_model
 from pipeline.embedding.registry_client import RegistryClient as Handed
 from pipeline.embedding.registry_client import batch_agents, card_with
 from pipeline.lake import BAD_CARDS, VECTORS
@@ -30,8 +30,9 @@ from registry.cards.card import read_card
 from registry.commands import MAX_TOGETHER
 from registry.embedding import models
 from registry.embedding.backends import OnnxModel
-from registry.embedding.models import DEFAULT_MODEL, PACKED
-from registry.embedding.texts import card_texts
+from registry.embedding.ensemble import make_encoder
+from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_models
+from registry.embedding.texts import TEMPLATE, card_texts
 from registry.index.packing import pack_rows, unpack_rows
 from tests.harness.models import copy_model, exports, mirror, spoil, wants_models
 from tests.harness.service import Service, Services
@@ -212,7 +213,8 @@ def test_an_unreadable_card_is_reported_and_others_embedded(tmp_path: Path) -> N
     folder = spoil(copy_model(tmp_path / "spoiled"), "unicorn")
     place = models.find_model(str(folder))
     # In this precision it needs no export.
-    model = Model(place.folder, place.fingerprint, tmp_path / "empty", "x@y/float32/384/1", "float32")
+    part = ModelPart(place.folder, place.fingerprint, tmp_path / "empty", "float32")
+    model = Model([ModelShare("x", 1)], [part], "x@y/float32/384/1")
     cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]
     batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b", b"c"], "card": [*cards, b"{}"]})
     (made,) = encode_batches(model, iter([batch]))
@@ -221,6 +223,26 @@ def test_an_unreadable_card_is_reported_and_others_embedded(tmp_path: Path) -> N
     assert bad == {"digest": b"b", "vectors": None, "problem": "the model gives vectors that are not finite"}
     assert none["vectors"] is None
     assert none["problem"].startswith("mailbox: ")
+
+
+def test_two_models_make_the_vectors_of_the_service(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = join_models([f"{copy_model(tmp_path / 'one')}=.3", f"{DEFAULT_MODEL}=.7"])
+    exported = exports(tmp_path_factory)
+    model = find_model(name, exported, no_progress)
+    batch = pa.RecordBatch.from_pydict({"digest": [b"a"], "card": [card("a", "keeps books").strip()]})
+    (made,) = encode_batches(model, iter([batch]))
+
+    async def serve() -> tuple[str, Any]:
+        encoder = make_encoder(name, exported, TEMPLATE)
+        await encoder.start()
+        try:
+            return str(encoder.space), await encoder.cards(card_texts(read_card(card("a", "keeps books").strip())))
+        finally:
+            await encoder.stop()
+
+    space, vectors = asyncio.run(serve())
+    assert model.space == space
+    assert made.to_pylist()[0]["vectors"] == pack_rows(vectors)
 
 
 def test_unusable_vectors_are_refused_by_name(place: Place) -> None:
