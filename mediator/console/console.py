@@ -145,10 +145,19 @@ class Console:
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
                 return await self._refused(visit, error)
-            return _lead_back(str(form["back"]), f"Not done: {_told(error)[1]}.", secure=secure)
-        flat = {name: value for name, value in answer.items() if isinstance(value, str | int | float)}
+            return _lead_back(_path_of_ours(str(form["back"])), f"Not done: {_told(error)[1]}.", secure=secure)
+        secrets = operation.secrets_of(answer)
+        flat = {
+            name: value
+            for name, value in answer.items()
+            if isinstance(value, str | int | float) and name not in secrets
+        }
         done = string.Template(str(form.get("done", "") or "Done.")).safe_substitute(flat)
-        return _lead_back(str(form.get("back", HOME)), done, secure=secure)
+        back = _path_of_ours(str(form.get("back", HOME)))
+        if secrets:
+            # No address, cookie or page of ours ever has a secret again, so the answer itself is the page.
+            return await self._page(visit, "console/once.html", page=None, done=done, secrets=secrets, back=back)
+        return _lead_back(back, done, secure=secure)
 
     async def _close(self, _app: web.Application) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)
@@ -171,9 +180,12 @@ def _told(error: Exception) -> tuple[int, str]:
     return status, CODES.get(status, "bad_request").replace("_", " ")
 
 
-def _lead_back(back: str, notice: str, *, secure: bool) -> web.Response:
-    # A path of ours: no other host, and no line breaks in a header.
-    path = back if back.startswith(HOME) and back.isprintable() and "\\" not in back else HOME
+def _path_of_ours(back: str) -> str:
+    """Return where a form leads: to no other host, and with no line breaks in a header."""
+    return back if back.startswith(HOME) and back.isprintable() and "\\" not in back else HOME
+
+
+def _lead_back(path: str, notice: str, *, secure: bool) -> web.Response:
     response = web.Response(status=303, headers={hdrs.LOCATION: path})
     response.set_cookie(
         _NOTICE,

@@ -14,15 +14,26 @@ _TRUE = frozenset({"on", "true", "1"})
 
 
 def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
-    """Return the request; an empty field is absent unless it is text. Raises :class:`BadRequestError`."""
+    """Return the request; an empty field is absent, unless it is text that cannot be null.
+
+    Properties of an object are fields of their own, ``quotas.messages``, where an empty one stands for null. Raises
+    :class:`BadRequestError`.
+    """
     found: dict[str, Any] = {}
     for name, schema in operation.fields.items():
         given = [str(value) for value in form.getall(name, [])]
         types = _types(schema)
-        if "array" in types:
+        if "properties" in schema:
+            parts = {key: (f"{name}.{key}", kind) for key, kind in schema["properties"].items()}
+            texts = {key: str(form[field]) for key, (field, _) in parts.items() if field in form}
+            if texts:
+                found[name] = {
+                    key: _read(parts[key][0], text, parts[key][1]) if text else None for key, text in texts.items()
+                }
+        elif "array" in types:
             if given := [value for value in given if value]:
                 found[name] = [_read(name, value, schema.get("items", {})) for value in given]
-        elif given and (given[0] or "string" in types):
+        elif given and (given[0] or ("string" in types and "null" not in types)):
             found[name] = _read(name, given[0], schema)
     return found
 

@@ -31,6 +31,8 @@ class _Bucket:
 
     tokens: int
     at: int
+    spent: int = 0
+    """Messages that were let through."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,11 @@ class Quotas:
         """Return the quota of a tenant."""
         return self._own.get(tenant, self._tenant)
 
+    def sent(self, tenant: str) -> int | None:
+        """Return how many messages a tenant sent since it was first counted; None: its rate is not; on any thread."""
+        bucket = self._buckets.get(tenant)
+        return None if bucket is None else bucket.spent
+
     def admit_mailbox(self, tx: Transaction, tenant: str, now: int) -> None:
         """Raise :class:`QuotaExceededError` when a tenant may have no further mailbox."""
         if limit := self.of(tenant).mailboxes:
@@ -95,6 +102,7 @@ class Quotas:
         for bucket in rates:
             if bucket is not None:
                 bucket.tokens -= 1000
+                bucket.spent += 1
         if use is not None:
             use.messages += 1
             use.bytes += size

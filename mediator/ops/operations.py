@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
-from mediator.ops.schemas import RIGHT, Schema
+from mediator.ops.schemas import ONCE, RIGHT, Schema
 
 MAX_REQUEST = 64 * 1024
 """Bytes of a request, unless its operation allows more, up to :data:`MAX_LONG_REQUEST`."""
@@ -79,6 +79,11 @@ class Operation:
     """Seconds after which it is given up."""
     longest: int = MAX_REQUEST
     """Bytes of a request, at most :data:`MAX_LONG_REQUEST`."""
+
+    def secrets_of(self, answer: Answer) -> Answer:
+        """Return what an answer shows this once and never again."""
+        shown = self.answer.get("properties", {})
+        return {name: value for name, value in answer.items() if value and ONCE in shown.get(name, {})}
 
 
 Audit = Callable[[Actor, Operation, OperationRequest, str], Awaitable[None]]

@@ -11,6 +11,9 @@ RIGHT = "x-right"
 REDACTED = "x-redacted"
 """Marks a field that the audit log keeps only as far as it tells one from another (A7)."""
 
+ONCE = "x-once"
+"""Marks secrets of an answer that nobody can ask for again; the console shows them where the form was sent, once."""
+
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -68,6 +71,11 @@ def many(items: Schema) -> Schema:
 def table(values: Schema) -> Schema:
     """Return the schema of an object whose names are not known before."""
     return {"type": "object", "additionalProperties": values}
+
+
+def once(schema: Schema) -> Schema:
+    """Return the schema of secrets that were made for this answer, and are in no other."""
+    return {**schema, ONCE: True}
 
 
 def payload(schema: Schema) -> Schema:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -10,9 +11,9 @@ import bcrypt
 
 from mediator.broker import Broker
 from mediator.config.settings import Settings
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, NoSuchTenantError
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
-from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, about, limit, many, obj, or_null, table, whole
+from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, about, limit, many, obj, once, or_null, table, whole
 from mediator.store.base import Transaction
 from mediator.tenants import rules
 from mediator.tenants.directory import TenantDirectory, digest_of
@@ -25,6 +26,9 @@ MAX_ENTRIES: Final = 1000
 """Users, tokens and accounts from which on a list ends early; one tenant may have more."""
 DELETE_SECONDS: Final = 3600.0
 """For the deletion of a tenant's mail."""
+RATE_SECONDS: Final = 60.0
+"""Rates are of the time since an earlier look, which a later one replaces after so long."""
+MIN_RATE_SECONDS: Final = 2.0
 _COST: Final = 5
 """Of bcrypt. Passwords are 24 random bytes, which no number of attempts finds, and nats-server checks each connect."""
 
@@ -40,22 +44,31 @@ class TenantOperations:
         self._settings = settings
         self._directory = directory
         self._updater = updater
+        self._looks: dict[str, list[tuple[float, int]]] = {}
+        """When it was looked at how many messages a tenant had sent: the look that rates are of, and one after it."""
 
     def register(self, operations: Operations) -> None:
         """Register the operations."""
         name, user = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
         token, some = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
         quotas = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
-        secret = {"tenant": TEXT, "passwords": table(TEXT), "tokens": table(TEXT)}
-        shown = obj(
-            name=TEXT,
-            origin=about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
-            users=many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
-            tokens=many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
-            accounts=TEXTS,
-            quotas=about(quotas, "What it may take; null is without a limit."),
-            use=obj(**dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT)),
-        )
+        secret = {"tenant": TEXT, "passwords": once(table(TEXT)), "tokens": once(table(TEXT))}
+        external = about(FLAG, "Whether the NATS server is your own, whose accounts are the tenants.")
+        shown = {
+            "name": TEXT,
+            "origin": about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
+            "users": many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
+            "tokens": many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
+            "accounts": TEXTS,
+            "quotas": about(quotas, "What it may take; null is without a limit."),
+            "own_quotas": about(table(COUNT), "Those of its own; the others are as for all. 0 is without a limit."),
+            "use": obj(
+                **dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT),
+                rate=about(
+                    or_null({"type": "number"}), "Messages a second lately; null: not limited, or not known yet."
+                ),
+            ),
+        }
         grace = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
         operations.add(
             Operation(
@@ -63,9 +76,22 @@ class TenantOperations:
                 self._list,
                 Right.READ,
                 "Tenants with their quotas and use",
-                obj(tenants=many(shown), more=FLAG),
-                fields={"after": about(TEXT, "Begin behind this name."), "limit": limit(MAX_LISTED)},
+                obj(tenants=many(obj(**shown)), more=FLAG, external=external),
+                fields={
+                    "prefix": about(TEXT, "Names that begin so."),
+                    "after": about(TEXT, "Begin behind this name."),
+                    "limit": limit(MAX_LISTED),
+                },
                 path="/tenants",
+            ),
+            Operation(
+                "tenant-show",
+                self._show,
+                Right.READ,
+                "One tenant with its users, API tokens, quotas and use",
+                obj(**shown, external=external),
+                fields=name,
+                path="/tenants/{tenant}",
             ),
             Operation(
                 "tenant-add",
@@ -163,20 +189,50 @@ class TenantOperations:
     # Looking.
 
     async def _list(self, request: OperationRequest) -> Answer:
-        directory, after = self._directory, read_text(request, "after")
+        directory, after, prefix = self._directory, read_text(request, "after"), read_text(request, "prefix")
         most = read_number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> Answer:
             left = [name for name in directory.removed if tx.mailboxes.held(name, 1)]
-            names = sorted(name for name in (*directory.names, *left) if name > after)
+            names = sorted(name for name in (*directory.names, *left) if name > after and name.startswith(prefix))
             found: list[Answer] = []
             room = MAX_ENTRIES
             while len(found) < min(most, len(names)) and room > 0:
                 found.append(self._shown(tx, names[len(found)], now))
                 room -= sum(len(found[-1][kind]) for kind in ("users", "tokens", "accounts"))
-            return {"tenants": found, "more": len(found) < len(names)}
+            return {"tenants": found, "more": len(found) < len(names), "external": self._external}
 
         return await self._broker.read(look)
+
+    async def _show(self, request: OperationRequest) -> Answer:
+        name = read_text(request, "tenant")
+
+        def look(tx: Transaction, now: int) -> Answer:
+            if name not in self._directory.names and not (
+                self._directory.is_removed(name) and tx.mailboxes.held(name, 1)
+            ):
+                raise NoSuchTenantError(name)
+            return {**self._shown(tx, name, now), "external": self._external}
+
+        return await self._broker.read(look)
+
+    @property
+    def _external(self) -> bool:
+        return self._settings.nats_url is not None
+
+    def _rate(self, tenant: str) -> float | None:
+        """Return messages a second since an earlier look; None: it is not limited, or this is the first look."""
+        sent, now = self._broker.quotas.sent(tenant), time.monotonic()
+        if sent is None or not self._directory.quota(tenant).rate:
+            self._looks.pop(tenant, None)
+            return None
+        looks = self._looks.get(tenant)
+        if looks is None or now - looks[-1][0] > 2 * RATE_SECONDS:
+            looks = self._looks[tenant] = [(now, sent)]
+        elif now - looks[-1][0] > RATE_SECONDS:
+            looks = self._looks[tenant] = [looks[-1], (now, sent)]
+        at, before = looks[0]
+        return (sent - before) / (now - at) if now - at >= MIN_RATE_SECONDS and sent >= before else None
 
     def _shown(self, tx: Transaction, name: str, now: int) -> Answer:
         directory, usage = self._directory, tx.mailboxes.usage(name)
@@ -184,6 +240,7 @@ class TenantOperations:
         users: list[Answer] = []
         tokens: list[Answer] = []
         accounts: Iterable[str] = ()
+        own: dict[str, int] = {}
         if kept is not None:
             users = [
                 {
@@ -198,11 +255,11 @@ class TenantOperations:
                 for token in kept.tokens
                 if token.expires_at is None or token.expires_at > now
             ]
-            accounts = kept.accounts
+            accounts, own = kept.accounts, dict(kept.quotas)
         elif configured is not None:
             users = [{"name": user.name, "nkey": user.nkey, "previous_until": None} for user in configured.users]
             tokens = [{"name": None, "expires_at": None} for _ in configured.api_tokens]
-            accounts = configured.accounts
+            accounts, own = configured.accounts, configured.quotas.given
         quota = directory.quota(name)
         return {
             "name": name,
@@ -211,12 +268,14 @@ class TenantOperations:
             "tokens": tokens,
             "accounts": list(accounts),
             "quotas": {one: getattr(quota, one) or None for one in QUOTAS},
+            "own_quotas": own,
             "use": {
                 "mailboxes": tx.mailboxes.count(name, now),
                 "messages": usage.messages,
                 "bytes": usage.bytes,
                 "sockets": directory.sockets[name],
                 "subscriptions": directory.count_subscriptions(name),
+                "rate": self._rate(name),
             },
         }
 

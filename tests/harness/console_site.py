@@ -22,8 +22,10 @@ from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.service_operations import ServiceOperations
+from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host
 from mediator.tenants.directory import TenantDirectory
+from mediator.tenants.updater import TenantUpdater
 from tests.harness.core import Core, core
 
 ROLES = ("read", "operate", "read-payload", "admin")
@@ -95,6 +97,8 @@ async def console_site(
         MessageOperations(inner.broker).register(host.operations)
         DeadOperations(inner.broker).register(host.operations)
         ServiceOperations(inner.broker, settings, directory, health, "", 0, ()).register(host.operations)
+        updater = TenantUpdater(inner.broker, directory, None, None)
+        TenantOperations(inner.broker, settings, directory, updater).register(host.operations)
         open_part(host)
         sign_in = SignIn(access, settings, 0)
         sign_in.add_routes(app)

@@ -31,6 +31,8 @@ PAGES = {
     "cleanup": "/console/cleanup",
     "connections": "/console/connections",
     "connection": "/console/connections/default/1",
+    "tenants": "/console/tenants",
+    "tenant": "/console/tenants/acme",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; the last is one that is not there."""
@@ -78,6 +80,20 @@ async def fill(service: Service) -> None:
         for lease in (1.0, 60.0):
             await orders.fetch(group="workers", limit=4, lease=lease, max_deliver=1)
         await orders.fetch(group="report", limit=5)
+    quotas = {"mailboxes": 50, "messages": 1000, "bytes": 1 << 20, "rate": 2000}
+    await _told(service, "tenant-add", tenant="acme", users=["ann", "bob"], tokens=["shop"], quotas=quotas)
+    password = (await _told(service, "tenant-rotate", tenant="acme", users=["ann"], grace_ms=3_600_000))["passwords"]
+    await _told(service, "tenant-add", tenant="initech", users=["peter"], quotas={"sockets": 20})
+    async with Client(service.nats_url, user="ann", password=password["ann"]) as client:
+        for address, count in (("invoices", 700), ("refunds", 200)):
+            await client.create(address)
+            await client.mailbox(address).send_many([b"x" * 1100] * count)
+
+
+async def _told(service: Service, operation: str, **fields: Any) -> dict[str, Any]:
+    answer = await send_command(service.data_dir, operation, **fields)
+    assert answer["error"] == "", answer
+    return answer
 
 
 @asynccontextmanager

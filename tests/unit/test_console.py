@@ -24,7 +24,14 @@ OPERATION = Operation(
     Right.READ,
     "Do it",
     obj(),
-    fields={"name": TEXT, "number": or_null(COUNT), "ids": or_null(many(COUNT)), "sure": FLAG},
+    fields={
+        "name": TEXT,
+        "number": or_null(COUNT),
+        "ids": or_null(many(COUNT)),
+        "sure": FLAG,
+        "note": or_null(TEXT),
+        "of": obj(low=or_null(COUNT), high=or_null(COUNT)),
+    },
 )
 
 
@@ -33,6 +40,7 @@ OPERATION = Operation(
     [
         ([("name", ""), ("number", "")], {"name": ""}),
         ([("number", "7"), ("ids", "1"), ("ids", "2"), ("sure", "on")], {"number": 7, "ids": [1, 2], "sure": True}),
+        ([("note", ""), ("of.low", "0"), ("of.high", "")], {"of": {"low": 0, "high": None}}),
         ([("csrf", "x"), ("ids", ""), ("sure", "no")], {"sure": False}),
     ],
 )

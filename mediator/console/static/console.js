@@ -94,7 +94,29 @@ async function plot(url) {
   });
 }
 
+// Secrets that are shown once: a button copies one, or selects it where the browser lets no page copy.
+function offerCopies(page) {
+  const said = page.querySelector("[data-copied]");
+  for (const button of page.querySelectorAll("[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const secret = document.getElementById(button.dataset.copy);
+      try {
+        await navigator.clipboard.writeText(secret.textContent);
+        said.textContent = "Copied.";
+      } catch {
+        getSelection().selectAllChildren(secret);
+        said.textContent = "Selected: copy it with the keyboard.";
+      }
+    });
+  }
+  // Loading the page again leads on, and does not repeat what was done.
+  const onward = page.querySelector("[data-replace]");
+  if (onward) history.replaceState(null, "", onward.getAttribute("href"));
+}
+
 addEventListener("DOMContentLoaded", () => {
+  offerCopies(document);
   const state = document.querySelector("[data-live]");
   if (state) follow(state);
   const plots = document.querySelector("[data-samples]");
