@@ -29,7 +29,7 @@ QUICK = (
 """Measured through the ports of a whole service; the headlines come from these."""
 REST = (
     "postgres", "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake",
-    "pipeline_mail",
+    "pipeline_mail", "mixed",
 )  # fmt: skip
 """One part each, or minutes for a round; not with --quick unless named."""
 
@@ -42,6 +42,7 @@ def main() -> int:
     known = (*QUICK, *REST)
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"any of {', '.join(known)}; all without")
     parser.add_argument("--quick", action="store_true", help="short rounds on less data; without the single parts")
+    parser.add_argument("--minutes", type=float, help="how long mixed takes; 15 without, 5 with --quick")
     parser.add_argument("--write", action="store_true", help="write the tables into README.md and docs/")
     options = parser.parse_args()
     if unknown := set(options.claims) - set(known):
@@ -51,7 +52,7 @@ def main() -> int:
     # Log lines of the registry's code, when it runs in this process, would break the progress bar.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     chosen = [claim for claim in known if claim in options.claims] or list(QUICK if options.quick else known)
-    rows, fsync = _run(chosen, options.quick)
+    rows, fsync = _run(chosen, options.quick, options.minutes)
     shown = [row for found in rows.values() for row in found if options.claims or row.headline]
     origin = _origin(options, fsync)
     print(pages.table(shown), origin, sep="\n\n", flush=True)
@@ -64,7 +65,7 @@ def main() -> int:
     return 1 if any(row.met is False for found in rows.values() for row in found) else 0
 
 
-def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], list[float]]:
+def _run(claims: list[str], quick: bool, minutes: float | None) -> tuple[dict[str, list[ResultRow]], list[float]]:
     """Return the rows of each claim, and how long an fsync took before and after, in ms."""
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),
@@ -79,7 +80,13 @@ def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], li
             started = time.monotonic()
             rows[claim] = []
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                bench = Bench(quick, Path(own), lambda text: progress.update(task, description=text))
+                bench = Bench(
+                    quick,
+                    Path(own),
+                    lambda text: progress.update(task, description=text),
+                    lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
+                    minutes,
+                )
                 try:
                     for row in importlib.import_module(f"benchmarks.{claim}").run(bench):
                         rows[claim].append(row)
@@ -99,7 +106,9 @@ def _run(claims: list[str], quick: bool) -> tuple[dict[str, list[ResultRow]], li
 
 def _origin(options: argparse.Namespace, fsync: list[float]) -> str:
     """Return where and when the figures were taken."""
-    arguments = " ".join([*(["--quick"] if options.quick else []), *options.claims])
+    chosen = ["--quick"] if options.quick else []
+    chosen += [f"--minutes {options.minutes:g}"] if options.minutes else []
+    arguments = " ".join([*chosen, *options.claims])
     command = f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`"
     server = subprocess.run([str(find_binary()), "--version"], capture_output=True, text=True, check=True)
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("agent-mediator", "nats-py", "uvloop")]

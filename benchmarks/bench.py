@@ -36,6 +36,11 @@ class Bench:
     folder: Path
     """On the disk that is measured; the caller deletes it."""
     status: Callable[[str], None]
+    """Shows what is being done, in place of what was."""
+    tell: Callable[[str], None]
+    """Shows a line that stays."""
+    minutes: float | None = None
+    """How long `mixed` takes, where that was asked for."""
 
     @property
     def rounds(self) -> int:

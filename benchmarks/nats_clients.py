@@ -179,9 +179,8 @@ async def steady(client: Client, spec: Result) -> Result:
     Latency counts from the moment a message was due, so waiting behind a slow answer counts as well.
     """
     targets = [f"{API}MSG.SEND.{name}" for name in spec["addresses"]]
-    count, pause = int(spec["rate"] * spec["seconds"]), 1 / spec["rate"]
+    count = int(spec["rate"] * spec["seconds"])
     spent_ms = [0.0] * count
-    under_way: set[asyncio.Task[None]] = set()
     failed = 0
 
     async def one(number: int, due: float) -> None:
@@ -194,17 +193,24 @@ async def steady(client: Client, spec: Result) -> Result:
         spent_ms[number] = (time.perf_counter() - due) * 1e3
 
     await asyncio.sleep(max(0.0, spec["at"] - time.time()))
-    began_at, started = time.time(), time.perf_counter()
-    for number in range(count):
-        due = started + number * pause
+    began_at = time.time()
+    await open_loop(one, spec["rate"], range(count))
+    return {"began_at": began_at, "spent_ms": spent_ms, "failed": failed}
+
+
+async def open_loop(one: Callable[[int, float], Awaitable[None]], rate: float, numbers: Iterable[int]) -> None:
+    """Call ``one`` with each number and with when it was due, ``rate`` times a second, however long they take."""
+    under_way: set[asyncio.Future[None]] = set()
+    started = time.perf_counter()
+    for place, number in enumerate(numbers):
+        due = started + place / rate
         rest = due - time.perf_counter()
         if rest > 0:
             await asyncio.sleep(rest)
-        task = asyncio.create_task(one(number, due))
+        task = asyncio.ensure_future(one(number, due))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
     await asyncio.gather(*under_way)
-    return {"began_at": began_at, "spent_ms": spent_ms, "failed": failed}
 
 
 async def until_killed(client: Client, spec: Result) -> Result:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -22,9 +21,8 @@ from benchmarks import nats_clients
 from benchmarks.bench import Bench, ResultRow, at_least, at_most, beside
 from benchmarks.pipeline_lake import journal
 from benchmarks.prefill import PAYLOAD, add_mailboxes, add_messages, addresses
-from benchmarks.servers import ServiceProcess, running
+from benchmarks.servers import ServiceProcess, low_priority, running
 from mediator.store.opening import database_path
-from mediator.system import leash
 from pipeline.service.child_process import NICE
 
 if TYPE_CHECKING:
@@ -190,6 +188,5 @@ def _p99(bench: Bench, service: ServiceProcess) -> float:
 
 def _ingest(source: Path, lake: Path) -> None:
     (source / "journal" / "read.json").unlink(missing_ok=True)
-    low = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), "--low", str(NICE)]
     command = [sys.executable, "-m", "mediator", "pipeline", "ingest", "--data-dir", str(source), "--lake", str(lake)]
-    subprocess.run(low + command, check=True, capture_output=True)
+    subprocess.run(low_priority(NICE) + command, check=True, capture_output=True)

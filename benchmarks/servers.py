@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mediator.nats.server import find_binary
+from mediator.system import leash
 from registry.embedding.models import DEFAULT_MODEL, missing_extra
 
 READY_SECONDS = 60.0
@@ -146,6 +147,11 @@ def running(*servers: ServerProcess) -> Iterator[None]:
     finally:
         for server in servers:
             server.stop()
+
+
+def low_priority(nice: int) -> list[str]:
+    """Return the beginning of a command line that runs a program on one core, and not longer than this process."""
+    return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), "--low", str(nice)]
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ class Tab:
                 result: dict[str, Any] = said["result"]
                 return result
 
+    async def close_browser(self) -> None:
+        """End the browser with all its pages."""
+        await self._socket.send_str('{"id": 0, "method": "Browser.close"}')
+
     async def show(self, url: str) -> None:
         """Open a URL and wait until it is loaded."""
         assert "errorText" not in await self.call("Page.navigate", url=url)
@@ -115,6 +119,13 @@ class Tab:
 @asynccontextmanager
 async def open_tab() -> AsyncIterator[Tab]:
     """Start the browser with a profile of its own, and end it afterwards."""
+    async with open_tabs(1) as (tab,):
+        yield tab
+
+
+@asynccontextmanager
+async def open_tabs(count: int, *before: str) -> AsyncIterator[list[Tab]]:
+    """Do the same with several pages, each of which counts as looked at; ``before`` is a command that runs it."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         missing("needs Chromium")
@@ -122,15 +133,17 @@ async def open_tab() -> AsyncIterator[Tab]:
     nowhere = asyncio.subprocess.DEVNULL
     with tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
-            program, *OPTIONS, f"--user-data-dir={folder}", stdout=nowhere, stderr=nowhere
+            *before, program, *OPTIONS, f"--user-data-dir={folder}", stdout=nowhere, stderr=nowhere
         )
         try:
             url = await until(lambda: _listening(Path(folder)), what="the browser listens")
-            async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
-                tab = Tab(socket)
-                await tab.attach()
-                yield tab
-                await socket.send_str('{"id": 0, "method": "Browser.close"}')
+            async with aiohttp.ClientSession() as session, AsyncExitStack() as sockets:
+                tabs = []
+                for _ in range(count):
+                    tabs.append(Tab(await sockets.enter_async_context(session.ws_connect(url, max_msg_size=0))))
+                    await tabs[-1].attach()
+                yield tabs
+                await tabs[0].close_browser()
             await process.wait()
         finally:
             if process.returncode is None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pages, simulation
+from benchmarks import memory, pages, simulation
 from benchmarks.__main__ import QUICK, REST
 from benchmarks.bench import Bench, ResultRow, at_least, headline
+from benchmarks.mixed_clients import Books
 from benchmarks.simulation import Constants, Work
 
 SLOW_DISK = Constants(client=Work(10, 1), router=Work(0, 0), service=Work(200, 20), disk=1000)
@@ -47,9 +48,28 @@ def test_a_row_whose_rounds_differ_says_unsteady():
 
 def test_rounds_alternate_which_side_goes_first(tmp_path: Path):
     order: list[str] = []
-    bench = Bench(quick=True, folder=tmp_path, status=lambda _: None)
+    bench = Bench(quick=True, folder=tmp_path, status=lambda _: None, tell=lambda _: None)
     bench.in_turn("SEND", {side: lambda _, side=side: order.append(side) for side in "AB"}, rounds=2)
     assert order == ["A", "B", "B", "A"]
+
+
+@pytest.mark.parametrize(("per_hour", "minutes", "flat"), [(19, 60, True), (60, 60, False), (60, 10, None)])
+def test_memory_is_flat_by_a_line_after_the_warm_up(per_hour: float, minutes: int, flat: bool | None):
+    seconds = range(0, minutes * 60, 5)
+    grown = memory.fit([(at, 100.0 + per_hour * at / 3600 - (at < minutes * 15) * 50) for at in seconds])
+    assert grown.per_hour == pytest.approx(per_hour)
+    assert grown.flat is flat
+
+
+def test_books_tell_what_is_missing_and_what_came_twice():
+    books = Books()
+    books.arrived(1)
+    for number in (1, 2, 3):
+        books.sent(number)
+    assert (books.missing, books.unaccounted) == (2, 0)
+    for number in (2, 3, 3):
+        books.arrived(number)
+    assert (books.missing, books.unaccounted) == (0, 1)
 
 
 def test_headline_keeps_everything_else_of_a_row():
