@@ -23,6 +23,7 @@ CONSOLE = {
     "console-mailbox": ("mailbox", 1280, "dark"),
     "console-connections": ("connections", 1280, "light"),
     "console-tenants": ("tenants", 1280, "light"),
+    "console-invitation": ("invitation", 1280, "light"),
     "console-phone": ("overview", 375, "dark"),
 }
 """Names of pictures, with the page of :mod:`tests.harness.console_tour`, the window's width and its colours."""

@@ -216,6 +216,10 @@ class MediationBroker:
         """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
         return await self.read(lambda tx, now: invitations.find_open(tx, id, now))
 
+    async def get_invitation(self, tenant: str, id: str) -> Invitation:
+        """Return an invitation of a tenant, open or not; see :func:`invitations.find_own`."""
+        return await self.read(lambda tx, _now: invitations.find_own(tx, tenant, id))
+
     async def remove_invitation(self, tenant: str, id: str) -> None:
         """Forget an invitation; :class:`NoSuchInvitationError` when the tenant has none of this id."""
         await self.write(lambda tx, _now: invitations.remove(tx, tenant, id), when_full=True)

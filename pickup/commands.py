@@ -89,10 +89,23 @@ class DidcommOperations:
                 "invitations-list",
                 self._list_invitations,
                 Right.READ,
-                "The invitations of a tenant",
-                obj(invitations=many(obj(**_INVITATION, open=FLAG))),
-                fields={**tenant, "limit": limit(MAX_INVITATIONS)},
+                "The invitations of a tenant, the newest first",
+                obj(invitations=many(obj(**_INVITATION, open=FLAG)), total=COUNT),
+                fields={
+                    **tenant,
+                    "skip": whole("Leave out the first.", 0, MAX_INVITATIONS, default=0),
+                    "limit": limit(MAX_INVITATIONS),
+                },
                 path="/invitations",
+            ),
+            Operation(
+                "invitations-show",
+                self._show_invitation,
+                Right.READ,
+                "One invitation with its links",
+                obj(**_INVITATION, open=FLAG, **_URLS),
+                fields={**tenant, "id": TEXT},
+                path="/invitations/{id}",
             ),
             Operation(
                 "invitations-remove",
@@ -155,15 +168,24 @@ class DidcommOperations:
             ttl=read_optional_number(request, "ttl_ms", 1, MAX_TTL),
             uses=read_optional_number(request, "uses", 1, MAX_USES),
         )
-        written = asdict(self._invitations.written(made))
-        return {**_invitation(made), **{name: url for name, url in written.items() if name.endswith("_url")}}
+        return {**_invitation(made), **self._urls(made)}
+
+    def _urls(self, invitation: Invitation) -> Answer:
+        written = asdict(self._invitations.written(invitation))
+        return {name: url for name, url in written.items() if name.endswith("_url")}
 
     async def _list_invitations(self, request: OperationRequest) -> Answer:
-        found = await self._mediation.list_invitations(
-            await self._tenants.of(request), read_number(request, "limit", 1, MAX_INVITATIONS)
-        )
-        now = self._mediation.clock()
-        return {"invitations": [{**_invitation(one), "open": one.open(now)} for one in found]}
+        tenant, skip = await self._tenants.of(request), read_number(request, "skip", 0, MAX_INVITATIONS)
+        limit = read_number(request, "limit", 1, MAX_INVITATIONS)
+        # All of them are few and short.
+        found, now = await self._mediation.list_invitations(tenant, MAX_INVITATIONS), self._mediation.clock()
+        shown = [{**_invitation(one), "open": one.open(now)} for one in found[skip : skip + limit]]
+        return {"invitations": shown, "total": len(found)}
+
+    async def _show_invitation(self, request: OperationRequest) -> Answer:
+        tenant, id = await self._tenants.of(request), read_text(request, "id")
+        found = await self._mediation.get_invitation(tenant, id)
+        return {**_invitation(found), "open": found.open(self._mediation.clock()), **self._urls(found)}
 
     async def _remove_invitation(self, request: OperationRequest) -> Answer:
         id = read_text(request, "id")

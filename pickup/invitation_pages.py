@@ -4,7 +4,6 @@ import asyncio
 import base64
 import re
 from datetime import UTC, datetime
-from functools import lru_cache
 from html import escape
 
 import orjson
@@ -114,15 +113,7 @@ class InvitationPages:
     async def _drawn(self, url: str) -> bytes | None:
         """Return the QR code as PNG; None when the URL is too long for one."""
         async with self._drawing:
-            return await asyncio.to_thread(_image, url)
-
-
-@lru_cache(maxsize=64)
-def _image(url: str) -> bytes | None:
-    try:
-        return qr.png(url)
-    except ValueError:
-        return None
+            return await asyncio.to_thread(qr.drawn, url)
 
 
 # Reading requests.

@@ -1,6 +1,7 @@
 """QR codes of invitations, as an image and for a terminal."""
 
 import io
+from functools import lru_cache
 
 import segno
 
@@ -17,6 +18,15 @@ def png(text: str) -> bytes:
     image = io.BytesIO()
     _made(text).save(image, kind="png", scale=_SCALE, border=_BORDER)
     return image.getvalue()
+
+
+@lru_cache(maxsize=64)
+def drawn(text: str) -> bytes | None:
+    """Return what :func:`png` does, drawn once; None for a text too long for a code."""
+    try:
+        return png(text)
+    except ValueError:
+        return None
 
 
 def terminal(text: str) -> str:

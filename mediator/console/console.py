@@ -153,7 +153,9 @@ class Console:
             if isinstance(value, str | int | float) and name not in secrets
         }
         done = string.Template(str(form.get("done", "") or "Done.")).safe_substitute(flat)
-        back = _path_of_ours(str(form.get("back", HOME)))
+        quoted = {name: quote(str(value), safe="") for name, value in flat.items()}
+        then = string.Template(str(form.get("then", ""))).safe_substitute(quoted)
+        back = _path_of_ours(then or str(form.get("back", HOME)))
         if secrets:
             # No address, cookie or page of ours ever has a secret again, so the answer itself is the page.
             return await self._page(visit, "console/once.html", page=None, done=done, secrets=secrets, back=back)

@@ -36,9 +36,14 @@ def find_open(tx: MediationTransaction, id: str, now: int) -> Invitation:
     return found
 
 
-def remove(tx: MediationTransaction, tenant: str, id: str) -> None:
-    """Forget an invitation; connections that came by it stay. :class:`NoSuchInvitationError` when there is none."""
+def find_own(tx: MediationTransaction, tenant: str, id: str) -> Invitation:
+    """Return an invitation of a tenant, open or not; :class:`NoSuchInvitationError` when there is none."""
     found = tx.invitations.get(id)
     if found is None or found.tenant != tenant:
         raise NoSuchInvitationError
-    tx.invitations.remove(found)
+    return found
+
+
+def remove(tx: MediationTransaction, tenant: str, id: str) -> None:
+    """Forget an invitation; connections that came by it stay. Raises as :func:`find_own`."""
+    tx.invitations.remove(find_own(tx, tenant, id))

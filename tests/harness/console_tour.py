@@ -33,9 +33,10 @@ PAGES = {
     "connection": "/console/connections/default/1",
     "tenants": "/console/tenants",
     "tenant": "/console/tenants/acme",
+    "invitations": "/console/invitations",
     "nothing": f"{BOX}0",
 }
-"""Every page, by a name for its picture; the last is one that is not there."""
+"""Every page, by a name for its picture; `nothing` is one that is not there, and `wallets` adds an invitation's."""
 TOKENS = {"ada": ("token-of-the-administrator", "admin"), "ben": ("token-of-the-reader", "read")}
 OPERATORS = json.dumps([{"name": name, "token": token, "roles": [role]} for name, (token, role) in TOKENS.items()])
 SETTINGS = {"MEDIATOR_OPERATORS__TOKENS": OPERATORS}
@@ -102,7 +103,7 @@ async def wallets(service: Service) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender())
         for number, label in enumerate(("Ada's phone", "Ben's laptop", "Cloud agent", "Dora, live"), 1):
-            made = await send_command(service.data_dir, "invite", label="Our mediator", uses=number)
+            made = await send_command(service.data_dir, "invite", label="Our mediator", uses=2 * number)
             url = made["v2_url"] if number == 3 else made["v1_url"]
             holder = await stack.enter_async_context(await Holder.connect(url, label=label))
             grant, key = await holder.mediate(), await holder.add_key()
@@ -113,6 +114,7 @@ async def wallets(service: Service) -> AsyncIterator[None]:
                     await sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2(text))
                 else:
                     await sender.send_v1(key, grant.routing, grant.endpoint, note(text))
+        PAGES["invitation"] = f"/console/invitations/default/{made['id']}"
         yield
 
 

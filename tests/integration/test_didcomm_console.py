@@ -1,5 +1,6 @@
 """The console's pages of the DIDComm door, and the operations behind them, with wallets that are real."""
 
+import html
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -44,11 +45,15 @@ class Door:
 
     async def act(self, operation: str, **fields: str) -> str:
         """Send a form, and return what the page that it leads to will say."""
+        return (await self.lead(operation, **fields))[0]
+
+    async def lead(self, operation: str, **fields: str) -> tuple[str, str]:
+        """Send a form; return what the page will say, and where that is."""
         headers = {"Authorization": f"Bearer {token('admin')}"}
         url = f"/console/do/{operation}"
         async with self.app.http.post(url, data=fields, headers=headers, allow_redirects=False) as answer:
             assert answer.status == 303
-            return unquote(answer.cookies["mediator_notice"].value)
+            return unquote(answer.cookies["mediator_notice"].value), answer.headers["Location"]
 
     async def wallet(self, label: str, mails: int, version: str = "v1") -> tuple[Holder, str]:
         """Connect a wallet for which so many messages wait; return the key or DID that it registered."""
@@ -101,3 +106,33 @@ async def test_connections_are_found_ordered_shown_and_removed(door: Door) -> No
     assert await door.act("access-add", list="deny", name=caller, note="loud") == "Done."
     assert (await door.run("connections-show", connection=2))["on_list"] == "deny"
     assert "It is on the deny list" in await door.read("/connections/default/2")
+
+
+async def test_an_invitation_is_made_drawn_and_withdrawn(door: Door) -> None:
+    fields = {"tenant": "default", "label": "<b>Ours", "ttl_ms": "3600000", "uses": "1", "done": "Here it is."}
+    notice, path = await door.lead("invite", **fields, then="/console/invitations/$tenant/$id")
+    assert notice == "Here it is."
+    [made] = (await door.run("invitations-list"))["invitations"]
+    assert path == f"/console/invitations/default/{made['id']}"
+    shown = await door.run("invitations-show", id=made["id"])
+    assert (shown["open"], shown["uses"], shown["max_uses"]) == (True, 0, 1)
+    page = await door.read(path.removeprefix("/console"))
+    assert page.count("data:image/png;base64,") == 4
+    assert "<b>" not in page
+    assert shown["v2_short_url"] in html.unescape(page)
+    async with await Holder.connect(shown["v1_short_url"], label="Ann") as holder:
+        await holder.mediate()
+    page = await door.read(path.removeprefix("/console"))
+    assert "data:image" not in page
+    assert "used up" in page
+    for _ in range(2):
+        await door.run("invite")
+    assert [len((await door.run("invitations-list", skip=skip, limit=2))["invitations"]) for skip in (0, 2, 3)] == [
+        2,
+        1,
+        0,
+    ]
+    assert await door.act("invitations-remove", id=made["id"], done="$id is gone.") == f"{made['id']} is gone."
+    assert made["id"] not in await door.read("/invitations")
+    refused, path = await door.lead("invite", uses="0", back="/console/invitations", then="/console/mailboxes")
+    assert (refused, path) == ("Not done: uses: expected 1 to 1000000000.", "/console/invitations")

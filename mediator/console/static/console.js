@@ -94,7 +94,7 @@ async function plot(url) {
   });
 }
 
-// Secrets that are shown once: a button copies one, or selects it where the browser lets no page copy.
+// Links, and secrets that are shown once: a button copies one, or selects it where the browser lets no page copy.
 function offerCopies(page) {
   const said = page.querySelector("[data-copied]");
   for (const button of page.querySelectorAll("[data-copy]")) {
