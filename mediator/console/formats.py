@@ -72,6 +72,7 @@ def hidden(fields: dict[str, Any]) -> Markup:
 FILTERS = {
     "ago": ago,
     "when": when,
+    "time": format_time,
     "number": number,
     "rate": rate,
     "milliseconds": milliseconds,

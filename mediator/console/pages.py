@@ -39,7 +39,7 @@ class Visit:
     """What a form sends back, to prove that it is one of ours."""
     console: "Console"
 
-    async def run(self, operation: str, **fields: Any) -> Answer:
+    async def run(self, operation: str, /, **fields: Any) -> Answer:
         """Run an operation as whoever is signed in; raises :class:`MediatorError` as it does."""
         return await self.console.operations.run(self.actor, operation, fields)
 

@@ -21,6 +21,7 @@ from mediator.ops.operations import (
     Right,
     read_number,
     read_optional_number,
+    read_optional_time,
     read_text,
 )
 from mediator.ops.schemas import (
@@ -45,6 +46,8 @@ from mediator.store.session import Table
 KEPT = 100_000
 """Entries that are kept at most."""
 MAX_LISTED = 1000
+NOT_OK = "failed"
+"""Stands for every result but ``ok``; no error has this code."""
 MAX_TEXT = 200
 """Characters of a field that are kept."""
 _SECRET = ("password", "secret", "token", "payload")
@@ -65,16 +68,12 @@ class AuditTable(Table):
         self._execute("DELETE FROM audit_log WHERE no <= ?", (no - KEPT,))
         return int(no)
 
-    def newest(self, before: int | None, actor: str, operation: str, limit: int) -> list[dict[str, Any]]:
-        """Return entries, the newest first: older than ``before``, of one actor, of one operation."""
-        where, parameters = ["no < ?"], [before if before is not None else 2**63 - 1]
-        for column, value in {"actor": actor, "operation": operation}.items():
-            if value:
-                where.append(f"{column} = ?")
-                parameters.append(value)  # type: ignore[arg-type]
+    def newest(self, wanted: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+        """Return entries that meet all conditions, such as ``{"no < ?": 7}``, the newest first."""
         names = ("no", "at", "instance", "actor", "via", "operation", "tenant", "fields", "result")
-        sql = f"SELECT {', '.join(names)} FROM audit_log WHERE {' AND '.join(where)} ORDER BY no DESC LIMIT ?"
-        return [dict(zip(names, row, strict=True)) for row in self._execute(sql, (*parameters, limit))]
+        where = " AND ".join(["no > 0", *wanted])
+        sql = f"SELECT {', '.join(names)} FROM audit_log WHERE {where} ORDER BY no DESC LIMIT ?"
+        return [dict(zip(names, row, strict=True)) for row in self._execute(sql, (*wanted.values(), limit))]
 
     def forget(self, until: int, limit: int) -> int:
         """Remove at most ``limit`` entries that are older than a time; return how many."""
@@ -148,6 +147,9 @@ class AuditLog:
                     "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
                     "actor": about(TEXT, "Of this operator alone."),
                     "operation": about(TEXT, "Of this operation alone."),
+                    "since": or_null(about({"type": "number"}, "From this time on, Unix seconds.")),
+                    "until": or_null(about({"type": "number"}, "Before this time, Unix seconds.")),
+                    "result": about(TEXT, f"With this result alone; `{NOT_OK}`: with any but `ok`."),
                     "limit": limit(MAX_LISTED),
                 },
                 path="/audit",
@@ -155,14 +157,17 @@ class AuditLog:
         )
 
     async def _list(self, request: OperationRequest) -> Answer:
-        limit, before = (
-            read_number(request, "limit", 1, MAX_LISTED),
-            read_optional_number(request, "before", 0, 2**63 - 1),
-        )
-        actor, operation = read_text(request, "actor"), read_text(request, "operation")
-        found = await self._broker.read(
-            lambda tx, _now: tx.table(AuditTable).newest(before, actor, operation, limit + 1)
-        )
+        limit, result = read_number(request, "limit", 1, MAX_LISTED), read_text(request, "result")
+        asked = {
+            "no < ?": read_optional_number(request, "before", 0, 2**63 - 1),
+            "actor = ?": read_text(request, "actor") or None,
+            "operation = ?": read_text(request, "operation") or None,
+            "at >= ?": read_optional_time(request, "since"),
+            "at < ?": read_optional_time(request, "until"),
+            **({"result <> ?": "ok"} if result == NOT_OK else {"result = ?": result or None}),
+        }
+        wanted = {condition: value for condition, value in asked.items() if value is not None}
+        found = await self._broker.read(lambda tx, _now: tx.table(AuditTable).newest(wanted, limit + 1))
         entries = [{**one, "at": one["at"] / 1000, "fields": orjson.loads(one["fields"])} for one in found[:limit]]
         return {"entries": entries, "more": len(found) > limit}
 

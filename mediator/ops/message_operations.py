@@ -22,6 +22,7 @@ from mediator.ops.operations import (
     Right,
     read_number,
     read_optional_number,
+    read_optional_time,
     read_text,
 )
 from mediator.ops.schemas import (
@@ -166,7 +167,7 @@ class MessageOperations:
         limit = read_number(request, "limit", 1, MAX_LISTED)
         before = read_optional_number(request, "before", 0, _MAX_ID)
         after = read_optional_number(request, "after", 0, _MAX_ID)
-        word, since = read_text(request, "lane"), _read_since(request)
+        word, since = read_text(request, "lane"), read_optional_time(request, "since")
         lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
         wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
         seen: list[Message] = []
@@ -245,13 +246,6 @@ class MessageOperations:
             for each in found
         ]
         return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
-
-
-def _read_since(request: OperationRequest) -> int | None:
-    since = request.get("since")
-    if since is not None and (isinstance(since, bool) or not isinstance(since, int | float) or not 0 <= since < 1e12):
-        raise BadRequestError("since", "expected Unix seconds")
-    return None if since is None else int(since * 1000)
 
 
 def _listed(message: Message) -> dict[str, Any]:

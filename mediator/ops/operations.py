@@ -80,6 +80,11 @@ class Operation:
     longest: int = MAX_REQUEST
     """Bytes of a request, at most :data:`MAX_LONG_REQUEST`."""
 
+    @property
+    def is_act(self) -> bool:
+        """Whether it changes something or shows payloads, and so goes to the audit log."""
+        return self.audited and (self.method != "GET" or self.right is Right.READ_PAYLOAD)
+
     def secrets_of(self, answer: Answer) -> Answer:
         """Return what an answer shows this once and never again."""
         shown = self.answer.get("properties", {})
@@ -122,8 +127,7 @@ class Operations:
         takes too long.
         """
         operation = self.get(name)
-        looks = operation.method == "GET" and operation.right is not Right.READ_PAYLOAD
-        if looks or not operation.audited or self._audit is None:
+        if not operation.is_act or self._audit is None:
             return await self._run(actor, operation, request)
         result = "internal"
         try:
@@ -184,3 +188,13 @@ def read_number(request: OperationRequest, name: str, lowest: int, highest: int)
 def read_optional_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int | None:
     """Return a whole number, None if it is absent or null."""
     return None if request.get(name) is None else read_number(request, name, lowest, highest)
+
+
+def read_optional_time(request: OperationRequest, name: str) -> int | None:
+    """Return milliseconds since the epoch, given as Unix seconds; None if they are absent or null."""
+    value = request.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise BadRequestError(name, "expected Unix seconds")
+    return int(value * 1000)

@@ -74,7 +74,7 @@ async def console_site(
     """Run one; each role has an operator with a token. ``open_part`` does what a part would."""
     operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ROLES]}
     settings = Settings.of(data_dir=folder, operators=operators)
-    async with core(folder) as inner:
+    async with core(folder, audited=True) as inner:
         access = Access(settings, CookieSealer(b"k" * 32))
         health, directory = Health(), TenantDirectory(settings, inner.clock)
         app = build_app(health, inner.metrics.registry)

@@ -16,6 +16,7 @@ from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.ops.audit import AuditLog
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
@@ -83,14 +84,18 @@ def rows(data_dir: Path, *tables: str) -> int:
 
 
 @asynccontextmanager
-async def core(data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bool = True) -> AsyncIterator[Core]:
-    """Open one on a directory; ``enabled``: it cleans up by itself, each second."""
+async def core(
+    data_dir: Path, clock: ShiftedClock | None = None, *, enabled: bool = True, audited: bool = False
+) -> AsyncIterator[Core]:
+    """Open one on a directory; ``enabled``: it cleans up by itself, each second; ``audited``: it keeps acts."""
     clock = clock or ShiftedClock()
     store = SqliteStore(database_path(data_dir))
     try:
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()
-        operations = Operations()
+        audit = AuditLog(broker, "core")
+        operations = Operations(audit.record if audited else None)
+        audit.register(operations)
         control = ControlServer(data_dir, operations)
         cleanup = CleanupSettings(enabled=enabled, interval_seconds=1)
         steps = [UnusedConnections(MediationRules().idle), OldReplays(), SilentAgents(Liveness()), RemovedAgents()]
