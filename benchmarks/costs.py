@@ -10,8 +10,9 @@ from typing import Any
 
 from benchmarks import didcomm_clients, nats_clients, prefill
 from benchmarks.bench import Bench, ResultRow, number, spaced, spread
-from benchmarks.servers import ServiceProcess, cpu_seconds, running
+from benchmarks.servers import ServiceProcess, running
 from mediator.ops.control import send_command
+from mediator.system.usage import cpu_seconds
 
 COMMITS = "mediator_store_commit_seconds_count"
 MAIL = "$mq9.AI.MAILBOX.MSG"

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from benchmarks.servers import cpu_seconds
+from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
 from pickup.client.transport import MEDIA_TYPES
 from pickup.mediation.records import Generation

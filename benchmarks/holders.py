@@ -11,7 +11,8 @@ import aiohttp
 
 from benchmarks.didcomm_clients import SENDERS, Result, figures, forward, note
 from benchmarks.prefill_didcomm import EnrolledHolders
-from benchmarks.servers import ServiceProcess, cpu_seconds
+from benchmarks.servers import ServiceProcess
+from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
 from pickup.client.resources import ClientResources
 from pickup.client.transport import MEDIA_TYPES

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.servers import ENCODER, children, resident_mb
+from benchmarks.servers import ENCODER
+from mediator.system.usage import children, resident_mb
 
 PIPELINE = b"pipeline"
 """Found in the command line of what the service runs of the pipeline; Spark's memory is not the service's."""

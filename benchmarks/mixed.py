@@ -25,9 +25,10 @@ from benchmarks import mixed_clients, prefill
 from benchmarks.bench import Bench, ResultRow, at_most, beside, headline, number, spaced
 from benchmarks.memory import MAX_MB, MAX_SHARE, MemorySamples
 from benchmarks.mixed_console import Operator
-from benchmarks.servers import ServiceProcess, cpu_seconds, low_priority, running
+from benchmarks.servers import ServiceProcess, low_priority, running
 from mediator.ops.control import send_command
 from mediator.store.opening import database_path
+from mediator.system.usage import cpu_seconds
 from pipeline.service.child_process import NICE
 from tests.harness.browser import PROGRAMS, open_tabs
 

@@ -22,8 +22,9 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks import counting
 from benchmarks.prefill import PAYLOAD
-from benchmarks.servers import ServerProcess, cpu_seconds, descendants, resident_mb
+from benchmarks.servers import ServerProcess
 from benchmarks.subscribers import live, replayed
+from mediator.system.usage import cpu_seconds, descendants, resident_mb
 
 API = "$mq9.AI."
 WARM_SECONDS = 0.3

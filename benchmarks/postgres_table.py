@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.nats_clients import Result, closed
 from benchmarks.prefill import PAYLOAD
-from benchmarks.servers import cpu_seconds
+from mediator.system.usage import cpu_seconds
 
 MAX_CONNECTIONS = 32
 """More of them only take turns on the server's cores."""

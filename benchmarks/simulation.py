@@ -16,7 +16,8 @@ from statistics import median
 from benchmarks import nats_clients
 from benchmarks.bench import Bench, ResultRow, number, spread
 from benchmarks.costs import COMMITS
-from benchmarks.servers import ServiceProcess, cpu_seconds, running
+from benchmarks.servers import ServiceProcess, running
+from mediator.system.usage import cpu_seconds
 
 FITTED = (1, 100)
 CHECKED = (10, 30, 300)

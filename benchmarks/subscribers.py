@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from nats.aio.client import Client
 
 from benchmarks.prefill import PAYLOAD
-from benchmarks.servers import cpu_seconds
+from mediator.system.usage import cpu_seconds
 
 MESSAGE = b"MSG $mq9.AI."
 """Start of every message frame (MSG or HMSG); no payload contains it."""

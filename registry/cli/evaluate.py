@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,6 +16,8 @@ from mediator.cli.options import CommandGroup, CommandOptions, one_of, words_of
 from mediator.ops.units import format_count
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from registry.evaluation.cases import CardCatalog, EvaluationCase
     from registry.evaluation.measures import ConfidenceInterval
 
@@ -22,6 +25,15 @@ Run = Mapping[str, Sequence[str]]
 """Answers by qid: keys of cards, best first."""
 Figures = Mapping[str, "ConfidenceInterval"]
 """Intervals by the name of the measure."""
+
+
+class Cost(NamedTuple):
+    """What a configuration costs."""
+
+    cpu_ms: float
+    """Of a request, of all processes."""
+    memory_mb: float
+    """Resident, of the processes that hold models."""
 
 
 class Mode(StrEnum):
@@ -35,7 +47,9 @@ class Mode(StrEnum):
 app = CommandGroup()
 
 
-@app.command("eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model ./my-model")
+@app.command(
+    "eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model all-MiniLM-L6-v2 --model ./my-model"
+)
 def evaluate(
     cards: Annotated[
         Path, typer.Argument(metavar="CARDS", help="The cards: one per line (.jsonl), or an array (.json).")
@@ -48,8 +62,11 @@ def evaluate(
         ),
     ],
     model: Annotated[
-        str | None,
-        typer.Option(help="The sentence-transformers model: a folder or a name.", show_default="as the settings say"),
+        list[str] | None,
+        typer.Option(
+            help="A model of sentence-transformers, a folder or a name, or several as one, A=0.3+B=0.7; repeatable.",
+            show_default="as the settings say",
+        ),
     ] = None,
     mode: Annotated[
         list[Mode] | None,
@@ -76,6 +93,8 @@ def evaluate(
 
     The cards are registered in memory, in this process: no service needs to run, and a running one is not affected.
     """
+    from rich.progress import MofNCompleteColumn
+
     from registry.cards.importing import read_sources
     from registry.evaluation.cases import read_cases, read_catalog
 
@@ -96,45 +115,79 @@ def evaluate(
 
     # What goes wrong is said by the command itself.
     logs.setup("error", settings.log_format)
-    needed = None if modes == [Mode.TEXT] else model or settings.section(RegistrySettings).model
-    runs = asyncio.run(_runs(catalog, cases, modes, needed, settings.data_dir))
+    chosen = _joined(model or []) or [settings.section(RegistrySettings).embedding_model]
+    needed = [None] if modes == [Mode.TEXT] else chosen
+    runs: dict[str, Run] = {}
+    costs: dict[str, Cost] = {}
+    with output.progress(MofNCompleteColumn()) as progress:
+        for number, name in enumerate(needed):
+            # Keywords find the same with every model.
+            some = [mode for mode in modes if mode is not Mode.TEXT or not number]
+            found = asyncio.run(_runs(catalog, cases, some, name, settings.data_dir, progress))
+            for way, (run, cost) in found.items():
+                label = way.value if way is Mode.TEXT or len(needed) == 1 else f"{way.value}, {name}"
+                runs[label], costs[label] = run, cost
     if save is not None:
         _save(save, runs)
-    _show(
-        cases,
-        runs,
-        former,
-        {"model": needed, "cards": len(catalog.cards), "requests": len(cases)},
-        as_json=options.as_json,
-    )
+    about = {
+        "model": ", ".join(filter(None, needed)) or None,
+        "cards": len(catalog.cards),
+        "requests": len(cases),
+    }
+    _show(cases, runs, former, costs, about, as_json=options.as_json)
+
+
+def _joined(models: Sequence[str]) -> list[str]:
+    from registry.embedding.models import join_models, split_model
+
+    try:
+        found = [join_models([f"{one}={weight}" for one, weight in split_model(model)]) for model in models]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--model") from None
+    return list(dict.fromkeys(found))
 
 
 async def _runs(
-    catalog: "CardCatalog", cases: Sequence["EvaluationCase"], modes: Sequence[Mode], model: str | None, data_dir: Path
-) -> dict[str, Run]:
-    from rich.progress import MofNCompleteColumn, TaskID
-
+    catalog: "CardCatalog",
+    cases: Sequence["EvaluationCase"],
+    modes: Sequence[Mode],
+    model: str | None,
+    data_dir: Path,
+    progress: "Progress",
+) -> dict[Mode, tuple[Run, Cost]]:
+    from mediator.system.usage import cpu_seconds, resident_mb
     from registry.evaluation.trial import run_trial
 
-    with output.progress(MofNCompleteColumn()) as progress:
-        bars: dict[str, TaskID] = {}
+    bars: dict[str, TaskID] = {}
+    of = f" {model}"[:60] if model else ""
 
-        def update(step: str, done: int) -> None:
-            if step not in bars:
-                bars[step] = progress.add_task(step, total=len(catalog.cards))
-            progress.update(bars[step], completed=done)
+    def update(step: str, done: int) -> None:
+        if step not in bars:
+            bars[step] = progress.add_task(step + of, total=len(catalog.cards))
+        progress.update(bars[step], completed=done)
 
-        async with run_trial(catalog, model, data_dir, update) as asked:
-            ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
-            runs: dict[str, Run] = {}
+    async with run_trial(catalog, model, data_dir, update) as asked:
+        ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
+        runs: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
+        own = dict.fromkeys(modes, 0.0)
+        bar = progress.add_task("requests" + of, total=len(cases))
+        before = cpu_seconds(asked.encoder_pids)
+        for case in cases:
             for mode in modes:
-                bar = progress.add_task(mode.value, total=len(cases))
-                run = {}
-                for case in cases:
-                    run[case.qid] = await ways[mode](case.query)
-                    progress.advance(bar)
-                runs[mode.value] = run
-            return runs
+                began = time.process_time()
+                runs[mode][case.qid] = await ways[mode](case.query)
+                own[mode] += time.process_time() - began
+            progress.advance(bar)
+        # A request is encoded once for all modes, and its vectors are remembered.
+        encoding = cpu_seconds(asked.encoder_pids) - before
+        memory = sum(map(resident_mb, asked.encoder_pids))
+        costs = {
+            mode: Cost(own[mode] / len(cases) * 1000, 0)
+            if mode is Mode.TEXT
+            else Cost((own[mode] + encoding) / len(cases) * 1000, memory)
+            for mode in modes
+        }
+        return {mode: (run, costs[mode]) for mode, run in runs.items()}
 
 
 # Runs in files.
@@ -179,6 +232,7 @@ def _show(
     cases: Sequence["EvaluationCase"],
     runs: Mapping[str, Run],
     former: Mapping[str, Run] | None,
+    costs: Mapping[str, Cost],
     about: Mapping[str, Any],
     *,
     as_json: bool,
@@ -194,16 +248,19 @@ def _show(
             change = intervals(rows[mode] - rate_all(cases, run))
             differences[f"{mode} - {mode} saved"] = _named(change)
     if as_json:
-        output.print_json({**about, "modes": _plain(figures), "differences": _plain(differences)})
+        spent = {name: cost._asdict() for name, cost in costs.items()}
+        output.print_json({**about, "modes": _plain(figures), "differences": _plain(differences), "costs": spent})
         return
     counts = format_count(about["cards"], "card"), format_count(about["requests"], "request")
     output.print_line(", ".join([*counts, about["model"] or "no model"]))
     columns = [f"{measure}#" for measure in MEASURES]
-    output.print_table(["mode", *columns], ([mode, *map(_shown, found.values())] for mode, found in figures.items()))
+    rows_shown = ([name, *map(_shown, found.values()), *_costs(costs[name])] for name, found in figures.items())
+    output.print_table(["mode", *columns, "CPU#", "memory#"], rows_shown)
     if differences:
         output.print_table(
             ["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items())
         )
+    output.print_hint("CPU is that of a request, in all processes; memory is that of the processes that hold models.")
     output.print_hint("In brackets: 95 % bootstrap intervals of the mean.")
     if differences:
         output.print_hint("A difference is significant if its interval does not contain 0.")
@@ -221,6 +278,10 @@ def _plain(figures: Mapping[str, Figures]) -> dict[str, dict[str, dict[str, floa
 
 def _shown(found: "ConfidenceInterval") -> str:
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _costs(cost: Cost) -> tuple[str, str]:
+    return f"{cost.cpu_ms:.1f} ms", f"{cost.memory_mb:.0f} MB"
 
 
 def _signed(found: "ConfidenceInterval") -> str:

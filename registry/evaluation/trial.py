@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
@@ -46,6 +48,11 @@ class Trial:
     _keys: dict[str, str]
     """By mailbox."""
 
+    @property
+    def encoder_pids(self) -> list[int]:
+        """The processes that hold models."""
+        return [] if self._registry.models is None else self._registry.models.encoder.pids
+
     async def by_text(self, query: str) -> list[str]:
         """Search as DISCOVER does with ``text``."""
         found = await self._registry.directory.discover(TENANT, DiscoverRequest(text=query, limit=DEPTH), _ALL)
@@ -53,6 +60,8 @@ class Trial:
 
     async def by_meaning(self, query: str) -> list[str]:
         """Search as DISCOVER does with ``semantic``; :class:`UnavailableError` if keywords alone would answer."""
+        # The encoder remembers them: the service would not wait as long for a slow model.
+        await self._encode(query)
         found = await self._registry.directory.discover(TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL)
         if found.note:
             raise UnavailableError(found.note)
@@ -60,17 +69,20 @@ class Trial:
 
     async def by_vectors(self, query: str) -> list[str]:
         """Search by vectors alone, which no door offers: it measures the model itself."""
-        models = self._registry.models
-        assert models is not None
-        texts = search_texts(query)
-        vectors, problem = await models.encode_query(texts, ENCODE_SECONDS)
-        if vectors is None:
-            raise UnavailableError(problem)
+        vectors = await self._encode(query)
         index = await self._registry.updater.index(TENANT)
-        ranked, _ = index.search(IndexQuery([[] for _ in texts], vectors), SearchFilter(), self._broker.clock())
+        ranked, _ = index.search(IndexQuery([[] for _ in vectors], vectors), SearchFilter(), self._broker.clock())
         numbers = ranked.numbers[:DEPTH].tolist()
         agents = await self._broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers))
         return self._keys_of([agents[no] for no in numbers])
+
+    async def _encode(self, query: str) -> NDArray[np.float32]:
+        models = self._registry.models
+        assert models is not None
+        vectors, problem = await models.encode_query(search_texts(query), ENCODE_SECONDS)
+        if vectors is None:
+            raise UnavailableError(problem)
+        return vectors
 
     def _keys_of(self, agents: list[Agent]) -> list[str]:
         return [self._keys[agent.address] for agent in agents]
@@ -82,9 +94,9 @@ async def run_trial(
 ) -> AsyncIterator[Trial]:
     """Register a catalog and wait until it can be searched.
 
-    ``model`` is one of sentence-transformers, None for keywords alone; its export is kept in ``data_dir``, as in the
-    service. ``progress`` is called with how many cards are ``registered`` and ``embedded``. Raises
-    :class:`UnavailableError` when the model is not available.
+    ``model`` is one of sentence-transformers, or several joined by :func:`join_models`, None for keywords alone;
+    exports are kept in ``data_dir``, as in the service. ``progress`` is called with how many cards are ``registered``
+    and ``embedded``. Raises :class:`UnavailableError` when the model is not available.
     """
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="mediator-trial-"))
