@@ -62,6 +62,7 @@ from pickup.settings import DidcommSettings
 from pickup.tenant_sockets import TenantSockets
 from pickup.terms_page import TermsPage
 from pickup.transports import PATH, Transports
+from pickup.trial_operations import TrialOperations
 
 PROTOCOLS = (
     connections,
@@ -176,6 +177,7 @@ async def didcomm_door(
             AccessOperations(access),
             ConnectionOperations(mediation, sessions, named),
             DidcommOperations(mediation, invitations, identities, named),
+            TrialOperations(mediation, invitations, named),
         ):
             each.register(operations)
         await stack.enter_async_context(_follow_tenants(tenants, identities, transports, sockets))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,10 +10,6 @@ from mediator.cli import output
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup, CommandOptions
 
-if TYPE_CHECKING:
-    from pickup.client import Grant, Holder
-
-TEXT = "hello from mediator try"
 WIDTH = 13
 
 
@@ -42,55 +38,15 @@ def attempt(
         made = options.ask("invite", tenant="default", label="", ttl_ms=None, uses=1)
         invitation = str(made["v2_url" if v2 else "v1_url"])
     from pickup.client import ClientError
+    from pickup.client.trial import attempt as try_out
 
     steps = _Steps(quiet=options.as_json)
     try:
-        asyncio.run(_attempt(invitation, steps))
-    except (ClientError, CommandError) as error:
+        asyncio.run(try_out(invitation, steps.done))
+    except ClientError as error:
         raise CommandError(str(error), steps=steps.taken) from error
     if options.as_json:
         output.print_json({"steps": steps.taken})
-
-
-async def _attempt(invitation: str, steps: "_Steps") -> None:
-    from pickup.client import Holder
-
-    async with await Holder.connect(invitation, label="mediator try") as holder:
-        steps.done("connected", f"DIDComm {holder.generation}, {holder.link.endpoints[0]}")
-        grant = await holder.mediate()
-        steps.done("granted", grant.endpoint)
-        key = await holder.add_key()
-        steps.done("registered", _short(key))
-        await _send(holder, grant, key)
-        steps.done("sent", f'"{TEXT}", sealed, in a forward to the mediator')
-        status = await holder.status()
-        steps.done("waiting", f"{status.count} message")
-        for mail in await holder.fetch():
-            letter = await holder.open(mail)
-            message = letter.message
-            content = message["content"] if "content" in message else message["body"]["content"]
-            steps.done("picked up", f'"{content}" from {_short(letter.sender or "nobody")}')
-            status = await holder.received([mail.id])
-            steps.done("acknowledged", f"{status.count} left")
-        if not steps.picked_up or status.count:
-            raise CommandError("the message did not come back")
-        await holder.remove_key(key)
-        steps.done("removed", _short(key))
-
-
-async def _send(holder: "Holder", grant: "Grant", key: str) -> None:
-    from pickup.client import Sender
-    from pickup.mediation.records import Generation
-
-    async with Sender() as sender:
-        if holder.generation is Generation.V1:
-            type = "https://didcomm.org/basicmessage/1.0/message"
-            message = {"@type": type, "@id": "hello", "content": TEXT}
-            await sender.send_v1(key, grant.routing, grant.endpoint, message)
-        else:
-            type = "https://didcomm.org/basicmessage/2.0/message"
-            body = {"content": TEXT}
-            await sender.send_v2(key, grant.routing[0], grant.endpoint, {"id": "hello", "type": type, "body": body})
 
 
 class _Steps:
@@ -101,10 +57,6 @@ class _Steps:
         self._last = time.perf_counter()
         self.taken: list[dict[str, Any]] = []
 
-    @property
-    def picked_up(self) -> bool:
-        return any(step["step"] == "picked up" for step in self.taken)
-
     def done(self, step: str, what: str) -> None:
         now = time.perf_counter()
         milliseconds = (now - self._last) * 1000
@@ -112,7 +64,3 @@ class _Steps:
             output.print_line(f"{step:<{WIDTH}} {what}  ({milliseconds:.0f} ms)")
         self._last = now
         self.taken.append({"step": step, "what": what, "ms": round(milliseconds, 3)})
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 64 else f"{name[:56]}…"

@@ -131,6 +131,12 @@ class Wallet:
 
     # Using keys.
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The canonical names of all keys and DIDs of this wallet."""
+        dids = {kid.partition("#")[0] for kid in self._secrets}
+        return frozenset(name for text in (*self._seeds, *dids) if (name := names.canonical(text)) is not None)
+
     def sign(self, key: str, data: bytes) -> bytes:
         """Sign with an Ed25519 key of this wallet."""
         return Ed25519PrivateKey.from_private_bytes(self._seeds[key]).sign(data)

@@ -1,4 +1,4 @@
-"""The console's pages of the DIDComm door: connections and invitations."""
+"""The console's pages of the DIDComm door: connections, invitations, and a button that tries it."""
 
 import asyncio
 import base64
@@ -26,6 +26,7 @@ def add_pages(console: Console) -> None:
         Page("/connections/{tenant}/{connection}", "Connection", _show_connection, template="connection.html"),
         Page("/invitations", "Invitations", _list_invitations, GROUP),
         Page("/invitations/{tenant}/{id}", "Invitation", _show_invitation, template="invitation.html"),
+        Page("/try", "Try it", _show_tries, GROUP),
     )
 
 
@@ -72,6 +73,10 @@ async def _show_invitation(visit: Visit) -> Shown:
     shown = await visit.run("invitations-show", **place)
     codes = {name: await _draw(shown[name]) for name in ("v1_short_url", "v1_url", "v2_short_url", "v2_url")}
     return {"place": place, "shown": shown, "codes": codes}
+
+
+async def _show_tries(visit: Visit) -> Shown:
+    return {"tries": (await visit.run("didcomm-tries"))["tries"]}
 
 
 async def _draw(url: str) -> str:

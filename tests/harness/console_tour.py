@@ -35,6 +35,7 @@ PAGES = {
     "tenant": "/console/tenants/acme",
     "invitations": "/console/invitations",
     "audit": "/console/audit",
+    "try": "/console/try",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; `nothing` is one that is not there, and `wallets` adds an invitation's."""
@@ -115,6 +116,7 @@ async def wallets(service: Service) -> AsyncIterator[None]:
                     await sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2(text))
                 else:
                     await sender.send_v1(key, grant.routing, grant.endpoint, note(text))
+            await send_command(service.data_dir, "didcomm-try", didcomm=("v1", "v2")[number % 2])
         PAGES["invitation"] = f"/console/invitations/default/{made['id']}"
         yield
 

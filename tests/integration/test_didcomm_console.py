@@ -1,9 +1,11 @@
 """The console's pages of the DIDComm door, and the operations behind them, with wallets that are real."""
 
+import asyncio
 import html
 import re
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import pytest
 
 from mediator.ops.control import send_command
 from pickup.client import Holder, Sender
+from pickup.client.trial import STEPS
 from pickup.mediation.names import base58, verkey
 from tests.harness.app import PATIENCE, App, app
 from tests.harness.console_site import ROLES as ALL
 from tests.harness.console_site import token
 from tests.harness.didcomm_service import note, note_v2
+from tests.harness.waiting import until
 
 OPERATORS = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ALL]}
 
@@ -68,10 +72,16 @@ class Door:
         return holder, key
 
 
+@asynccontextmanager
+async def opened(folder: Path, **didcomm: Any) -> AsyncIterator[Door]:
+    async with app(folder, operators=OPERATORS, didcomm=didcomm) as service, AsyncExitStack() as stack:
+        yield Door(service, folder, stack, await stack.enter_async_context(Sender()))
+
+
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with app(tmp_path, operators=OPERATORS, didcomm={}) as service, AsyncExitStack() as stack:
-        yield Door(service, tmp_path, stack, await stack.enter_async_context(Sender()))
+    async with opened(tmp_path) as made:
+        yield made
 
 
 async def test_connections_are_found_ordered_shown_and_removed(door: Door) -> None:
@@ -136,3 +146,47 @@ async def test_an_invitation_is_made_drawn_and_withdrawn(door: Door) -> None:
     assert made["id"] not in await door.read("/invitations")
     refused, path = await door.lead("invite", uses="0", back="/console/invitations", then="/console/mailboxes")
     assert (refused, path) == ("Not done: uses: expected 1 to 1000000000.", "/console/invitations")
+
+
+async def test_the_door_is_tried_and_nothing_is_left_behind(door: Door) -> None:
+    for version in ("v1", "v2"):
+        tried = await door.run("didcomm-try", didcomm=version)
+        assert [step["step"] for step in tried["steps"]] == [*STEPS, "cleaned up"]
+        assert all(step["ok"] for step in tried["steps"])
+        assert (tried["ok"], tried["advice"]) == (True, "")
+    assert (await door.run("connections-list", limit=1))["total"] == 0
+    assert (await door.run("invitations-list", limit=1))["total"] == 0
+    assert (await door.run("mailbox-list", limit=10))["mailboxes"] == []
+    assert (await door.act("didcomm-try", didcomm="v1", done="$summary")).startswith("It works: 8 steps")
+    assert [each["didcomm"] for each in (await door.run("didcomm-tries"))["tries"]] == ["v1", "v2", "v1"]
+    page = await door.read("/try", "read")
+    assert page.count("acknowledged") == 3
+    assert "Try it now" not in page
+
+
+async def test_a_door_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pickup.trial_operations.TRY_SECONDS", 1.0)
+    # The system accepts its connections, and nobody answers.
+    silent = socket.create_server(("127.0.0.1", 0))
+    async with opened(tmp_path, public_url=f"http://127.0.0.1:{silent.getsockname()[1]}") as door:
+
+        async def refused() -> bool:
+            both = (send_command(tmp_path, "didcomm-try", within=PATIENCE, didcomm="v1") for _ in range(2))
+            return any("another attempt is running" in answer["error"] for answer in await asyncio.gather(*both))
+
+        await until(refused, what="a second attempt at the same time is refused")
+        failed = (await door.run("didcomm-tries"))["tries"][0]
+        assert [(step["step"], step["ok"]) for step in failed["steps"]] == [("connected", False), ("cleaned up", True)]
+        assert failed["summary"] == "It failed before it was connected."
+        assert "didcomm.public_url" in failed["advice"]
+        assert "didcomm.public_url" in await door.read("/try")
+        assert (await door.run("invitations-list", limit=1))["total"] == 0
+    silent.close()
+
+
+async def test_a_policy_that_refuses_the_attempt_is_named(tmp_path: Path) -> None:
+    async with opened(tmp_path, policy="allow") as door:
+        failed = await door.run("didcomm-try", didcomm="v2")
+        assert failed["summary"] == "It failed before it was granted."
+        assert failed["advice"].startswith("didcomm.policy is allow")
+        assert (await door.run("connections-list", limit=1))["total"] == 0
