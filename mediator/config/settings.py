@@ -48,6 +48,7 @@ from mediator.config.sources import (
     options,
     origin,
     read_file,
+    variable_name,
 )
 from mediator.config.tenants import TenantSettings
 from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
@@ -395,7 +396,7 @@ class Settings(BaseSettings):
         return settings
 
     def in_force(self) -> list[dict[str, Any]]:
-        """Return each option with its value, as JSON, and where that came from; secrets are masked."""
+        """Return each option with its value, as JSON, where that came from, and its meaning; secrets are masked."""
         kind = all_settings()
         listed = []
         for path, field in options(kind):
@@ -407,7 +408,8 @@ class Settings(BaseSettings):
             if value is not None:
                 value = _MASK if path[0] != "tenants" and is_secret(path, kind) else _as_json(value)
             source = origin(path, self._origins.sources) or "default"
-            listed.append({"option": ".".join(path), "value": value, "source": source})
+            about = {"description": field.description or "", "variable": variable_name(path)}
+            listed.append({"option": ".".join(path), "value": value, "source": source, **about})
         return listed
 
     @property

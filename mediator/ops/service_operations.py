@@ -101,8 +101,20 @@ class ServiceOperations:
                 "settings",
                 self._list_settings,
                 Right.READ,
-                "The settings in force, and where each came from; secrets are masked",
-                obj(options=many(obj(option=TEXT, value=ANY, source=TEXT))),
+                "The settings in force, where each came from, and what it means; secrets are masked",
+                obj(
+                    options=many(
+                        obj(
+                            option=TEXT,
+                            value=ANY,
+                            source=about(
+                                TEXT, "`default`, `the command line`, a file, or the variable of the environment."
+                            ),
+                            description=about(TEXT, "What it protects, and when to change it."),
+                            variable=about(TEXT, "The variable of the environment that sets it."),
+                        )
+                    )
+                ),
                 path="/settings",
             ),
         )

@@ -36,6 +36,7 @@ PAGES = {
     "invitations": "/console/invitations",
     "audit": "/console/audit",
     "try": "/console/try",
+    "settings": "/console/settings",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; `nothing` is one that is not there, and `wallets` adds an invitation's."""

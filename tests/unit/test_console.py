@@ -62,6 +62,7 @@ def test_percentiles_lie_between_the_bounds_of_buckets() -> None:
 
 
 def test_what_is_shown_has_no_markup_of_others() -> None:
+    assert formats.prose("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
     assert "&lt;b&gt;" in formats.hidden({"name": "<b>", "none": None, "ids": [1, 2]})
     assert formats.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
     assert formats.rate(None) == formats.NONE
