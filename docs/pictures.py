@@ -22,6 +22,7 @@ CONSOLE = {
     "console-mailboxes": ("mailboxes", 1280, "light"),
     "console-mailbox": ("mailbox", 1280, "dark"),
     "console-connections": ("connections", 1280, "light"),
+    "console-agents": ("agents", 1280, "light"),
     "console-tenants": ("tenants", 1280, "light"),
     "console-invitation": ("invitation", 1280, "light"),
     "console-phone": ("overview", 375, "dark"),
@@ -61,7 +62,7 @@ async def console() -> dict[str, bytes]:
     from tests.harness import console_tour as tour
 
     async with opened() as (services, stack, tab):
-        service = services.new()
+        service = services.new(semantic=True)
         service.environment |= tour.SETTINGS
         await service.serve()
         await tour.fill(service)

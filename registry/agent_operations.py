@@ -1,5 +1,9 @@
-"""Operations on agents: list and search them, show one, and remove one."""
+"""Operations on agents: list and search them, show one, and remove one.
 
+Lists show agents as others see them (G4). The other operations take an agent's own or send-only address.
+"""
+
+from itertools import repeat
 from typing import Any
 
 import orjson
@@ -25,10 +29,11 @@ from mediator.ops.schemas import (
 )
 from registry.agents.records import Agent, State
 from registry.api import codec
+from registry.api.openapi import explanation
 from registry.cards.card import read_card
 from registry.cards.mailbox import mailbox_address
 from registry.directory import Directory
-from registry.requests import MAX_PAGE, AgentReference
+from registry.requests import MAX_PAGE, AgentRecord, AgentReference, EmbeddingState
 
 BUDGET = 512 * 1024
 """Bytes of cards and reports on a page."""
@@ -54,7 +59,7 @@ class AgentOperations:
 
     def register(self, operations: Operations) -> None:
         """Register the operations."""
-        one = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent.")}
+        one = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent, or its send-only address.")}
         operations.add(
             Operation(
                 "agent-list",
@@ -62,7 +67,13 @@ class AgentOperations:
                 Right.READ,
                 "Agents of a tenant, all or those that a search finds, best first",
                 obj(
-                    agents=many(obj(**_AGENT, score={"type": "number"})),
+                    agents=many(
+                        obj(
+                            **_AGENT,
+                            score={"type": "number"},
+                            explanation=or_null(about(explanation(), "Null unless `explain` asked for it.")),
+                        )
+                    ),
                     mode=TEXT,
                     total=COUNT,
                     next=or_null(about(TEXT, "The cursor of the next page.")),
@@ -73,6 +84,9 @@ class AgentOperations:
                     "text": about(TEXT, "Search by words."),
                     "semantic": about(TEXT, "Search by meaning."),
                     "state": about(many({"type": "string", "enum": [*State]}), "All but gone agents if it is absent."),
+                    "tags": about(TEXTS, "Tags that an agent must have, its own or those of its skills."),
+                    "skills": about(TEXTS, "Skills that an agent must have, by id or name."),
+                    "explain": about(FLAG, "Say why each agent is found where it is."),
                     "cursor": about(TEXT, "`next` of the page before."),
                     "page": whole("The page, from 1.", 1, codec.MAX_PAGES, default=1),
                     "limit": limit(MAX_PAGE),
@@ -84,7 +98,16 @@ class AgentOperations:
                 self._show,
                 Right.READ,
                 "One agent with its card",
-                obj(**_AGENT, warnings=TEXTS),
+                obj(
+                    **_AGENT,
+                    text=about(TEXT, "The card, byte for byte as it was registered."),
+                    warnings=TEXTS,
+                    send_address=or_null(
+                        about(TEXT, "The send-only address of its mailbox, null if no such mailbox lives here.")
+                    ),
+                    embedding=about({"enum": [*EmbeddingState]}, "Whether it is found by meaning."),
+                    vectors=about(COUNT, "How many its card has: one of the whole, one for each skill."),
+                ),
                 fields=one,
                 path="/agents/{mailbox}",
             ),
@@ -104,22 +127,39 @@ class AgentOperations:
         fields: dict[str, Any] = {name: read_text(request, name) or None for name in ("text", "semantic", "cursor")}
         for name, highest in {"limit": MAX_PAGE, "page": codec.MAX_PAGES}.items():
             fields[name] = read_number(request, name, 1, highest)
-        query = codec.parse_discover(Fields({**fields, "filter": {"state": request.get("state")}}))
+        wanted = {name: request.get(name) for name in ("state", "tags", "skills")}
+        query = codec.parse_discover(Fields({**fields, "explain": request.get("explain"), "filter": wanted}))
         page = await self._directory.discover(_tenant(request), query, BUDGET)
         agents = [
-            {**_describe(agent, state), "score": round(score, 4)}
-            for agent, state, score in zip(page.agents, page.states, page.scores, strict=True)
+            {
+                **_describe(agent, state),
+                "score": round(score, 4),
+                "explanation": None if why is None else codec.encode_explanation(why),
+            }
+            for agent, state, score, why in zip(
+                page.agents, page.states, page.scores, page.explanations or repeat(None, len(page.agents)), strict=True
+            )
         ]
         return {"agents": agents, "mode": page.mode, "total": page.total, "next": page.next, "note": page.note}
 
     async def _show(self, request: OperationRequest) -> Answer:
-        agent, state = await self._directory.get(_tenant(request), mailbox_address(read_text(request, "mailbox")))
-        return {**_describe(agent, state), "warnings": read_card(agent.card).warnings}
+        found = await self._find(request)
+        return {
+            **_describe(found.agent, found.state),
+            "text": found.agent.card.decode(),
+            "warnings": read_card(found.agent.card).warnings,
+            "send_address": found.send_address,
+            "embedding": found.embedding,
+            "vectors": found.vectors,
+        }
 
     async def _unregister(self, request: OperationRequest) -> Answer:
-        address = mailbox_address(read_text(request, "mailbox"))
+        address = (await self._find(request)).agent.address
         await self._directory.unregister(_tenant(request), AgentReference(address=address))
         return {"mailbox": address, "removed": True}
+
+    async def _find(self, request: OperationRequest) -> AgentRecord:
+        return await self._directory.inspect(_tenant(request), mailbox_address(read_text(request, "mailbox")))
 
 
 def _tenant(request: OperationRequest) -> str:

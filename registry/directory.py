@@ -11,12 +11,20 @@ from mediator.errors import BusyError, NoSuchAgentError
 from mediator.store.base import Transaction
 from registry.agents import registering
 from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
-from registry.agents.showing import behind, shown_to_others
+from registry.agents.showing import behind, find_own, shown_to_others
 from registry.cards.card import MAX_CARD, Card, read_card
 from registry.embedding.switching import EmbeddingModels
 from registry.index.document import IndexDocument
+from registry.index.packing import unpack_rows
 from registry.index.updater import IndexUpdater
-from registry.requests import AgentReference, DiscoverRequest, DiscoverResult, RegisterResult
+from registry.requests import (
+    AgentRecord,
+    AgentReference,
+    DiscoverRequest,
+    DiscoverResult,
+    EmbeddingState,
+    RegisterResult,
+)
 from registry.search.searcher import Searcher
 from registry.tables import RegistryTables
 
@@ -142,6 +150,34 @@ class Directory:
         if agent is None:
             raise NoSuchAgentError(address)
         return agent, self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
+
+    async def inspect(self, tenant: str, address: str) -> AgentRecord:
+        """Return what operators see of an agent, by its mailbox's own or send-only address.
+
+        Raises :class:`NoSuchAgentError`.
+        """
+        space = self._updater.space
+
+        def find(tx: Transaction, now: int) -> tuple[Agent, str | None, CardVectors | None] | None:
+            tables = tx.table(RegistryTables)
+            agent = find_own(tables, tenant, address, now)
+            if agent is None:
+                return None
+            send_only = tables.mailboxes.send_only_of(tenant, [agent.address], now).get(agent.address)
+            return agent, send_only, tables.vectors.read(space, [agent.no]).get(agent.no) if space else None
+
+        found = await self._broker.read(find)
+        if found is None:
+            raise NoSuchAgentError(address)
+        agent, send_address, vectors = found
+        embedding = EmbeddingState.WAITING
+        if self._models is None:
+            embedding = EmbeddingState.OFF
+        elif vectors is not None and vectors.card_revision == agent.card_revision:
+            embedding = EmbeddingState.EMBEDDED
+        state = self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
+        rows = 0 if vectors is None else len(unpack_rows(vectors.vectors))
+        return AgentRecord(agent, state, send_address, embedding, rows)
 
     def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> Awaitable[DiscoverResult]:
         """Find agents (G3): a page of at most ``budget`` bytes of cards and reports, but of one agent at least.

@@ -1,6 +1,7 @@
 """Requests of the doors to the registry, and its results."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from registry.agents.records import Agent, State
 from registry.cards.card import Card, Skill
@@ -16,6 +17,30 @@ class AgentReference:
 
     address: str | None = None
     name: str | None = None
+
+
+class EmbeddingState(StrEnum):
+    """Whether an agent is found by meaning."""
+
+    EMBEDDED = "embedded"
+    WAITING = "waiting"
+    """Its card has no vectors yet, or those of a former card."""
+    OFF = "off"
+    """The service searches by words alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """What operators see of an agent."""
+
+    agent: Agent
+    """As it was registered, under its mailbox's own address."""
+    state: State
+    send_address: str | None
+    """The send-only address of its mailbox; None if no such mailbox lives here."""
+    embedding: EmbeddingState
+    vectors: int
+    """How many it has: one of the card, one for each skill."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from registry.agents.records import Liveness
 from registry.api.rest import RegistryApi
 from registry.api.verbs import add_verbs
 from registry.commands import RegistryOperations
+from registry.console.pages import add_pages
 from registry.diagnosis import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
@@ -93,6 +94,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         AgentOperations(made.directory).register(host.operations)
         host.add_doctor_check(partial(examine, updater, models))
         add_verbs(host, made.directory)
+        add_pages(host.console)
         RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)
         try:
             yield made.directory

@@ -24,6 +24,14 @@ def _shown(agent: Agent, send_only: str | None) -> Agent:
     return replace(agent, address=send_only, card=card, status=status)
 
 
+def find_own(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
+    """Return the agent of a mailbox as it was registered, by its own address or the one that others know it by."""
+    shown = behind(tx, tenant, address, now)
+    if shown is None:
+        return tx.agents.find(tenant, address)
+    return tx.agents.pick([shown.no]).get(shown.no)
+
+
 def behind(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
     """Return the agent that others know by this send-only address, as they see it; None if there is none."""
     if not is_send_only(address):

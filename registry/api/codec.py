@@ -141,7 +141,7 @@ def encode_explanation(why: Explanation) -> dict[str, Any]:
     """Return what each way of searching gave to an agent's score; those that gave nothing are left out (G3)."""
     fields: dict[str, Any] = {}
     if why.keywords is not None:
-        fields["keywords"] = {"score": round(why.keywords.score, 4), "words": why.keywords.words}
+        fields["keywords"] = {"score": round(why.keywords.score, 4), "words": [*why.keywords.words]}
     if (vectors := why.vectors) is not None:
         fields["vectors"] = {"score": round(vectors.score, 4)}
         if vectors.card is not None:

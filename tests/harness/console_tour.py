@@ -37,9 +37,12 @@ PAGES = {
     "audit": "/console/audit",
     "try": "/console/try",
     "settings": "/console/settings",
+    "agents": "/console/agents?request=Cook+soup+for+forty+guests.+Warn+me+of+floods.",
+    "agent": "/console/agents/default/own.soup.scale",
     "nothing": f"{BOX}0",
 }
 """Every page, by a name for its picture; `nothing` is one that is not there, and `wallets` adds an invitation's."""
+CATALOG = Path(__file__).parents[1] / "data" / "catalog.jsonl"
 TOKENS = {"ada": ("token-of-the-administrator", "admin"), "ben": ("token-of-the-reader", "read")}
 OPERATORS = json.dumps([{"name": name, "token": token, "roles": [role]} for name, (token, role) in TOKENS.items()])
 SETTINGS = {"MEDIATOR_OPERATORS__TOKENS": OPERATORS}
@@ -66,7 +69,7 @@ FOCUSED = """(() => {
 
 
 async def fill(service: Service) -> None:
-    """Send mail, let workers fail at some of it, and delay some."""
+    """Send mail, let workers fail at some of it, delay some, and register agents."""
     async with Client(service.nats_url) as client:
         for address in ("orders.eu", "orders.us", "billing.invoices", "agents.inbox", "logs.audit"):
             await client.create(address, retention="keep" if address.startswith("logs") else "until_ack")
@@ -84,6 +87,13 @@ async def fill(service: Service) -> None:
         for lease in (1.0, 60.0):
             await orders.fetch(group="workers", limit=4, lease=lease, max_deliver=1)
         await orders.fetch(group="report", limit=5)
+        for card in map(json.loads, CATALOG.read_text(encoding="utf-8").splitlines()):
+            await client.register({**card, "mailbox": card["mailbox"].replace("-", ".")})
+        await client.create("own.soup.scale")
+        await client.report("own.soup.scale", {"load": 0.4, "waiting": 2})
+        hidden = await client.create()
+        await hidden.register({"name": "Flood Watch", "description": "Warns of floods and storms.", "ttl": 3600})
+    await until(lambda: embedded(service), what="the agents are found by meaning")
     quotas = {"mailboxes": 50, "messages": 1000, "bytes": 1 << 20, "rate": 2000}
     await _told(service, "tenant-add", tenant="acme", users=["ann", "bob"], tokens=["shop"], quotas=quotas)
     password = (await _told(service, "tenant-rotate", tenant="acme", users=["ann"], grace_ms=3_600_000))["passwords"]
@@ -98,6 +108,12 @@ async def _told(service: Service, operation: str, **fields: Any) -> dict[str, An
     answer = await send_command(service.data_dir, operation, **fields)
     assert answer["error"] == "", answer
     return answer
+
+
+async def embedded(service: Service) -> bool:
+    """Return whether all agents have vectors, or none will have some."""
+    found = await send_command(service.data_dir, "registry")
+    return found["model"] is None or bool(found["embedded"] == found["agents"] > 0)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from tests.harness.console_tour import (
     PHONE,
     SETTINGS,
     at,
+    embedded,
     examine,
     fill,
     resize,
@@ -119,6 +120,36 @@ async def test_a_search_leads_to_a_mailbox_and_a_message_is_sent(tab: Tab, servi
 async def finds(tab: Tab, addresses: list[str]) -> bool:
     found = await tab.evaluate("[...document.querySelectorAll('#found th .address')].map(each => each.innerText)")
     return bool(sorted(found) == addresses)
+
+
+async def test_a_search_by_meaning_says_why(tab: Tab, services: Services) -> None:
+    service = services.new(semantic=True)
+    service.environment |= SETTINGS
+    await service.serve()
+    async with Client(service.nats_url) as client:
+        for name, does in (("Gauge", "Warns before floods"), ("Baker", "Bakes rye bread")):
+            skills = [{"id": name.lower(), "name": f"{name} skill"}]
+            await client.register({"name": name, "mailbox": f"x.{name.lower()}", "description": does, "skills": skills})
+    await until(lambda: embedded(service), what="the agents are found by meaning")
+    await sign_in(tab, origin(service))
+    for width in (DESKTOP, PHONE):
+        await resize(tab, width, "dark")
+        assert await examine(tab, f"{origin(service)}/console/agents?by=words&request=the+river+rises") == []
+    await tab.evaluate("document.querySelector('#by').value = 'meaning'")
+    await tab.evaluate("document.querySelector('#by').dispatchEvent(new Event('change', {bubbles: true}))")
+    await until(lambda: shows(tab, "skill Gauge skill"), what="the search says which skill is nearest")
+    assert await tab.evaluate("document.querySelector('#agent-1').innerText") == "1. Gauge"
+    assert await examine(tab, await tab.evaluate("location.href")) == []
+    await tab.evaluate("document.querySelector('#agent-1').click()")
+    await until(lambda: at(tab, "/console/agents/default/x.gauge"), what="the agent is shown")
+    await tab.evaluate("document.querySelector('details.confirm summary').focus()")
+    await tab.press(*ENTER)
+    await tab.press("Tab", 9)
+    assert await tab.evaluate("document.activeElement.innerText") == "Unregister"
+    await tab.press(*ENTER)
+    await until(lambda: shows(tab, "Agent x.gauge is unregistered."), what="it is unregistered")
+    assert tab.complaints == []
+    assert service.complaints() == []
 
 
 async def test_messages_appear_as_they_come(tab: Tab, service: Service) -> None:

@@ -267,7 +267,7 @@ def test_cards_and_reports_are_answered_byte_for_byte() -> None:
     page = replace(page, explanations=[Explanation(keywords, vectors), Explanation(vectors=VectorMatch(0.1))])
     assert codec.encode_page(page, DiscoverRequest())["explanations"] == [
         {
-            "keywords": {"score": 0.1234, "words": ("pay",)},
+            "keywords": {"score": 0.1234, "words": ["pay"]},
             "vectors": {"score": 0.2, "card": 0.5, "skill": {"name": "Pay", "cosine": 0.75}},
         },
         {"vectors": {"score": 0.1}},

@@ -1,0 +1,91 @@
+"""The console's pages of the registry: a search that says why, and one agent with its card."""
+
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
+
+from mediator.console.console import HOME, Console
+from mediator.console.pages import Page, Shown, Visit
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.ops.operations import Answer
+from registry.agents.records import State
+from registry.cards.card import read_card
+
+PER_PAGE: Final = 20
+MEANING, WORDS = "meaning", "words"
+_SEARCHES: Final = {MEANING: "semantic", WORDS: "text"}
+_MOST: Final = 10**6
+
+
+def add_pages(console: Console) -> None:
+    """Add the pages."""
+    console.add_pages(
+        "registry",
+        Path(__file__).with_name("templates"),
+        Page("/agents", "Agents", _list, "Registry"),
+        Page("/agents/{tenant}/{mailbox}", "Agent", _show, template="agent.html"),
+    )
+
+
+async def _list(visit: Visit) -> Shown:
+    states = [state for state in visit.request.query.getall("state", []) if state in tuple(State)]
+    asked: dict[str, Any] = {
+        "request": visit.text("request"),
+        "by": visit.text("by") if visit.text("by") in _SEARCHES else MEANING,
+        "tags": visit.text("tags"),
+        "tenant": visit.text("tenant") or DEFAULT_TENANT,
+        "state": states,
+    }
+    wanted: dict[str, Any] = {"tenant": asked["tenant"], "explain": True, "limit": PER_PAGE}
+    if asked["request"]:
+        wanted[_SEARCHES[asked["by"]]] = asked["request"]
+    if tags := [tag.strip() for tag in asked["tags"].split(",") if tag.strip()]:
+        wanted["tags"] = tags
+    if states:
+        wanted["state"] = states
+    skip, found, late = await _page(visit, wanted)
+    cards = [read_card(orjson.dumps(each["card"])) for each in found["agents"]]
+    return {
+        "asked": asked,
+        "states": [*State],
+        "found": found,
+        "rows": list(zip(found["agents"], cards, strict=True)),
+        "skip": skip,
+        "first": urlencode(asked, doseq=True),
+        "next": urlencode({**asked, "cursor": found["next"] or "", "skip": skip + len(cards)}, doseq=True),
+        "late": late,
+        "index": await visit.run("registry"),
+    }
+
+
+async def _page(visit: Visit, wanted: dict[str, Any]) -> tuple[int, Answer, bool]:
+    """Return how many agents stand before the page, the page, and whether it is the first since the cursor is over."""
+    if cursor := visit.text("cursor"):
+        skip = visit.number("skip", 0, 0, _MOST)
+        try:
+            return skip, await visit.run("agent-list", **wanted, cursor=cursor), False
+        except BadRequestError as error:
+            if error.field != "cursor":
+                raise
+            return 0, await visit.run("agent-list", **wanted), True
+    return 0, await visit.run("agent-list", **wanted), False
+
+
+async def _show(visit: Visit) -> Shown:
+    place = {"tenant": visit.text("tenant"), "mailbox": visit.text("mailbox")}
+    agent = await visit.run("agent-show", **place)
+    return {
+        "place": place,
+        "agent": agent,
+        "card": read_card(agent["text"].encode()),
+        "pretty": _indented(agent["card"]),
+        "report": None if agent["status"] is None else _indented(agent["status"]),
+        "path": f"{HOME}/agents/{place['tenant']}/{place['mailbox']}",
+    }
+
+
+def _indented(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
