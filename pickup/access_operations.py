@@ -1,10 +1,10 @@
 """The operations on the operator's allow and deny lists."""
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_text
-from mediator.ops.schemas import FLAG, TEXT, TIME, Schema, about, many, obj
+from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, Schema, about, many, obj, whole
 from pickup.access_lists import AccessLists
-from pickup.mediation.access import MAX_NOTE
+from pickup.mediation.access import MAX_NOTE, MAX_RULES
 from pickup.mediation.records import AccessRule, Verdict
 
 _VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
@@ -27,8 +27,13 @@ class AccessOperations:
                 self._list,
                 Right.READ,
                 "The allow or the deny list of the DIDComm door",
-                obj(names=many(_RULE)),
-                fields={"list": _VERDICT},
+                obj(names=many(_RULE), total=about(COUNT, "How many there are to be paged through.")),
+                fields={
+                    "list": _VERDICT,
+                    "text": about(TEXT, "Only what has this in its name or its note."),
+                    "skip": whole("Leave out the first.", 0, MAX_RULES, default=0),
+                    "limit": whole("List at most this many.", 1, MAX_RULES, default=MAX_RULES),
+                },
                 path="/access/{list}",
             ),
             Operation(
@@ -56,7 +61,11 @@ class AccessOperations:
         )
 
     async def _list(self, request: OperationRequest) -> Answer:
-        return {"names": [_rule(rule) for rule in self._access.rules(_verdict(request))]}
+        text, skip = read_text(request, "text").lower(), read_number(request, "skip", 0, MAX_RULES)
+        limit = read_number(request, "limit", 1, MAX_RULES)
+        rules = self._access.rules(_verdict(request))
+        found = [rule for rule in rules if text in rule.name.lower() or text in rule.note.lower()]
+        return {"names": [_rule(rule) for rule in found[skip : skip + limit]], "total": len(found)}
 
     async def _add(self, request: OperationRequest) -> Answer:
         name, note = read_text(request, "name"), read_text(request, "note")

@@ -25,6 +25,7 @@ from pickup.broker import MediationBroker
 from pickup.commands import DidcommOperations
 from pickup.connection_operations import ConnectionOperations
 from pickup.context import DidcommContext
+from pickup.delivery_operations import DeliveryOperations
 from pickup.did_pages import DidPages
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.resolver import CachingResolver
@@ -177,6 +178,7 @@ async def didcomm_door(
             AccessOperations(access),
             ConnectionOperations(mediation, sessions, named),
             DidcommOperations(mediation, invitations, identities, named),
+            DeliveryOperations(sessions, outbound, relay),
             TrialOperations(mediation, invitations, named),
         ):
             each.register(operations)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -59,6 +59,7 @@ class _Session:
     key: bytes
     stamp: int
     leases: LiveLeases
+    pushed: int = 0
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -66,6 +67,19 @@ class _Session:
         place = self.connection.place
         assert place is not None, "a session needs a mailbox"
         return place
+
+
+class SessionView(NamedTuple):
+    """What an operator sees of a session."""
+
+    connection: Connection
+    since: int
+    """When it began, in milliseconds."""
+    live: bool
+    """Live mode, else implicit pickup."""
+    pushed: int
+    """Messages."""
+    client: str
 
 
 class LiveSessions:
@@ -169,6 +183,14 @@ class LiveSessions:
     def has(self, connection_no: int) -> bool:
         """Whether the holder has a session on this instance."""
         return connection_no in self._of
+
+    def list(self, tenant: str) -> list[SessionView]:
+        """Return the sessions of a tenant on this instance, the newest first; "" is all tenants."""
+        return [
+            SessionView(each.connection, each.stamp, each.type is not None, each.pushed, each.channel.client)
+            for each in reversed(self._of.values())
+            if not tenant or each.connection.tenant == tenant
+        ]
 
     def end(self, which: Callable[[Connection], bool]) -> set[TransportChannel]:
         """End the sessions of these connections, and return their channels; unacknowledged mail stays queued."""
@@ -301,6 +323,7 @@ class LiveSessions:
             session.leases.release([message.msg_id for message in messages])
             raise
         session.cursor = behind
+        session.pushed += len(messages)
         self._metrics.delivered("live", len(messages))
         return True
 
@@ -317,5 +340,6 @@ class LiveSessions:
             raise _GoneError
         ids = [message.msg_id for message in messages]
         await self._mediation.confirm(connection, ids)
+        session.pushed += len(messages)
         self._metrics.delivered("implicit", len(messages))
         return True

@@ -60,6 +60,16 @@ class OutboundQueue:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """How many messages are in the queue, and their bytes."""
+        return self._messages, self._bytes
+
+    @property
+    def servers(self) -> list[tuple[str, int]]:
+        """The servers that messages are for, with how many, the most first."""
+        return sorted(((name, server.messages) for name, server in self._servers.items()), key=lambda each: -each[1])
+
     async def close(self) -> None:
         """Cancel what is in the queue."""
         self._closing = True

@@ -1,9 +1,12 @@
-"""The console's pages of the DIDComm door: connections, invitations, and a button that tries it."""
+"""The console's pages of the DIDComm door: who is connected, what waits and moves, who may connect, and how many do."""
 
 import asyncio
 import base64
+import time
 from pathlib import Path
 from typing import Any, Final
+
+from aiohttp import web
 
 from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
@@ -11,10 +14,15 @@ from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from pickup import qr
 from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
+from pickup.live_sessions import MAX_SESSIONS
+from pickup.mediation.access import MAX_RULES
 from pickup.mediation.invitations import MAX_INVITATIONS
+from pickup.mediation.records import TRAFFIC, Verdict
+from pickup.statistics import SHOWN_HOURS
 
 GROUP: Final = "DIDComm"
 PER_PAGE: Final = 50
+_HOUR: Final = 3600
 
 
 def add_pages(console: Console) -> None:
@@ -27,6 +35,11 @@ def add_pages(console: Console) -> None:
         Page("/invitations", "Invitations", _list_invitations, GROUP),
         Page("/invitations/{tenant}/{id}", "Invitation", _show_invitation, template="invitation.html"),
         Page("/try", "Try it", _show_tries, GROUP),
+        Page("/access", "Allow and deny", _show_lists, GROUP),
+        Page("/sessions", "Live sessions", _list_sessions, GROUP),
+        Page("/queues", "Queues", _show_queues, GROUP),
+        Page("/statistics", "Statistics", _show_statistics, GROUP),
+        Page("/statistics/hours.json", "", _send_hours),
     )
 
 
@@ -77,6 +90,47 @@ async def _show_invitation(visit: Visit) -> Shown:
 
 async def _show_tries(visit: Visit) -> Shown:
     return {"tries": (await visit.run("didcomm-tries"))["tries"]}
+
+
+async def _show_lists(visit: Visit) -> Shown:
+    asked = {"list": visit.text("list", Verdict.DENY), "text": visit.text("text")}
+    skip = visit.number("skip", 0, 0, MAX_RULES)
+    found = await visit.run("access-list", **asked, skip=skip, limit=PER_PAGE)
+    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE, "lists": list(Verdict)}
+
+
+async def _list_sessions(visit: Visit) -> Shown:
+    asked, skip = {"tenant": visit.text("tenant")}, visit.number("skip", 0, 0, MAX_SESSIONS)
+    found = await visit.run("live-sessions", **asked, skip=skip, limit=PER_PAGE)
+    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE}
+
+
+async def _show_queues(visit: Visit) -> Shown:
+    asked, skip = _tenant(visit), visit.number("skip", 0, 0, LOOKED_AT)
+    found = await visit.run("connections-rank", **asked, order="age", waiting=True, skip=skip, limit=PER_PAGE)
+    outbound = await visit.run("didcomm-outbound", limit=PER_PAGE)
+    return {
+        "asked": asked,
+        "found": found,
+        "skip": skip,
+        "per_page": PER_PAGE,
+        "looked_at": LOOKED_AT,
+        "outbound": outbound,
+    }
+
+
+async def _show_statistics(visit: Visit) -> Shown:
+    asked = _tenant(visit)
+    return {"asked": asked, "stats": await visit.run("didcomm-stats", **asked)}
+
+
+async def _send_hours(visit: Visit) -> Shown:
+    """Send the plots their numbers; hours in which nothing happened are 0."""
+    counted = {hour["began_at"]: hour for hour in (await visit.run("didcomm-stats", **_tenant(visit)))["hours"]}
+    now = int(time.time())
+    began = [now - now % _HOUR - _HOUR * ago for ago in reversed(range(SHOWN_HOURS))]
+    columns = {name: [counted.get(at, {}).get(name, 0) for at in began] for name in TRAFFIC}
+    return web.json_response({"kept": SHOWN_HOURS, "columns": {"at": began, **columns}})
 
 
 async def _draw(url: str) -> str:

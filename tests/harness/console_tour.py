@@ -31,6 +31,10 @@ PAGES = {
     "cleanup": "/console/cleanup",
     "connections": "/console/connections",
     "connection": "/console/connections/default/1",
+    "access": "/console/access",
+    "sessions": "/console/sessions",
+    "queues": "/console/queues",
+    "statistics": "/console/statistics",
     "tenants": "/console/tenants",
     "tenant": "/console/tenants/acme",
     "invitations": "/console/invitations",
@@ -134,6 +138,8 @@ async def wallets(service: Service) -> AsyncIterator[None]:
                 else:
                     await sender.send_v1(key, grant.routing, grant.endpoint, note(text))
             await send_command(service.data_dir, "didcomm-try", didcomm=("v1", "v2")[number % 2])
+        for name, why in (("203.0.113.0/24", "floods"), (key, "ticket 17")):
+            await send_command(service.data_dir, "access-add", list="deny", name=name, note=why)
         PAGES["invitation"] = f"/console/invitations/default/{made['id']}"
         yield
 

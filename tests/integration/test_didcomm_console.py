@@ -21,6 +21,7 @@ from tests.harness.app import PATIENCE, App, app
 from tests.harness.console_site import ROLES as ALL
 from tests.harness.console_site import token
 from tests.harness.didcomm_service import note, note_v2
+from tests.harness.live import Live
 from tests.harness.waiting import until
 
 OPERATORS = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ALL]}
@@ -190,3 +191,49 @@ async def test_a_policy_that_refuses_the_attempt_is_named(tmp_path: Path) -> Non
         assert failed["summary"] == "It failed before it was granted."
         assert failed["advice"].startswith("didcomm.policy is allow")
         assert (await door.run("connections-list", limit=1))["total"] == 0
+
+
+async def test_names_are_put_on_the_lists_and_taken_off(door: Door) -> None:
+    added = await door.act("access-add", list="deny", name="203.0.113.9/24", note="<b>loud", done="$name: $list")
+    assert added == "203.0.113.0/24: deny"
+    for number in range(3):
+        await door.run("access-add", list="allow", name=f"192.0.2.{number}", note=f"agent {number}")
+    page = await door.read("/access")
+    assert "203.0.113.0/24" in page
+    assert "&lt;b&gt;loud" in page
+    assert "192.0.2.0" not in page
+    assert "192.0.2.1" in await door.read("/access?list=allow&text=agent+1")
+    listed = await door.run("access-list", list="allow", text="AGENT", skip=1, limit=1)
+    assert ([each["name"] for each in listed["names"]], listed["total"]) == (["192.0.2.1/32"], 3)
+    assert "Remove" not in await door.read("/access", "read")
+    assert await door.act("access-remove", list="deny", name="203.0.113.0/24") == "Done."
+    assert "There is none." in await door.read("/access")
+
+
+async def test_sessions_queues_and_totals_are_shown(door: Door) -> None:
+    await door.wallet("Ann", 2)
+    holder, _ = await door.wallet("Ben", 1)
+    await door.wallet("Idle", 0)
+    async with Live.of(holder):
+        [session] = (await door.run("live-sessions"))["sessions"]
+        assert (session["connection"], session["mode"], session["pushed"]) == (2, "live", 0)
+        page = await door.read("/sessions", "read")
+        assert "live mode" in page
+        assert re.findall(r'id="c-(\d)"', page) == ["2"]
+        assert (await door.run("live-sessions", skip=1))["sessions"] == []
+        assert (await door.run("live-sessions", tenant="other"))["total"] == 0
+    await until(lambda: shows(door, "/sessions", "Nobody has one."), what="the session is over")
+    assert re.findall(r'id="c-(\d)"', await door.read("/queues")) == ["1", "2"]
+    outbound = await door.run("didcomm-outbound")
+    assert (outbound["messages"], outbound["bytes"], outbound["servers"]) == (0, 0, [])
+    page = await door.read("/statistics")
+    assert "Last seen within" in page
+    columns = (await door.app.call("GET", "/console/statistics/hours.json", token=token("read"))).json["columns"]
+    assert {len(column) for column in columns.values()} == {24}
+    # The hour may have ended meanwhile.
+    assert sum(columns["queued"]) == 3
+    assert sum(columns["queued_bytes"]) > 1000
+
+
+async def shows(door: Door, path: str, text: str) -> bool:
+    return text in await door.read(path)
