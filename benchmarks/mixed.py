@@ -40,6 +40,8 @@ STRETCH_SECONDS = {30: 60.0, 0: 20.0}
 """Length of a stretch with the console open, or closed, by the minutes that all of it takes at least."""
 SPARK_EACH = 10
 """Rounds, of one of which both stretches have a Spark run."""
+SPARK_SECONDS = 90.0
+"""Left for a Spark run, before one has shown how long it takes."""
 SAMPLE_SECONDS = 5.0
 SCHEDULE_SECONDS = 300.0
 """Time for the scheduled pipeline, which a service runs at its start."""
@@ -217,17 +219,20 @@ class _Mixed:
     async def _rounds(self, operator: Operator) -> None:
         """Take stretches in turn, in every other round in reverse order, until the time is over."""
         expected = (self._end - time.monotonic()) / (2 * self._stretch)
-        turn, longest = 0, 0.0
-        while time.monotonic() + 2 * max(self._stretch, longest) < self._end:
-            spark = turn % SPARK_EACH == min(SPARK_EACH // 2, int(expected / 2))
+        turn = 0
+        while self._fits(self._stretch):
+            due = turn % SPARK_EACH == min(SPARK_EACH // 2, int(expected / 2))
+            spark = due and self._fits(max(SPARK_SECONDS, *self._spark_seconds, self._stretch))
             for console in (False, True)[:: -1 if turn % 2 else 1]:
                 what = f"console {'open' if console else 'closed'}{', Spark runs' if spark else ''}"
                 self._bench.status(f"mixed load, round {turn + 1}: {what}")
-                began = time.monotonic()
                 await self._one(operator, console=console, spark=spark)
-                longest = time.monotonic() - began
             self._tell(self._state(turn))
             turn += 1
+
+    def _fits(self, seconds: float) -> bool:
+        """Return whether a round of two such stretches ends in time."""
+        return time.monotonic() + 2 * seconds < self._end
 
     async def _one(self, operator: Operator, *, console: bool, spark: bool) -> None:
         await self._take()
@@ -262,7 +267,15 @@ class _Mixed:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            output, _ = await process.communicate()
+            try:
+                async with asyncio.timeout(max(0, self._end - time.monotonic())):
+                    output, _ = await process.communicate()
+            except TimeoutError:
+                # A machine this busy would take any time.
+                self._seen.notes[f"pipeline {command}: ended, the time was over"] += 1
+                process.terminate()
+                await process.wait()
+                break
             if process.returncode:
                 self._seen.troubles[f"pipeline {command}: {output.decode(errors='replace')[-300:]}"] += 1
         return time.monotonic()
@@ -308,7 +321,7 @@ class _Mixed:
         with_console, without = (self._seen.p99s("SEND", console=console, spark=False) for console in (True, False))
         p99 = f"SEND p99 {_middle(with_console)} with the console, {_middle(without)} without"
         grown = self._memory.growth().items()
-        memory = ", ".join(f"{name} {each.last:.0f} MB ({each.per_hour:+.1f} MB/h)" for name, each in grown)
+        memory = ", ".join(f"{name} {each.last:.1f} MB ({each.per_hour:+.1f} MB/h)" for name, each in grown)
         sizes = ", ".join(f"{name} {size:.1f}" for name, size in self._sizes().items())
         failed = self._seen.troubles.total()
         answers = spaced(self._seen.answers.total())
