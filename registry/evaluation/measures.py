@@ -39,6 +39,11 @@ def rate_all(cases: Sequence[EvaluationCase], run: Mapping[str, Sequence[str]]) 
     return np.array([rate(case.relevant, run.get(case.qid, ())) for case in cases])
 
 
+def perfect_order(cases: Sequence[EvaluationCase], run: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the first ``DEPTH`` of each answer with the relevant ones first: what a perfect re-ranking would make."""
+    return {case.qid: sorted(run.get(case.qid, ())[:DEPTH], key=lambda key: key not in case.relevant) for case in cases}
+
+
 def intervals(rows: NDArray[np.float64]) -> list[ConfidenceInterval]:
     """Return the mean and bootstrap interval of each column, always the same for the same rows.
 

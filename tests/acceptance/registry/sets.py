@@ -29,6 +29,11 @@ def sets() -> list[Set]:
     return [_read(path.name, path) for path in found] or [_read("own", OWN)]
 
 
+def languages() -> Set:
+    """Read the set of requests in six languages; a ``qid`` begins with the language and the one of the card."""
+    return _read("languages", OWN / "languages")
+
+
 def _read(name: str, folder: Path) -> Set:
     catalog = read_catalog(read_sources([str(folder / CARDS)]))
     return Set(name, catalog, list(read_cases(folder / REQUESTS, catalog)))
