@@ -28,8 +28,8 @@ from benchmarks.mixed_console import Operator
 from benchmarks.servers import ServiceProcess, low_priority, running
 from mediator.ops.control import send_command
 from mediator.store.opening import database_path
+from mediator.system.child_process import NICE
 from mediator.system.usage import cpu_seconds
-from pipeline.service.child_process import NICE
 from tests.harness.browser import PROGRAMS, open_tabs
 
 MINUTES, QUICK_MINUTES = 15.0, 5.0

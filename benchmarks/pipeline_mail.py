@@ -23,7 +23,7 @@ from benchmarks.pipeline_lake import journal
 from benchmarks.prefill import PAYLOAD, add_mailboxes, add_messages, addresses
 from benchmarks.servers import ServiceProcess, low_priority, running
 from mediator.store.opening import database_path
-from pipeline.service.child_process import NICE
+from mediator.system.child_process import NICE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

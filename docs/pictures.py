@@ -63,9 +63,10 @@ async def console() -> dict[str, bytes]:
 
     async with opened() as (services, stack, tab):
         service = services.new(semantic=True)
-        service.environment |= tour.SETTINGS
+        service.environment |= tour.settings(service)
         await service.serve()
         await tour.fill(service)
+        await tour.run_tasks(service)
         await stack.enter_async_context(tour.wallets(service))
         origin = f"http://127.0.0.1:{service.http_port}"
         await tour.sign_in(tab, origin)

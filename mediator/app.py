@@ -51,6 +51,8 @@ from mediator.ops.diagnosis import Finding
 from mediator.ops.forgetting import ForgetOperations, Forgetting
 from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.long_tasks.operations import LongTaskOperations
+from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.metrics import Metrics
@@ -176,7 +178,9 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
-        await _serve_operators(host, health, nats_url)
+        tasks = LongTasks(settings)
+        stack.push_async_callback(tasks.stop)
+        await _serve_operators(host, health, nats_url, tasks)
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -269,7 +273,7 @@ def _count_by_tenant(host: Host) -> None:
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 
 
-async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
+async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> None:
     """Add the core's operations, and what leads to them over HTTP."""
     sign_in = SignIn(host.access, host.settings, host.http_port)
     sign_in.add_routes(host.app)
@@ -277,6 +281,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str) -> None:
     MessageOperations(host.broker).register(host.operations)
     DeadOperations(host.broker).register(host.operations)
     ForgetOperations(Forgetting(host.broker, host.settings)).register(host.operations)
+    LongTaskOperations(tasks, host.settings).register(host.operations)
     service = ServiceOperations(
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
     )

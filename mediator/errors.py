@@ -103,6 +103,17 @@ class MailboxExistsError(MediatorError):
         super().__init__(f"mailbox {address} already exists")
 
 
+class AlreadyRunningError(MediatorError):
+    """A run was asked for while one like it runs, on an instance that runs one at a time."""
+
+    code = "already_running"
+    status = 409
+    retry = True
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"already running: {what}")
+
+
 class NoSuchMessageError(MediatorError):
     """DELETE of a message that does not exist (Q2)."""
 

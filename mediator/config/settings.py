@@ -314,6 +314,14 @@ class Settings(BaseSettings):
         description="FETCH requests in progress at once, most of which wait for mail. Protects memory, and is shared "
         "like max_pending; raise it to twice the number of readers that are idle at the same time.",
     )
+    backup_dir: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+        default=None,
+        description="Folder in which the console and the admin API make backups, for which they take a name and no "
+        "path; `mediator backup` writes wherever its caller may. Each needs room for two copies of the database while "
+        "it is made. Set it, on another disk than data_dir, where operators have no shell.",
+        json_schema_extra={"default_text": "none: only the command makes backups"},
+        examples=["/var/backups/mediator"],
+    )
     drain_seconds: float = Field(
         default=10.0,
         ge=0,

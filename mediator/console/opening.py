@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mediator.admin.api import PREFIX
 from mediator.admin.sign_in import SignInView
-from mediator.console import audit, cleanup, settings, tenants
+from mediator.console import audit, checks, cleanup, settings, tenants
 from mediator.console.mailboxes import MailboxPages
 from mediator.console.overview import Overview
 from mediator.console.pages import Page, Shown, Visit
@@ -24,7 +24,8 @@ async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awa
     console = host.console
     overview, mailboxes = Overview(console, activity), MailboxPages(console, host.broker)
     api = Page("/api", "Admin API", _show_api, "Service")
-    pages = (*overview.pages(), *mailboxes.pages(), *tenants.PAGES, *audit.PAGES, *settings.PAGES, *cleanup.PAGES, api)
+    pages = (*overview.pages(), *mailboxes.pages(), *tenants.PAGES, *audit.PAGES, *settings.PAGES)
+    pages = (*pages, *cleanup.PAGES, *checks.PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
     console.register(host.app)
     host.add_job(activity.tick, PERIOD, "sample for the console")

@@ -23,6 +23,8 @@ IDS_PER_MILLISECOND = 100
 """More msg_ids than any mailbox can give; measured are fewer than that for a whole service."""
 MIN_SKIP = 1_000_000
 """Ids that are skipped at least, whatever the clocks say."""
+WORKING = ".mediator-backup-"
+"""How the names of folders begin in which a backup is made or read."""
 _NUMBERED = ("mailbox",)
 """The tables of the core whose numbers others know: a send-only address hides one, the journal and the lake name it."""
 
@@ -148,7 +150,7 @@ def _count(path: Path) -> dict[str, int]:
 @contextmanager
 def _working_folder(parent: Path) -> Iterator[Path]:
     try:
-        with tempfile.TemporaryDirectory(prefix=".mediator-backup-", dir=parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=WORKING, dir=parent) as folder:
             yield Path(folder)
     except OSError as error:
         raise UnavailableError(f"cannot write in {parent}: {error.strerror}") from error

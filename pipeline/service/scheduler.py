@@ -1,22 +1,21 @@
 """Runs the data pipeline periodically as a child process; the service itself never loads Spark."""
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
 from mediator.broker import Broker
 from mediator.config.settings import Settings, all_settings
 from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
-from mediator.errors import SetupError
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.processes import process_name
 from mediator.ops.runs.history import SCHEDULED, RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.ops.runs.rules import next_due
-from pipeline.service.child_process import ChildResult, run_child
+from mediator.system.child_process import ChildEnd, run_child
+from pipeline.service.child_log import ChildLog
 from pipeline.settings import PipelineSettings
 
 LOOK_SECONDS = 60
@@ -62,12 +61,13 @@ class PipelineScheduler:
         no = await self._book.begin(command, arguments, process_name())
         environment = _environment(self._settings) | {RUN_VARIABLE: str(no)}
         minutes = self._own.max_minutes
+        output, program = ChildLog(), [*self._program, "pipeline", command, *arguments]
         try:
-            ended = await run_child([*self._program, "pipeline", command, *arguments], environment, minutes * _MINUTE)
-        except SetupError as error:
-            outcome, why = Outcome.FAILED, str(error)
+            ended = await run_child(program, environment, minutes * _MINUTE, output.read)
+        except OSError as error:
+            outcome, why = Outcome.FAILED, f"no process can be started: {error.strerror or error}"
         else:
-            outcome, why = _judge(ended, minutes)
+            outcome, why = _judge(ended, output.last_lines, minutes)
         # The child records its figures itself, if it gets that far.
         await self._book.end(no, outcome, {}, why)
         if outcome is Outcome.SUCCEEDED:
@@ -76,15 +76,15 @@ class PipelineScheduler:
             _log.warning("pipeline run failed", command=command, run=no, outcome=outcome.value, reason=why)
 
 
-def _judge(ended: ChildResult, minutes: int) -> tuple[Outcome, str]:
+def _judge(ended: ChildEnd, last_lines: Iterable[str], minutes: int) -> tuple[Outcome, str]:
     if ended.timed_out:
         return Outcome.KILLED, f"time limit exceeded: pipeline.max_minutes is {minutes}"
     if ended.code < 0:
-        return Outcome.KILLED, f"ended by {signal.Signals(-ended.code).name}"
+        return Outcome.KILLED, f"ended by {ended.signal_name}"
     if ended.code == 0:
         return Outcome.SUCCEEDED, ""
     # Typer draws a frame around usage errors.
-    words = [text for line in ended.last_lines if (text := line.strip("│╭╮╰╯─ "))]
+    words = [text for line in last_lines if (text := line.strip("│╭╮╰╯─ "))]
     errors = [line.removeprefix(_ERROR) for line in words if line.startswith(_ERROR)]
     return Outcome.FAILED, [f"exit code {ended.code}", *words, *errors][-1]
 

@@ -19,6 +19,8 @@ from mediator.http.app import build_app
 from mediator.http.health import Health
 from mediator.http.tenants import HttpTenants
 from mediator.ops.dead_operations import DeadOperations
+from mediator.ops.long_tasks.operations import LongTaskOperations
+from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.service_operations import ServiceOperations
@@ -73,7 +75,7 @@ async def console_site(
 ) -> AsyncIterator[ConsoleSite]:
     """Run one; each role has an operator with a token. ``open_part`` does what a part would."""
     operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ROLES]}
-    settings = Settings.of(data_dir=folder, operators=operators)
+    settings = Settings.of(data_dir=folder, operators=operators, backup_dir=folder / "backups")
     async with core(folder, audited=True) as inner:
         access = Access(settings, CookieSealer(b"k" * 32))
         health, directory = Health(), TenantDirectory(settings, inner.clock)
@@ -99,9 +101,14 @@ async def console_site(
         ServiceOperations(inner.broker, settings, directory, health, "", 0, ()).register(host.operations)
         updater = TenantUpdater(inner.broker, directory, None, None)
         TenantOperations(inner.broker, settings, directory, updater).register(host.operations)
+        tasks = LongTasks(settings)
+        LongTaskOperations(tasks, settings).register(host.operations)
         open_part(host)
         sign_in = SignIn(access, settings, 0)
         sign_in.add_routes(app)
         sign_in.render = await open_console(host, health)
-        async with TestServer(app) as server, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
-            yield ConsoleSite(inner, host, session, server)
+        try:
+            async with TestServer(app) as server, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+                yield ConsoleSite(inner, host, session, server)
+        finally:
+            await tasks.stop()

@@ -23,6 +23,7 @@ DESKTOP, PHONE = 1280, 375
 BOX = "/console/mailboxes/default/orders.eu"
 PAGES = {
     "overview": "/console",
+    "checks": "/console/checks",
     "mailboxes": "/console/mailboxes",
     "mailbox": BOX,
     "dead": f"{BOX}/dead/workers",
@@ -70,6 +71,11 @@ FOCUSED = """(() => {
     html: each.outerHTML.slice(0, 200),
   };
 })()"""
+
+
+def settings(service: Service) -> dict[str, str]:
+    """Return what the environment of the service says."""
+    return SETTINGS | {"MEDIATOR_BACKUP_DIR": str(service.data_dir.with_name("backups"))}
 
 
 async def fill(service: Service) -> None:
@@ -142,6 +148,17 @@ async def wallets(service: Service) -> AsyncIterator[None]:
             await send_command(service.data_dir, "access-add", list="deny", name=name, note=why)
         PAGES["invitation"] = f"/console/invitations/default/{made['id']}"
         yield
+
+
+async def run_tasks(service: Service) -> None:
+    """Have the database backed up and checked, and wait until that is done."""
+    for operation, state in (("backup", "backup-list"), ("verify", "verify-state")):
+        await _told(service, operation)
+        await until(lambda state=state: _ended(service, state), what=f"{operation} is done", within=60)
+
+
+async def _ended(service: Service, operation: str) -> bool:
+    return bool((await _told(service, operation))["task"]["state"] == "succeeded")
 
 
 async def work(service: Service, seconds: float) -> None:

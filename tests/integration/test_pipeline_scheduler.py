@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from mediator.ops.processes import is_gone, process_name
 from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import SCHEDULED, RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
-from pipeline.service import child_process as child
-from pipeline.service.child_process import MAX_LINE, MAX_LINES, run_child
+from mediator.system import child_process as child
+from mediator.system.child_process import ChildEnd, run_child
+from pipeline.service.child_log import MAX_LINE, MAX_LINES, ChildLog
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import HOUR, Core, core
@@ -40,55 +41,61 @@ def python(code: str) -> list[str]:
 # The child.
 
 
+async def run(command: list[str], environment: Mapping[str, str], within: float) -> tuple[ChildEnd, Sequence[str]]:
+    """Run a child; return how it ended, and its last lines."""
+    output = ChildLog()
+    return await run_child(command, environment, within, output.read), tuple(output.last_lines)
+
+
 async def test_a_child_runs_in_a_group_with_lower_priority() -> None:
     code = "import os, sys; print(os.getpriority(os.PRIO_PROCESS, 0), os.getpgid(0) == os.getpid()); sys.exit(3)"
-    ended = await run_child(python(code), os.environ, LONG)
-    assert (ended.code, ended.timed_out) == (3, False)
-    assert ended.last_lines == (f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + child.NICE)} True",)
+    ended, lines = await run(python(code), os.environ, LONG)
+    assert ended == ChildEnd(3, timed_out=False)
+    assert lines == (f"{min(19, os.getpriority(os.PRIO_PROCESS, 0) + child.NICE)} True",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties processes to cores")
 async def test_a_child_and_what_it_starts_have_one_core() -> None:
     code = "import os, subprocess; subprocess.run(['nproc']); print(os.sched_getaffinity(0))"
-    ended = await run_child(python(code), {"PATH": os.environ["PATH"]}, LONG)
-    assert ended.last_lines == ("1", str({max(os.sched_getaffinity(0))}))
+    _, lines = await run(python(code), {"PATH": os.environ["PATH"]}, LONG)
+    assert lines == ("1", str({max(os.sched_getaffinity(0))}))
 
 
 async def test_a_child_gets_only_the_given_environment() -> None:
-    ended = await run_child(python("import os; print(os.environ.get('HOME'), os.environ['ONE'])"), {"ONE": "1"}, LONG)
-    assert ended.last_lines == ("None 1",)
+    _, lines = await run(python("import os; print(os.environ.get('HOME'), os.environ['ONE'])"), {"ONE": "1"}, LONG)
+    assert lines == ("None 1",)
 
 
 async def test_much_output_of_a_child_is_bounded_in_the_log() -> None:
     code = "import sys; [print('x' * 100_000 if n == 5 else n) for n in range(1000)]; print('last', file=sys.stderr)"
     with capture_logs() as logs:
-        ended = await run_child(python(code), os.environ, LONG)
+        ended, lines = await run(python(code), os.environ, LONG)
     said = [entry["text"] for entry in logs if entry["event"] == "pipeline output"]
     assert ended.code == 0
     # Two streams on one pipe: what is on the second comes when it likes.
-    assert "last" in {*ended.last_lines, *said}
+    assert "last" in {*lines, *said}
     assert len(said) == MAX_LINES
     assert max(map(len, said)) == MAX_LINE
     assert [entry["lines"] for entry in logs if entry["event"] == "more output of the pipeline"] == [1001 - MAX_LINES]
 
 
 async def test_a_child_whose_time_is_over_is_ended() -> None:
-    ended = await run_child(python(FOREVER), os.environ, 0.2)
-    assert (ended.code, ended.timed_out) == (-signal.SIGTERM, True)
+    ended, _ = await run(python(FOREVER), os.environ, 0.2)
+    assert ended == ChildEnd(-signal.SIGTERM, timed_out=True)
 
 
 async def test_one_that_does_not_heed_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE_SECONDS", 0.3)
     # With a low priority a busy machine may not get so far as to ignore the signal.
     monkeypatch.setattr(child, "NICE", 0)
-    ended = await run_child(STUBBORN, os.environ, 2.0)
-    assert (ended.code, ended.timed_out) == (-signal.SIGKILL, True)
-    inner = int(ended.last_lines[0])
+    ended, lines = await run(STUBBORN, os.environ, 2.0)
+    assert ended == ChildEnd(-signal.SIGKILL, timed_out=True)
+    inner = int(lines[0])
     await until(lambda: process_name(inner) == "")
 
 
 async def test_a_child_that_is_given_up_is_ended() -> None:
-    running = asyncio.create_task(run_child(python(FOREVER), os.environ, LONG))
+    running = asyncio.create_task(run(python(FOREVER), os.environ, LONG))
     with capture_logs() as logs:
         await until(lambda: logs)
         running.cancel()
@@ -98,9 +105,9 @@ async def test_a_child_that_is_given_up_is_ended() -> None:
 
 
 async def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:
-    ended = await run_child(["/nowhere/python"], os.environ, LONG)
+    ended, lines = await run(["/nowhere/python"], os.environ, LONG)
     assert ended.code == 1
-    assert ended.last_lines == ("/nowhere/python: No such file or directory",)
+    assert lines == ("/nowhere/python: No such file or directory",)
 
 
 def children() -> list[int]:

@@ -11,12 +11,13 @@ from tests.harness.console_tour import (
     DESKTOP,
     PAGES,
     PHONE,
-    SETTINGS,
     at,
     embedded,
     examine,
     fill,
     resize,
+    run_tasks,
+    settings,
     sign_in,
     walk,
     wallets,
@@ -38,7 +39,7 @@ async def tab() -> AsyncIterator[Tab]:
 @pytest.fixture
 async def service(services: Services) -> AsyncIterator[Service]:
     made = services.new()
-    made.environment |= SETTINGS
+    made.environment |= settings(made)
     await made.serve()
     await fill(made)
     async with wallets(made):
@@ -51,6 +52,7 @@ def origin(service: Service) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_is_good_on_desktop_and_phone(tab: Tab, service: Service, scheme: str) -> None:
+    await run_tasks(service)
     await resize(tab, DESKTOP, scheme)
     await sign_in(tab, origin(service))
     found = {}
@@ -67,6 +69,7 @@ async def test_every_page_is_good_on_desktop_and_phone(tab: Tab, service: Servic
 
 
 async def test_the_keyboard_reaches_everything(tab: Tab, service: Service) -> None:
+    await run_tasks(service)
     await resize(tab, DESKTOP)
     await sign_in(tab, origin(service))
     found = {}
@@ -124,7 +127,7 @@ async def finds(tab: Tab, addresses: list[str]) -> bool:
 
 async def test_a_search_by_meaning_says_why(tab: Tab, services: Services) -> None:
     service = services.new(semantic=True)
-    service.environment |= SETTINGS
+    service.environment |= settings(service)
     await service.serve()
     async with Client(service.nats_url) as client:
         for name, does in (("Gauge", "Warns before floods"), ("Baker", "Bakes rye bread")):

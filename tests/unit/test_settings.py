@@ -133,6 +133,7 @@ WRONG = [
     ("drain_seconds", "601", "expected at most 600, got '601'"),
     ("drain_seconds", "nan", "expected a number, got 'nan'"),
     ("drain_seconds", '"soon"', "expected a number, got 'soon'"),
+    ("backup_dir", "7", "expected text, got '7'"),
     ("data_dir", "7", "expected text, got '7'"),
     ("data_dir", '"~nobody-of-that-name/x"', "expected a directory, the user after ~ is not known here"),
     ("instance", '"a b"', "expected text that matches ^[A-Za-z0-9._-]{1,64}$, got 'a b'"),
