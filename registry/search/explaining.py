@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mediator.mailboxes.send_only import is_send_only
 from registry.agents.records import Agent
-from registry.cards.card import Card, read_card
+from registry.cards.card import read_card
 from registry.index.analysis import analyze, spell
 from registry.index.document import IndexDocument
 from registry.index.ranking import KEYWORDS, VECTORS
@@ -38,28 +38,29 @@ def explain(
     for place, agent in page:
         shares = {name: float(share[place]) for name, share in request.shares.items()}
         match = matches.get(agent.no, _NOTHING)
-        card = read_card(agent.card)
-        keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent, card)) if shares[KEYWORDS] else None
-        by_meaning = _vectors(shares[VECTORS], match.cosines, card) if shares.get(VECTORS) else None
+        keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent)) if shares[KEYWORDS] else None
+        by_meaning = _vectors(shares[VECTORS], match.cosines, agent) if shares.get(VECTORS) else None
         explanations.append(Explanation(keywords, by_meaning))
     return explanations
 
 
-def _words(words: dict[str, str], match: IndexMatch, agent: Agent, card: Card) -> tuple[str, ...]:
+def _words(words: dict[str, str], match: IndexMatch, agent: Agent) -> tuple[str, ...]:
     """Return the words of a request that a card has, as far as it shows them."""
     matched = match.terms
     # A card whose text names its mailbox is found by the address itself, which others are not to learn (G4).
     if is_send_only(agent.address) and agent.card.count(agent.address.encode()) > 1:
-        shown = IndexDocument.of(card).terms
+        shown = IndexDocument.of(read_card(agent.card)).terms
         matched = {word: term for word, term in matched.items() if term in shown}
     return tuple(words[word] for word in matched if word in words)[:MAX_WORDS]
 
 
-def _vectors(score: float, cosines: NDArray[np.float32], card: Card) -> VectorMatch:
+def _vectors(score: float, cosines: NDArray[np.float32], agent: Agent) -> VectorMatch:
     if not len(cosines):
         return VectorMatch(score)
-    whole, skills = float(cosines[0]), cosines[1 : 1 + len(card.skills)]
-    if not len(skills):
+    whole, skills = float(cosines[0]), cosines[1:]
+    nearest = int(skills.argmax()) if len(skills) else 0
+    named = read_card(agent.card).skills if len(skills) else ()
+    # Another card may have been registered since the page was read.
+    if nearest >= len(named):
         return VectorMatch(score, whole)
-    nearest = int(skills.argmax())
-    return VectorMatch(score, whole, card.skills[nearest], float(skills[nearest]))
+    return VectorMatch(score, whole, named[nearest], float(skills[nearest]))
