@@ -26,6 +26,7 @@ from mediator.broker import Broker, wall_clock
 from mediator.config.settings import Settings
 from mediator.console.console import Console
 from mediator.console.opening import open_console
+from mediator.errors import MediatorError
 from mediator.http.app import build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
@@ -57,10 +58,11 @@ from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
-from mediator.ops.operations import Operation, Operations, Right
+from mediator.ops.operations import Actor, Operation, Operations, Right
 from mediator.ops.scheduler import Scheduler
 from mediator.ops.schemas import obj
 from mediator.ops.service_operations import ServiceOperations
+from mediator.ops.settings_operations import SettingsOperations
 from mediator.ops.tenant_metrics import MEASURE_SECONDS, TenantMetrics
 from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host, find_parts
@@ -79,6 +81,9 @@ to get it back."""
 COLLECT_AFTER = (20_000, 50, 50)
 """Thresholds of the garbage collector: requests leave little cyclic garbage."""
 
+_SIGNAL = Actor("SIGHUP", frozenset(Right), "signal")
+"""Who sends this process a signal."""
+
 log = structlog.get_logger("service")
 
 
@@ -90,6 +95,7 @@ class RunningService:
     http_port: int
     broker: Broker
     health: Health
+    operations: Operations
 
 
 @asynccontextmanager
@@ -184,23 +190,40 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
-        yield RunningService(nats_url, http.port, broker, health)
+        yield RunningService(nats_url, http.port, broker, health, operations)
         log.info("stopping")
 
 
 async def serve(settings: Settings, ready: Callable[[RunningService], None]) -> None:
-    """Run until SIGTERM or SIGINT; a second signal does not wait."""
-    stop = asyncio.Event()
+    """Run until SIGTERM or SIGINT; a second signal does not wait. SIGHUP reloads the operators.
+
+    At a terminal, SIGHUP says that the terminal is gone, and ends the service as it ends other programs there.
+    """
+    stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    if sys.stdin is None or not sys.stdin.isatty():
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with open_service(settings) as service:
         log.info("ready", nats=service.nats_url, http=service.http_port, instance=settings.instance)
         ready(service)
+        reloading = asyncio.create_task(_reload_operators(service.operations, reload), name="operators-reload")
         await stop.wait()
+        reloading.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     log.info("stopped")
+
+
+async def _reload_operators(operations: Operations, asked: asyncio.Event) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            await operations.run(_SIGNAL, "operators-reload", {})
+        except (MediatorError, TimeoutError) as error:
+            log.error("operators not reloaded", reason=str(error))
 
 
 def _tune_interpreter() -> None:
@@ -286,6 +309,13 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
     )
     service.register(host.operations)
+
+    def take(newer: Settings) -> None:
+        host.access.take(newer)
+        # Live pages of somebody who was removed end as well; those of others connect again.
+        host.console.streams.end()
+
+    SettingsOperations(host.settings, take).register(host.operations)
     sign_in.render = await open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
 

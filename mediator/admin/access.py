@@ -54,13 +54,19 @@ class Access:
         self.attempts = FailedAttempts()
         self._public_url = settings.operators.public_url
         self._oidc = settings.oidc
+        self._tokens: dict[str, Actor] = {}
+        self._local = False
+        self._is_alone = is_alone
+        self.take(settings)
+        self.provider = sealer.fingerprint("provider", self._oidc.issuer or "", self._oidc.client_id)
+
+    def take(self, settings: Settings) -> None:
+        """Let in the operators of these settings from now on, and nobody else; sessions of others are over."""
         self._tokens = {
-            sealer.fingerprint(token.token.get_secret_value()): Actor(token.name, rights_of(token.roles), "token")
+            self.sealer.fingerprint(token.token.get_secret_value()): Actor(token.name, rights_of(token.roles), "token")
             for token in settings.operators.tokens
         }
         self._local = settings.http_anonymous and not settings.has_operators
-        self._is_alone = is_alone
-        self.provider = sealer.fingerprint("provider", self._oidc.issuer or "", self._oidc.client_id)
 
     @property
     def has_tokens(self) -> bool:

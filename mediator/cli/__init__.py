@@ -17,6 +17,7 @@ from mediator.cli import (
     mailboxes,
     mcp,
     messages,
+    operators,
     output,
     quickstart,
     service,
@@ -64,6 +65,7 @@ def build_app() -> CommandGroup:
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")
     app.add_typer(tenants.app, name="tenant")
+    app.add_typer(operators.app, name="operators")
     app.add_typer(contexts.app, name="context")
     for part in find_parts():
         part.add_commands(app)

@@ -50,7 +50,8 @@ class OperatorToken(Section):
     )
     token: Annotated[SecretStr, AfterValidator(_token)] = Field(
         description="The secret: 16 to 256 printable characters, best random ones (`openssl rand -hex 24`). Sent as "
-        "`Authorization: Bearer TOKEN`, or typed at sign-in. Removing it ends the sessions that began with it.",
+        "`Authorization: Bearer TOKEN`, or typed at sign-in. Removing it ends the sessions "
+        "that began with it; `mediator operators reload` takes changes over.",
     )
     roles: list[Role] = Field(default=["read"], min_length=1, description=f"What it allows: {_ROLES}.")
 

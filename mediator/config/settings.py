@@ -24,6 +24,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -40,6 +41,7 @@ from mediator.config.sections import (
 )
 from mediator.config.sources import (
     ENV_PREFIX,
+    NO_FILE,
     Environment,
     Source,
     explain,
@@ -61,6 +63,8 @@ from mediator.parts import find_parts
 
 S = TypeVar("S", bound=PartSettings)
 
+TOKENS = ("operators", "tokens")
+"""The option that may change while the service runs."""
 _MASK = "**********"
 """What stands for a secret, as pydantic writes it."""
 _KIB, _MIB = 1024, 1024 * 1024
@@ -118,11 +122,23 @@ def _as_json(value: Any) -> Any:
     return str(value) if isinstance(value, Endpoint) else to_jsonable_python(value)
 
 
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _at(values: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        values = values.get(step) if isinstance(values, Mapping) else None
+    return values
+
+
 class _Origins:
     """Where values came from, which makes no difference between settings."""
 
-    def __init__(self, sources: tuple[Source, ...] = ()) -> None:
+    def __init__(self, sources: tuple[Source, ...] = (), operators: tuple[Source, ...] | None = None) -> None:
         self.sources = sources
+        self.operators = sources if operators is None else operators
+        """The sources of ``operators.tokens``, which may have been read again."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Origins)
@@ -403,22 +419,41 @@ class Settings(BaseSettings):
         settings._origins = _Origins(sources)
         return settings
 
+    def read_again(self) -> "Settings":
+        """Read the sources of these settings again; raises :class:`SetupError` as :meth:`load` does."""
+        if not self._origins.sources:
+            raise SetupError("settings: they were not read from a file or the environment")
+        flags, _, file = self._origins.sources
+        return Settings.load(None if file.where == NO_FILE else Path(file.where), **flags.values)
+
+    def with_operators_of(self, newer: "Settings") -> tuple["Settings", list[str]]:
+        """Return these settings with the operators' tokens of newer ones, and the other options that differ there."""
+        operators = self.operators.model_copy(update={"tokens": newer.operators.tokens})
+        made = self.model_copy(update={"operators": operators})
+        made._origins = _Origins(self._origins.sources, newer._origins.sources)
+        here, there = (merge(each._origins.sources) for each in (self, newer))
+        paths = [path for path, field in options(all_settings()) if not _is_section(field) and path != TOKENS]
+        return made, sorted(".".join(path) for path in paths if _at(here, path) != _at(there, path))
+
     def in_force(self) -> list[dict[str, Any]]:
         """Return each option with its value, as JSON, where that came from, and its meaning; secrets are masked."""
         kind = all_settings()
         listed = []
         for path, field in options(kind):
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            if _is_section(field):
                 continue
             value: Any = self
             for step in path:
                 value = getattr(value, step)
             if value is not None:
                 value = _MASK if path[0] != "tenants" and is_secret(path, kind) else _as_json(value)
-            source = origin(path, self._origins.sources) or "default"
             about = {"description": field.description or "", "variable": variable_name(path)}
-            listed.append({"option": ".".join(path), "value": value, "source": source, **about})
+            listed.append({"option": ".".join(path), "value": value, "source": self.source_of(path), **about})
         return listed
+
+    def source_of(self, path: tuple[str, ...]) -> str:
+        """Return where an option's value came from; see :func:`mediator.config.sources.origin`."""
+        return origin(path, self._origins.operators if path == TOKENS else self._origins.sources) or "default"
 
     @property
     def nats_login(self) -> Login:

@@ -18,6 +18,9 @@ from mediator.errors import SetupError
 ENV_PREFIX = "MEDIATOR_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
+NO_FILE = "no file"
+"""Stands for the file where none is named."""
+
 OptionPath = tuple[int | str, ...]
 
 _ENVIRONMENT = "the environment"
@@ -86,7 +89,7 @@ def read_file(path: Path | None) -> Source:
     """Read the TOML file at ``path``, else at MEDIATOR_CONFIG; SetupError if it is named and cannot be read."""
     if path is None:
         if not (named := os.environ.get(CONFIG_VARIABLE)):
-            return Source({}, "no file")
+            return Source({}, NO_FILE)
         path = Path(named)
     try:
         return Source(tomllib.loads(path.read_text(encoding="utf-8")), str(path))

@@ -88,8 +88,12 @@ class Streams:
         return response
 
     async def stop(self, _app: web.Application) -> None:
-        """End all streams."""
+        """End all streams, and serve no more."""
         self._stopping = True
+        self.end()
+
+    def end(self) -> None:
+        """End all streams; whoever may see them comes again."""
         for task in self._open:
             task.cancel()
 

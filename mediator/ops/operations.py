@@ -47,7 +47,7 @@ ROLES: Mapping[str, frozenset[Right]] = {
 class Actor:
     """Who asks: a name for the audit log, rights, and the way in.
 
-    That is ``socket``, ``token``, ``session``, ``local``, or ``command`` where no service runs.
+    That is ``socket``, ``token``, ``session``, ``local``, ``signal``, or ``command`` where no service runs.
     """
 
     name: str

@@ -23,7 +23,7 @@ from mediator.ops.installation import (
 )
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
-from mediator.ops.schemas import ANY, COUNT, FINDINGS, FLAG, TEXT, TIME, about, many, obj, or_null, table
+from mediator.ops.schemas import COUNT, FINDINGS, FLAG, TEXT, TIME, about, obj, or_null, table
 from mediator.ops.units import format_time
 from mediator.tenants.directory import TenantDirectory
 
@@ -33,7 +33,7 @@ NEARLY = 0.9
 
 
 class ServiceOperations:
-    """The operations ``installation``, ``overview``, ``endpoints`` and ``settings``."""
+    """The operations ``installation``, ``overview`` and ``endpoints``."""
 
     def __init__(
         self,
@@ -97,26 +97,6 @@ class ServiceOperations:
                 obj(nats=TEXT, certificate=or_null(TEXT), http_port=COUNT),
                 path="/endpoints",
             ),
-            Operation(
-                "settings",
-                self._list_settings,
-                Right.READ,
-                "The settings in force, where each came from, and what it means; secrets are masked",
-                obj(
-                    options=many(
-                        obj(
-                            option=TEXT,
-                            value=ANY,
-                            source=about(
-                                TEXT, "`default`, `the command line`, a file, or the variable of the environment."
-                            ),
-                            description=about(TEXT, "What it protects, and when to change it."),
-                            variable=about(TEXT, "The variable of the environment that sets it."),
-                        )
-                    )
-                ),
-                path="/settings",
-            ),
         )
 
     async def _installation(self, request: OperationRequest) -> Answer:
@@ -173,9 +153,6 @@ class ServiceOperations:
             "certificate": None if certificate is None else await asyncio.to_thread(certificate.read_text),
             "http_port": self._http_port,
         }
-
-    async def _list_settings(self, _request: OperationRequest) -> Answer:
-        return {"options": self._settings.in_force()}
 
     async def _overview(self, _request: OperationRequest) -> Answer:
         settings, broker = self._settings, self._broker

@@ -24,6 +24,7 @@ from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.service_operations import ServiceOperations
+from mediator.ops.settings_operations import SettingsOperations
 from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host
 from mediator.tenants.directory import TenantDirectory
@@ -99,6 +100,7 @@ async def console_site(
         MessageOperations(inner.broker).register(host.operations)
         DeadOperations(inner.broker).register(host.operations)
         ServiceOperations(inner.broker, settings, directory, health, "", 0, ()).register(host.operations)
+        SettingsOperations(settings, access.take).register(host.operations)
         updater = TenantUpdater(inner.broker, directory, None, None)
         TenantOperations(inner.broker, settings, directory, updater).register(host.operations)
         tasks = LongTasks(settings)

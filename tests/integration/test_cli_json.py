@@ -104,6 +104,7 @@ keys detach {key}
 identity rotate
 doctor
 audit
+operators reload
 status
 cleanup --dry-run
 cleanup
