@@ -129,7 +129,13 @@ async def _send_hours(visit: Visit) -> Shown:
     counted = {hour["began_at"]: hour for hour in (await visit.run("didcomm-stats", **_tenant(visit)))["hours"]}
     now = int(time.time())
     began = [now - now % _HOUR - _HOUR * ago for ago in reversed(range(SHOWN_HOURS))]
-    columns = {name: [counted.get(at, {}).get(name, 0) for at in began] for name in TRAFFIC}
+    # The last word of a column's name is what the plot calls it.
+    columns = {
+        f"size.{name.removesuffix('_bytes')}" if name.endswith("_bytes") else name: [
+            counted.get(at, {}).get(name, 0) for at in began
+        ]
+        for name in TRAFFIC
+    }
     return web.json_response({"kept": SHOWN_HOURS, "columns": {"at": began, **columns}})
 
 
