@@ -10,6 +10,7 @@ from statistics import median, quantiles
 from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
 from registry.embedding.backends import FLOAT32
 from registry.embedding.encoder import Encoder
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, find_model, fingerprinted
 from registry.embedding.process import Worker, start_worker
 from tests.harness.models import reference_folder
@@ -32,7 +33,7 @@ async def _measure(bench: Bench) -> list[ResultRow]:
     bench.status("the model is loaded")
     packed, weights = find_model(DEFAULT_MODEL), fingerprinted(reference_folder())
     began = time.perf_counter()
-    encoder = Encoder(DEFAULT_MODEL, bench.folder / "cache", "bench")
+    encoder = Encoder(LocalModel(DEFAULT_MODEL, bench.folder / "cache"), "bench")
     await encoder.start()
     await encoder.wait_ready()
     ready = time.perf_counter() - began

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mediator.ops.control import send_command
-from registry.embedding.encoder import DEFAULT_MODEL, Encoder
+from registry.embedding.encoder import Encoder
+from registry.embedding.local import LocalModel
+from registry.embedding.models import DEFAULT_MODEL
 from registry.embedding.texts import TEMPLATE
 
 READY_SECONDS = 600.0
@@ -17,7 +19,7 @@ LOOK_SECONDS = 0.05
 @asynccontextmanager
 async def encoder() -> AsyncIterator[Encoder]:
     """Run an encoder; raise :class:`UnavailableError` if the model is not available."""
-    made = Encoder(DEFAULT_MODEL, Path("unused"), TEMPLATE)
+    made = Encoder(LocalModel(DEFAULT_MODEL, Path("unused")), TEMPLATE)
     await made.start()
     try:
         async with asyncio.timeout(READY_SECONDS):

@@ -4,12 +4,14 @@ from mediator.ops.diagnosis import Finding, Level
 from mediator.ops.units import format_count
 from mediator.system.extras import install_command
 from registry.embedding.models import missing_extra
+from registry.embedding.remote import RemoteModel
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
 
 _BACKENDS = {
     "onnx": "run by onnxruntime",
     "reference": "as sentence-transformers, which is slower: the log says why it cannot be exported",
+    "remote": "on the server of registry.embeddings_url",
     "": "but does not run",
 }
 
@@ -26,6 +28,19 @@ async def examine(updater: IndexUpdater, models: EmbeddingModels | None) -> list
 async def _examine_models(updater: IndexUpdater, models: EmbeddingModels | None) -> list[Finding]:
     if models is None:
         return [Finding(Level.OK, "Search by meaning is turned off: sentences are answered by keywords.")]
+    return [*map(_sent_out, models.servers), *await _examine_model(updater, models)]
+
+
+def _sent_out(model: RemoteModel) -> Finding:
+    """Say what leaves the machine."""
+    text = f"Texts of cards and requests are sent to {model.host}, to be embedded by {model.name}."
+    if not model.shortened:
+        return Finding(Level.OK, text)
+    cut = format_count(model.shortened, "text")
+    return Finding(Level.NOTE, f"{text} {cut} were longer than the model takes and were cut.", "See registry.model.")
+
+
+async def _examine_model(updater: IndexUpdater, models: EmbeddingModels) -> list[Finding]:
     if models.encoder.problem is not None:
         return [_not_running(models)]
     if not updater.loaded:
@@ -44,7 +59,9 @@ def _not_running(models: EmbeddingModels) -> Finding:
     """Say why the configured model does not answer, and what answers instead."""
     instead = "Keywords answer meanwhile." if models.problem else "The former model answers meanwhile."
     encoder = models.encoder
-    if extra := missing_extra(models.model):
+    if details := [server.detail for server in models.servers if server.detail]:
+        return Finding(Level.PROBLEM, f"No vectors are made: {details[0]}.", f"{instead} New cards wait.")
+    if not models.servers and (extra := missing_extra(models.model)):
         # The service may have been installed without it on purpose.
         return Finding(
             Level.NOTE,

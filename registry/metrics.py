@@ -1,9 +1,11 @@
 """Prometheus metrics of the registry."""
 
 from collections.abc import Callable
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from registry.outside import Observe, Result
 from registry.requests import DiscoverResult
 
 
@@ -19,6 +21,27 @@ class RegistryMetrics:
             ["asked", "answered"],
             registry=registry,
         )
+        self._outside = Counter(
+            "mediator_registry_outside_requests",
+            "Requests to the servers of embeddings_url and rerank_url, by result.",
+            ["service", "result"],
+            registry=registry,
+        )
+        self._outside_seconds = Histogram(
+            "mediator_registry_outside_seconds",
+            "Seconds until these servers answered, or until that was no longer waited for.",
+            ["service"],
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=registry,
+        )
+
+    def outside(self, service: str) -> Observe:
+        """Return what counts the requests to an outside service."""
+        return partial(self._count_outside, service)
+
+    def _count_outside(self, service: str, result: Result, seconds: float) -> None:
+        self._outside.labels(service, result).inc()
+        self._outside_seconds.labels(service).observe(seconds)
 
     def watch_model(self, unembedded: Callable[[], float], up: Callable[[], bool]) -> None:
         """Expose how many agents the configured model has yet to embed, and whether it runs."""

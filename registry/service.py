@@ -7,6 +7,8 @@ from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 
+import structlog
+
 from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.parts import Announcer, Host
@@ -21,11 +23,14 @@ from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
+from registry.outside import OutsideService
 from registry.search.searcher import Searcher
 from registry.settings import RegistrySettings
 
 MODELS = "models"
 """Name of the folder for exported models, in the data folder."""
+
+log = structlog.get_logger("registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +51,19 @@ async def run_registry(
     models_dir: Path,
     metrics: RegistryMetrics,
     announcer: Announcer | None = None,
+    embeddings: OutsideService | None = None,
 ) -> AsyncIterator[RegistryServices]:
     """Run the core of a registry inside this block; without ``model`` keywords answer alone.
 
-    ``models_dir`` keeps exported models, ``announcer`` reaches the instances that share the database. Nothing here
-    waits for a model or for the index.
+    ``models_dir`` keeps exported models, ``announcer`` reaches the instances that share the database, ``embeddings``
+    has the model. Nothing here waits for a model or for the index.
     """
     async with AsyncExitStack() as stack:
         updater = IndexUpdater(broker, liveness)
         shared = announcer is not None
-        models = None if model is None else EmbeddingModels(broker, updater, model, models_dir, shared=shared)
+        models = None
+        if model is not None:
+            models = EmbeddingModels(broker, updater, model, models_dir, shared=shared, server=embeddings)
         searcher = Searcher(broker, liveness, updater, models, metrics, announcer)
         await searcher.open()
         stack.callback(searcher.close)
@@ -70,6 +78,29 @@ async def run_registry(
         yield RegistryServices(updater, models, directory)
 
 
+@dataclass(frozen=True, slots=True)
+class OutsideServices:
+    """The servers elsewhere that the settings name."""
+
+    embeddings: OutsideService | None
+
+
+@asynccontextmanager
+async def outside_services(chosen: RegistrySettings, metrics: RegistryMetrics) -> AsyncIterator[OutsideServices]:
+    """Make the clients of outside services, and say in the log what is sent to whom; nothing is sent yet."""
+    embeddings = None
+    if chosen.semantic and chosen.embeddings_url is not None:
+        key = None if chosen.embeddings_key is None else chosen.embeddings_key.get_secret_value()
+        embeddings = OutsideService("the embedding server", chosen.embeddings_url, key, metrics.outside("embeddings"))
+        what = "texts of cards and requests are sent out, to be embedded"
+        log.info(what, to=embeddings.host, model=chosen.embedding_model)
+    try:
+        yield OutsideServices(embeddings)
+    finally:
+        if embeddings is not None:
+            await embeddings.close()
+
+
 @asynccontextmanager
 async def open_registry(host: Host) -> AsyncIterator[Directory]:
     """Run the registry inside this block: its NATS verbs, its REST API, its commands and checks.
@@ -82,9 +113,12 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
     announcer = host.announcer("found")
     guard = Guard([ip_network(network) for network in chosen.outbound_networks])
     models_dir = host.settings.data_dir / MODELS
-    async with run_registry(
-        host.broker, chosen.liveness, chosen.max_agents, model, models_dir, metrics, announcer
-    ) as made:
+    async with (
+        outside_services(chosen, metrics) as outside,
+        run_registry(
+            host.broker, chosen.liveness, chosen.max_agents, model, models_dir, metrics, announcer, outside.embeddings
+        ) as made,
+    ):
         updater, models = made.updater, made.models
         metrics.agents.set_function(lambda: updater.agents)
         if models is not None:

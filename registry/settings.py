@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
+from yarl import URL
 
 from mediator.config.types import PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY
@@ -11,6 +12,7 @@ from registry.embedding.models import join_models
 
 _MAX_TTL = 365 * 24 * 3600
 _MAX_MODELS = 4
+_MAX_URL = 2048
 
 
 def _joinable(models: list[str]) -> list[str]:
@@ -18,6 +20,21 @@ def _joinable(models: list[str]) -> list[str]:
         raise ValueError(f"expected at most {_MAX_MODELS} models, got {len(models)}")
     join_models(models or ["none"])
     return models
+
+
+def _url(value: str) -> str:
+    try:
+        url = URL(value)
+        valid = url.scheme in ("http", "https") and bool(url.host) and url.path != "/" and len(value) <= _MAX_URL
+    except ValueError:
+        valid = False
+    if not valid or url.user is not None or url.fragment:
+        raise ValueError("expected http://HOST:PORT/PATH or https://HOST/PATH, the key in an option of its own")
+    return value
+
+
+ServiceUrl = Annotated[str, AfterValidator(_url)]
+"""The URL of a service that the operator chose; it may be in the operator's own network."""
 
 
 class RegistrySettings(PartSettings):
@@ -34,7 +51,8 @@ class RegistrySettings(PartSettings):
         min_length=1,
         max_length=512,
         description="The model: the default one, which comes with `agent-mediator[search]`, or any other of "
-        "sentence-transformers, by folder or by name, which needs `agent-mediator[models]`. After a change all cards "
+        "sentence-transformers, by folder or by name, which needs `agent-mediator[models]`; with "
+        "`registry.embeddings_url` the name of a model there. After a change all cards "
         "are embedded again in the background. Compare models on your own cards with `mediator agent eval` first.",
     )
     models: Annotated[list[str], AfterValidator(_joinable)] = Field(
@@ -42,6 +60,16 @@ class RegistrySettings(PartSettings):
         description="Two to four models in place of `registry.model`, each `NAME` or `NAME=WEIGHT`: the weighted mean "
         "of their cosines counts. Slower and larger than one; measure first whether they find more.",
         examples=[["all-MiniLM-L6-v2=0.3", "/srv/models/all-mpnet-base-v2=0.7"]],
+    )
+    embeddings_url: ServiceUrl | None = Field(
+        default=None,
+        description="Embed with a server that speaks OpenAI's `/v1/embeddings`, such as Ollama, vLLM, infinity, "
+        "text-embeddings-inference or a hosted one, in place of a model here. `registry.model` is then its name there. "
+        "The texts of all cards, and of requests by meaning, are sent to it. While it is away, keywords answer.",
+        examples=["http://127.0.0.1:11434/v1/embeddings"],
+    )
+    embeddings_key: SecretStr | None = Field(
+        default=None, description="The API key for `registry.embeddings_url`, sent as a bearer token."
     )
     default_ttl: Whole = Field(
         default=0,

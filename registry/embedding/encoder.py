@@ -1,11 +1,11 @@
-"""Encodes texts to vectors in a worker process, which it starts, watches and restarts."""
+"""Encodes texts to vectors with a worker, a process here or a server elsewhere, which it starts, watches, restarts."""
 
 import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
-from pathlib import Path
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import structlog
@@ -13,36 +13,105 @@ from numpy.typing import NDArray
 
 from mediator.errors import UnavailableError
 from mediator.system.extras import install_command
-from registry.embedding import models
-from registry.embedding.backends import precision_of, runnable_folder
-from registry.embedding.jobs import EncodeQueue, batches
-from registry.embedding.process import Worker, start_worker
+from registry.embedding.jobs import BATCH_TEXTS, EncodeQueue, batches
+from registry.embedding.models import DEFAULT_MODEL
 from registry.embedding.space import EmbeddingSpace
 
-DEFAULT_MODEL: Final = models.DEFAULT_MODEL
 MAX_TEXT: Final = 32_768
 """Characters of a text that are encoded; models truncate far earlier."""
 MAX_QUERY_TEXTS: Final = 32
 
 _CACHED: Final = 1024  # vectors of queries
-_BACK_OFF: Final = (0.5, 300.0)  # seconds, first and longest
+SHORTEST_PAUSE: Final = 0.5  # seconds until a worker that died is started again
 _STABLE: Final = 60.0  # seconds after which a worker's death resets the back-off
 
 log = structlog.get_logger("encoder")
 
 
+class AwayError(Exception):
+    """A worker cannot be started for now, and nothing is known to be wrong here."""
+
+
+class EmbeddingWorker(Protocol):
+    """What encodes: a process with a model, or a server."""
+
+    @property
+    def runs(self) -> str:
+        """``onnx`` and ``reference`` are run here, ``remote`` elsewhere."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None for a server."""
+
+    @property
+    def fingerprint(self) -> str:
+        """As of :class:`EmbeddingSpace`, like the next two."""
+
+    @property
+    def precision(self) -> str: ...  # noqa: D102
+
+    @property
+    def dims(self) -> int: ...  # noqa: D102
+
+    @property
+    def batch_texts(self) -> int:
+        """Texts of cards to encode together, for which a query may have to wait."""
+
+    @property
+    def attempts(self) -> int:
+        """How many workers texts of cards are given to, each after the death of the former, until they are blamed."""
+
+    async def encode(self, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
+        """Return normalised vectors, (texts, dims); ``urgent``: a query waits for them.
+
+        Raises ValueError when the model refuses the texts, OSError when the worker is gone.
+        """
+
+    async def gone(self) -> str:
+        """Wait until it answers no more; return why, as a sentence."""
+
+    async def stop(self) -> None:
+        """Stop it; its calls fail."""
+
+
+class EmbeddingSource(Protocol):
+    """Where a model runs, and how a worker for it is started."""
+
+    name: str
+    """As in ``registry.model``."""
+
+    @property
+    def feeders(self) -> Sequence[bool]:
+        """An entry for each request that the worker takes at the same time: whether only queries may take it."""
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds between two attempts to start a worker."""
+
+    def missing_extra(self) -> str:
+        """Return the extra of this distribution that is needed and not installed; "" for none."""
+
+    async def find_space(self, template: str) -> EmbeddingSpace | None:
+        """Return the space of its vectors if it can be told before the worker runs; raises OSError, LookupError."""
+
+    async def start_worker(self, precision: str) -> EmbeddingWorker:
+        """Start a worker whose vectors have this precision, of any if it is empty.
+
+        Raises OSError, LookupError or ValueError when the settings or files are at fault, :class:`AwayError` when
+        waiting may be enough.
+        """
+
+
 class Encoder:
-    """A model in a process of its own, which ends with this one and is restarted when it dies.
+    """A model that is run by one worker at a time, which is started again when it dies.
 
     Use it on the event loop that ``start`` was called on.
     """
 
-    def __init__(self, model: str, cache_dir: Path, template: str) -> None:
-        """``model`` is a name or a folder, ``cache_dir`` keeps its export, ``template`` is the version of the texts."""
-        self._name = model
-        self._cache_dir = cache_dir
+    def __init__(self, source: EmbeddingSource, template: str) -> None:
+        """``template`` is the version of the texts."""
+        self.source = source
         self._template = template
-        self._place: models.ModelFiles | None = None
         self.space: EmbeddingSpace | None = None
         """The space of all vectors made here, also by later workers; it does not change once it is known.
 
@@ -53,7 +122,7 @@ class Encoder:
         """Why queries are not answered, as one sentence; None when they are."""
         self.failed = False
         """Whether waiting is not enough: the model is absent or cannot be loaded. It is still tried again."""
-        self._worker: Worker | None = None
+        self._worker: EmbeddingWorker | None = None
         self._jobs = EncodeQueue()
         self._cache: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
         self._changed = asyncio.Event()
@@ -66,12 +135,12 @@ class Encoder:
 
     @property
     def model(self) -> str:
-        """The backend: ``reference`` (sentence-transformers) or ``onnx``; empty while none runs."""
+        """What runs it: ``onnx``, ``reference`` (sentence-transformers) or ``remote``; empty while nothing does."""
         return self._worker.runs if self._worker is not None else ""
 
     @property
     def pid(self) -> int | None:
-        """The process id of the worker; None while none runs."""
+        """The process id of the worker; None while none runs, and for a server."""
         return self._worker.pid if self._worker is not None else None
 
     @property
@@ -85,18 +154,19 @@ class Encoder:
         It is ready in a second; a model that is not the default one is exported the first time, which takes ten or
         more. Call this from a thread that lives as long as the service: the kernel ties the worker to that thread.
         """
-        if extra := models.missing_extra(self._name):
+        name = self.source.name
+        if extra := self.source.missing_extra():
             self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
             # Without any of them it may be meant; who names a model wants it.
-            tell = log.info if self._name == DEFAULT_MODEL else log.warning
-            tell("no search by meaning", why=self.problem, model=self._name, install=install_command(extra))
+            tell = log.info if name == DEFAULT_MODEL else log.warning
+            tell("no search by meaning", why=self.problem, model=name, install=install_command(extra))
             return
         # The task tries again, and logs why.
         with contextlib.suppress(OSError, LookupError):
-            await self._find()
+            self.space = await self.source.find_space(self._template)
         self._tasks = [
             asyncio.create_task(self._supervise(), name="encoder"),
-            asyncio.create_task(self._feed(), name="encoder queue"),
+            *(asyncio.create_task(self._feed(only), name="encoder queue") for only in self.source.feeders),
         ]
 
     async def stop(self) -> None:
@@ -118,14 +188,17 @@ class Encoder:
         """Return normalised vectors, (texts, dims), within ``seconds``; None when late, not ready, or too many wait.
 
         Queries go before cards, so this waits for one small batch of them at most. At most ``MAX_QUERY_TEXTS`` texts.
+        What was asked before is remembered, also while no worker runs.
         """
-        if self._worker is None or self.space is None or len(texts) > MAX_QUERY_TEXTS:
+        if self.space is None or len(texts) > MAX_QUERY_TEXTS:
             return None
         texts = [well_formed(text) for text in texts]
         keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
         cached = {key: self._cache[key] for key in keys if key in self._cache}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
         if missing:
+            if self._worker is None:
+                return None
             try:
                 job = self._jobs.add_query(list(missing.values()))
                 self._notify()
@@ -151,7 +224,7 @@ class Encoder:
         await self.wait_ready()
         assert self.space is not None
         texts = [well_formed(text) for text in texts]
-        groups = list(batches(texts))
+        groups = list(batches(texts, self._batch_texts))
         jobs = self._jobs.add_cards([[texts[at] for at in group] for group in groups])
         self._notify()
         vectors = np.empty((len(texts), self.space.dims), np.float32)
@@ -163,32 +236,20 @@ class Encoder:
                 job.vectors.cancel()
         return vectors
 
-    async def _find(self) -> None:
-        """Find the model, if it is local, and so its space; raises as ``models.find_model`` does."""
-        self._place = await asyncio.to_thread(models.find_model, self._name)
-        if self._place is not None and (dims := models.dims_of(self._place)) is not None:
-            folder = runnable_folder(self._place, self._cache_dir)
-            if precision := self._precision or precision_of(folder):
-                self._set_space(self._place.fingerprint, precision, dims)
-
     @property
-    def _precision(self) -> str:
-        return "" if self.space is None else self.space.precision
-
-    def _set_space(self, fingerprint: str, precision: str, dims: int) -> None:
-        space = EmbeddingSpace(self._name, fingerprint, precision, dims, self._template)
-        if self.space is not None and self.space != space:
-            raise ValueError(f"the model has changed on disk: it was {self.space}, now it is {space}")
-        self.space = space
+    def _batch_texts(self) -> int:
+        return BATCH_TEXTS if self._worker is None else self._worker.batch_texts
 
     async def _supervise(self) -> None:
-        shortest, longest = _BACK_OFF
-        delay = shortest
+        delay = SHORTEST_PAUSE
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
-                why = f"the encoder ended ({await self._run()}) and is being started again"
+                why = await self._run()
+                self._fail(why, failed=False)
+            except AwayError as error:
+                why = str(error)
                 self._fail(why, failed=False)
             except (OSError, LookupError, ValueError) as error:
                 why = str(error)
@@ -199,46 +260,27 @@ class Encoder:
                 why = f"the encoder failed: {type(error).__name__}"
                 self._fail(why, failed=False)
             if loop.time() - began > _STABLE:
-                delay = shortest
+                delay = SHORTEST_PAUSE
             log.warning("search by meaning is not available", why=why, retry_in=delay)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
+            delay = min(2 * delay, self.source.longest_pause)
 
     async def _run(self) -> str:
-        """Run a worker until it dies; return how it did.
-
-        Raises ChildProcessError when it cannot be started, and as ``models.find_model`` does.
-        """
-        if self._place is None:
-            await self._find()
+        """Run a worker until it dies; return how it did. Raises as ``EmbeddingSource.start_worker`` does."""
+        worker = await self.source.start_worker("" if self.space is None else self.space.precision)
         try:
-            worker = await self._launch()
-            try:
-                self._use(worker)
-                return await worker.gone()
-            finally:
-                self._worker = None
-                await worker.stop()
+            self._use(worker)
+            return await worker.gone()
         finally:
-            # The model may change before the next worker loads it.
-            self._place = None
-
-    async def _launch(self) -> Worker:
-        worker = await start_worker(self._place, self._name, self._cache_dir, self._precision)
-        try:
-            self._set_space(worker.fingerprint, worker.precision, worker.dims)
-        except ValueError:
+            self._worker = None
             await worker.stop()
-            raise
-        return worker
 
-    def _use(self, worker: Worker) -> None:
-        if worker.export_problem:
-            log.warning(
-                "the model cannot be exported, the slower reference runs", model=self._name, why=worker.export_problem
-            )
-        log.info("search by meaning is ready", model=self._name, runs=worker.runs, pid=worker.pid)
-        self._worker = worker
+    def _use(self, worker: EmbeddingWorker) -> None:
+        space = EmbeddingSpace(self.source.name, worker.fingerprint, worker.precision, worker.dims, self._template)
+        if self.space is not None and self.space != space:
+            raise ValueError(f"the model has changed: it was {self.space}, now it is {space}")
+        self.space, self._worker = space, worker
+        log.info("search by meaning is ready", model=space.model, runs=worker.runs, pid=worker.pid)
         self.problem, self.failed = None, False
         self._notify()
 
@@ -248,20 +290,24 @@ class Encoder:
         self._jobs.fail(UnavailableError(problem), cards=failed)
         self._notify()
 
-    async def _feed(self) -> None:
+    async def _feed(self, only_queries: bool) -> None:
         while True:
-            while (worker := self._worker) is None or (job := self._jobs.take()) is None:
+            while (worker := self._worker) is None or (job := self._jobs.take(only_queries=only_queries)) is None:
                 await self._wait_change()
             try:
-                job.done(await worker.encode(job.texts))
+                job.done(await worker.encode(job.texts, urgent=job.urgent))
             except ValueError as error:
                 log.warning("the model refused texts", why=str(error))
                 job.fail(UnavailableError(str(error)))
-            except ChildProcessError as error:
+            except OSError as error:
                 # The other jobs wait for the next worker.
                 if self._worker is worker:
                     self._worker = None
-                job.fail(UnavailableError(str(error)))
+                job.attempts += 1
+                if job.urgent or job.attempts >= worker.attempts:
+                    job.fail(UnavailableError(str(error)))
+                else:
+                    self._jobs.put_back(job)
             except Exception as error:
                 log.exception("the encoder failed")
                 job.fail(UnavailableError(f"the encoder failed: {type(error).__name__}"))

@@ -4,13 +4,12 @@ So index, store and a change of models see one model with more dimensions. Each 
 """
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.embedding.encoder import Encoder
+from registry.embedding.encoder import EmbeddingSource, Encoder
 from registry.embedding.models import ModelShare, split_model
 from registry.embedding.space import EmbeddingSpace
 
@@ -30,10 +29,10 @@ def joint_space(name: str, spaces: Sequence[EmbeddingSpace]) -> EmbeddingSpace:
 class EnsembleEncoder:
     """Several encoders that answer together; none of them answers alone."""
 
-    def __init__(self, name: str, shares: list[ModelShare], cache_dir: Path, template: str) -> None:
+    def __init__(self, name: str, shares: list[ModelShare], members: list[Encoder]) -> None:
         """``shares`` are at least two; their weights add up to 1."""
         self._name = name
-        self._members = [Encoder(share.name, cache_dir, template) for share in shares]
+        self._members = members
         self._shares = shares
 
     @property
@@ -99,9 +98,11 @@ class EnsembleEncoder:
 TextEncoder = Encoder | EnsembleEncoder
 
 
-def make_encoder(model: str, cache_dir: Path, template: str) -> TextEncoder:
-    """Return the encoder of a model, or of several whose names :func:`join_models` joined; the arguments are theirs."""
+def make_encoder(model: str, source: Callable[[str], EmbeddingSource], template: str) -> TextEncoder:
+    """Return the encoder of a model, or of several whose names :func:`join_models` joined.
+
+    ``source`` says where a model runs, by its name; ``template`` is the version of the texts.
+    """
     shares = split_model(model)
-    if len(shares) == 1:
-        return Encoder(model, cache_dir, template)
-    return EnsembleEncoder(model, shares, cache_dir, template)
+    members = [Encoder(source(share.name), template) for share in shares]
+    return members[0] if len(members) == 1 else EnsembleEncoder(model, shares, members)

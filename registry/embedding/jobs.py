@@ -27,8 +27,12 @@ _MAX_IN_A_ROW: Final = 32  # queries, before cards get a turn
 class EncodeJob:
     """Texts to encode together, with a future for their vectors."""
 
-    def __init__(self, texts: list[str]) -> None:
+    def __init__(self, texts: list[str], *, urgent: bool) -> None:
+        """``urgent``: they are a query's."""
         self.texts = texts
+        self.urgent = urgent
+        self.attempts = 0
+        """How many workers have died over it."""
         self.vectors: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
 
     def done(self, vectors: NDArray[np.float32]) -> None:
@@ -58,7 +62,7 @@ class EncodeQueue:
             self._queries = deque(job for job in self._queries if not job.vectors.done())
             if len(self._queries) >= MAX_QUERIES:
                 raise BusyError(f"{MAX_QUERIES} queries wait for the encoder")
-        job = EncodeJob(texts)
+        job = EncodeJob(texts, urgent=True)
         self._queries.append(job)
         return job
 
@@ -67,16 +71,21 @@ class EncodeQueue:
         texts = sum(map(len, batches))
         if self._card_texts and self._card_texts + texts > MAX_CARD_TEXTS:
             raise BusyError(f"{self._card_texts} texts of cards wait for the encoder")
-        jobs = [EncodeJob(batch) for batch in batches]
+        jobs = [EncodeJob(batch, urgent=False) for batch in batches]
         self._cards += jobs
         self._card_texts += texts
         return jobs
 
-    def take(self) -> EncodeJob | None:
-        """Take the next job that is still awaited; None if there is none."""
-        while self._queries or self._cards:
+    def put_back(self, job: EncodeJob) -> None:
+        """Let texts of cards be the next ones of their kind."""
+        self._cards.appendleft(job)
+        self._card_texts += len(job.texts)
+
+    def take(self, *, only_queries: bool = False) -> EncodeJob | None:
+        """Take the next job that is still awaited, of queries alone if asked so; None if there is none."""
+        while self._queries or (self._cards and not only_queries):
             # Even under a flood of queries cards get a turn, one small batch at a time.
-            if self._queries and not (self._cards and self._row >= _MAX_IN_A_ROW):
+            if self._queries and (only_queries or not (self._cards and self._row >= _MAX_IN_A_ROW)):
                 job = self._queries.popleft()
                 self._row += 1
             else:
@@ -97,13 +106,16 @@ class EncodeQueue:
             self._card_texts = 0
 
 
-def batches(texts: list[str]) -> Iterator[list[int]]:
-    """Group texts of similar length, as positions in ``texts``; each group is small enough for a query to wait for."""
+def batches(texts: list[str], most: int = BATCH_TEXTS) -> Iterator[list[int]]:
+    """Group texts of similar length, as positions in ``texts``; each group is small enough for a query to wait for.
+
+    ``most``: texts of a group; the characters of :data:`BATCH_CHARACTERS` are for :data:`BATCH_TEXTS` of them.
+    """
     group: list[int] = []
     size = 0
     for at in sorted(range(len(texts)), key=lambda at: len(texts[at])):
         length = min(len(texts[at]), LONG)
-        if group and (len(group) == BATCH_TEXTS or size + length > BATCH_CHARACTERS):
+        if group and (len(group) >= most or size + length > BATCH_CHARACTERS * most // BATCH_TEXTS):
             yield group
             group, size = [], 0
         group.append(at)

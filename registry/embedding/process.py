@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import mediator.system.leash
 from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
+from registry.embedding.jobs import BATCH_TEXTS
 from registry.embedding.models import ModelFiles
 
 _LEASH: Final = Path(mediator.system.leash.__file__)
@@ -37,6 +38,9 @@ log = structlog.get_logger("encoder")
 class Worker:
     """A process with a loaded model; :func:`start_worker` creates it."""
 
+    batch_texts = BATCH_TEXTS
+    attempts = 1
+
     def __init__(self, process: Process, listening: asyncio.Task[None], about: PipeFrame) -> None:
         """``about`` is the first frame of the process; ValueError or LookupError when it is not as expected."""
         self._process = process
@@ -55,7 +59,7 @@ class Worker:
         """The child's process id."""
         return self._process.pid
 
-    async def encode(self, texts: list[str]) -> NDArray[np.float32]:
+    async def encode(self, texts: list[str], *, urgent: bool = False) -> NDArray[np.float32]:
         """Return normalised vectors, (texts, dims); calls wait for each other.
 
         Raises ValueError when the model refuses, ChildProcessError when the worker dies or is stuck; it is then killed.
@@ -86,7 +90,8 @@ class Worker:
     async def gone(self) -> str:
         """Wait until the process has ended; return how."""
         code = await self._process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the encoder ended ({how}) and is being started again"
 
     async def stop(self) -> None:
         """Kill the process; it has nothing to save."""

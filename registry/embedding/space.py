@@ -1,6 +1,9 @@
 """Identifies embedding spaces: which vectors can be compared with each other."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+REMOTE: Final = "remote"
+"""Precision of vectors that a server gives."""
 
 
 class EmbeddingSpace(NamedTuple):
@@ -13,7 +16,7 @@ class EmbeddingSpace(NamedTuple):
     """As in ``registry.model``: a name, or a folder."""
     fingerprint: str
     precision: str
-    """``float32``, or the name of a quantized export; empty for vectors of older versions, which mixed both."""
+    """``float32``, the name of a quantized export, or ``remote``; empty for vectors of older versions, which mixed."""
     dims: int
     template: str
     """The version of the texts that are composed of a card."""
@@ -31,6 +34,11 @@ class EmbeddingSpace(NamedTuple):
         if not (at and fingerprint and template and dims.isascii() and dims.isdecimal() and len(dims) <= 5):
             raise ValueError(f'expected MODEL@FINGERPRINT/PRECISION/DIMS/TEMPLATE, got "{text[:1024]}"')
         return cls(model, fingerprint, "".join(precision), int(dims), template)
+
+    @property
+    def remote(self) -> bool:
+        """Whether a server makes the vectors."""
+        return REMOTE in self.precision.split("+")
 
     def is_comparable(self, other: "EmbeddingSpace") -> bool:
         """Return whether requests of one space can be compared with the cards of the other.

@@ -14,10 +14,15 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.store.base import Transaction
 from registry.embedding.embedder import CardEmbedder
+from registry.embedding.encoder import EmbeddingSource
 from registry.embedding.ensemble import TextEncoder, make_encoder
+from registry.embedding.local import LocalModel
+from registry.embedding.models import split_model
+from registry.embedding.remote import RemoteModel
 from registry.embedding.space import EmbeddingSpace
 from registry.embedding.texts import TEMPLATE
 from registry.index.updater import IndexUpdater
+from registry.outside import OutsideService
 from registry.tables import RegistryTables
 
 T = TypeVar("T")
@@ -35,13 +40,28 @@ log = structlog.get_logger("registry")
 class EmbeddingModels:
     """The models of one instance. Used on the event loop."""
 
-    def __init__(self, broker: Broker, updater: IndexUpdater, model: str, cache_dir: Path, *, shared: bool) -> None:
-        """``cache_dir`` keeps exported models; ``shared``: whether other instances use the database."""
+    def __init__(
+        self,
+        broker: Broker,
+        updater: IndexUpdater,
+        model: str,
+        cache_dir: Path,
+        *,
+        shared: bool,
+        server: OutsideService | None = None,
+    ) -> None:
+        """``cache_dir`` keeps exported models; ``shared``: whether other instances use the database.
+
+        With ``server`` the model is one that it has; without, it runs here.
+        """
         self._broker = broker
         self._updater = updater
         self.model = model
         self._cache_dir = cache_dir
-        self.encoder = make_encoder(model, cache_dir, TEMPLATE)
+        self._server = server
+        self.servers: list[RemoteModel] = []
+        """The models that a server has."""
+        self.encoder = make_encoder(model, self._remote if server is not None else self._local, TEMPLATE)
         self.embedder = CardEmbedder(broker, self.encoder, lambda: updater.agents > updater.embedded, shared=shared)
         self._former: TextEncoder | None = None
         self._done = 0
@@ -51,7 +71,7 @@ class EmbeddingModels:
     @property
     def problem(self) -> str | None:
         """Why keywords answer requests; None when a model does."""
-        if self._reader is not None:
+        if any(reader.ready for reader in self._readers):
             return None
         return self.encoder.problem or "the cards are being read by another model"
 
@@ -63,10 +83,10 @@ class EmbeddingModels:
         return max(0, updater.agents - done)
 
     @property
-    def _reader(self) -> TextEncoder | None:
-        """The encoder whose vectors can be compared with those in the index."""
+    def _readers(self) -> list[TextEncoder]:
+        """The encoders whose vectors can be compared with those in the index."""
         space = self._updater.space
-        return next((one for one in (self.encoder, self._former) if one is not None and _matches(one, space)), None)
+        return [one for one in (self.encoder, self._former) if one is not None and _matches(one, space)]
 
     async def start(self) -> None:
         """Start to load the model, embed cards and load the index, without waiting for any of it."""
@@ -75,11 +95,11 @@ class EmbeddingModels:
 
     async def encode_query(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request, (texts, dims), comparable with the index; or None and the reason."""
-        reader = self._reader
-        if reader is None:
-            return None, self.problem or ""
-        vectors = await reader.query(texts, seconds)
-        return vectors, "" if vectors is not None else "the model did not answer in time"
+        for reader in self._readers:
+            # One that does not run remembers requests.
+            if (vectors := await reader.query(texts, seconds)) is not None:
+                return vectors, ""
+        return None, self.problem or "the model did not answer in time"
 
     async def stop(self) -> None:
         """Stop the models."""
@@ -123,10 +143,37 @@ class EmbeddingModels:
     async def _start_former(self, space: str) -> None:
         """Start the model of the stored vectors, if it is another than the configured one."""
         former = _parsed(space)
+        if former is None:
+            return
         # A model of the same name that has changed since cannot be started in its former state.
-        if former is not None and former.model != self.model:
-            self._former = make_encoder(former.model, self._cache_dir, former.template)
-            await self._former.start()
+        if (former.model, former.remote) == (self.model, self._server is not None):
+            return
+        if former.remote and self._server is None:
+            log.info("the former model is on a server, which is not asked any more", former=space)
+            return
+        self._former = make_encoder(former.model, self._remote if former.remote else self._local, former.template)
+        await self._former.start()
+
+    def _local(self, model: str) -> EmbeddingSource:
+        return LocalModel(model, self._cache_dir)
+
+    def _remote(self, model: str) -> EmbeddingSource:
+        assert self._server is not None
+        made = RemoteModel(self._server, model, partial(self._fingerprints, model))
+        if all(server.name != model for server in self.servers):
+            self.servers.append(made)
+        return made
+
+    async def _fingerprints(self, model: str) -> list[str]:
+        """Return the fingerprints under which there are vectors of a model on a server."""
+        spaces = map(_parsed, await _retry(partial(self._broker.read, _count_by_space)))
+        return [
+            fingerprint
+            for space in spaces
+            if space is not None and space.remote
+            for share, fingerprint in zip(split_model(space.model), space.fingerprint.split("+"), strict=False)
+            if share.name == model
+        ]
 
     async def _wait_embedded(self) -> None:
         while True:
@@ -148,7 +195,7 @@ class EmbeddingModels:
 def _matches(encoder: TextEncoder, space: str) -> bool:
     """Return whether requests that this model encodes can be compared with the vectors of a space."""
     own, other = encoder.space, _parsed(space)
-    return encoder.ready and own is not None and other is not None and own.is_comparable(other)
+    return own is not None and other is not None and own.is_comparable(other)
 
 
 def _parsed(space: str) -> EmbeddingSpace | None:

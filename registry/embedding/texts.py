@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mediator.mailboxes.address import is_generated
 from registry.cards.card import Card, Skill
 from registry.cards.language import split_identifier, without_data
 
@@ -22,11 +23,13 @@ def card_texts(card: Card) -> list[str]:
     """Return the card's text, then one for each of its first ``MAX_SKILLS`` skills, in the card's order.
 
     The first is like a table of contents. Texts have at most ``MAX_TEXT`` characters and may be empty. Data such as
-    base64 is left out, since it becomes hundreds of tokens.
+    base64 is left out, since it becomes hundreds of tokens, and so is an address that is a credential (A7), since the
+    model may be somebody else's.
     """
     skills = tuple(map(_without_data_in, card.skills[:MAX_SKILLS]))
     card = replace(card, name=without_data(card.name), description=without_data(card.description), skills=skills)
-    return [_whole(card), *(_skill(card, skill) for skill in skills)]
+    texts = [_whole(card), *(_skill(card, skill) for skill in skills)]
+    return [text.replace(card.address, "") for text in texts] if is_generated(card.address) else texts
 
 
 def _whole(card: Card) -> str:

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from mediator.system.extras import install_command
 from registry.embedding.encoder import Encoder
+from registry.embedding.local import LocalModel
 from registry.embedding.models import (
     DEFAULT_MODEL,
     ModelShare,
@@ -111,7 +112,7 @@ async def test_what_a_model_lacks_is_logged_with_its_command(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == lacks else find_spec(name))
-    encoder = Encoder(model, tmp_path, "test")
+    encoder = Encoder(LocalModel(model, tmp_path), "test")
     with capture_logs() as lines:
         await encoder.start()
     assert encoder.problem == f"agent-mediator[{extra}] is not installed"

@@ -87,7 +87,7 @@ async def test_failing_a_queue_fails_its_jobs() -> None:
 
 async def test_a_result_for_a_cancelled_job_is_no_error() -> None:
     for end in (lambda job: job.done(np.zeros((1, 2), np.float32)), lambda job: job.fail(UnavailableError("gone"))):
-        job = EncodeJob(["x"])
+        job = EncodeJob(["x"], urgent=True)
         job.vectors.cancel()
         end(job)
         with pytest.raises(asyncio.CancelledError):

@@ -31,6 +31,14 @@ def test_no_description_crowds_out_the_names():
     assert "last" in card_texts(Card("a", "One", "x" * 10 * MAX_TEXT, (long,)))[0]
 
 
+@pytest.mark.rule("A7")
+def test_an_address_that_is_a_credential_is_in_no_text():
+    own = "mfrggzdfmztwq2lknnwg23tpob"
+    skill = Skill(name="write", description=f"Send to {own}.")
+    assert own not in "".join(card_texts(Card(own, "One", f"Mail: {own}", (skill,))))
+    assert "Mail: desk" in card_texts(Card("desk", "One", "Mail: desk"))[0]
+
+
 def test_identifiers_are_spoken_as_words():
     card = Card("a", "TideTables_v2", "", (Skill(name="get_high-water"), Skill(name="parseHTTPDate")))
     assert card_texts(card)[1:] == ["Tide Tables v2 - get high water", "Tide Tables v2 - parse HTTP Date"]

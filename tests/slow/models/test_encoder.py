@@ -21,6 +21,7 @@ from mediator.errors import BusyError, UnavailableError
 from registry.embedding import backends as fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
 from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, fingerprinted
 from registry.embedding.process import Worker
 from registry.embedding.space import EmbeddingSpace
@@ -83,7 +84,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 async def _prepare(cache_dir: Path) -> tuple[NDArray[np.float32], EmbeddingSpace | None]:
-    encoder = Encoder(str(reference_folder()), cache_dir, "test")
+    encoder = Encoder(LocalModel(str(reference_folder()), cache_dir), "test")
     await encoder.start()
     try:
         async with asyncio.timeout(LOADS_WITHIN):
@@ -120,7 +121,7 @@ def ended(handle: int, within: float) -> bool:
 
 @pytest.fixture
 async def encoder(prepared: Prepared) -> AsyncIterator[Encoder]:
-    encoder = Encoder(str(reference_folder()), prepared.cache_dir, "test")
+    encoder = Encoder(LocalModel(str(reference_folder()), prepared.cache_dir), "test")
     await encoder.start()
     await encoder.wait_ready()
     yield encoder
@@ -162,7 +163,7 @@ def test_the_space_names_model_precision_and_dimensions(prepared: Prepared) -> N
 
 
 async def test_after_a_restart_the_space_is_known_at_once(prepared: Prepared) -> None:
-    encoder = Encoder(str(reference_folder()), prepared.cache_dir, "test")
+    encoder = Encoder(LocalModel(str(reference_folder()), prepared.cache_dir), "test")
     await encoder.start()
     try:
         assert not encoder.ready
@@ -266,10 +267,10 @@ async def test_an_unexpected_error_fails_one_request_or_worker(
     failures = [ZeroDivisionError(), MemoryError()]
     encode, gone = Worker.encode, Worker.gone
 
-    async def fails_once(self: Worker, texts: list[str]) -> NDArray[np.float32]:
+    async def fails_once(self: Worker, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
         if len(failures) == 2:
             raise failures.pop()
-        return await encode(self, texts)
+        return await encode(self, texts, urgent=urgent)
 
     async def fails_when_it_ends(self: Worker) -> str:
         said = await gone(self)
@@ -313,8 +314,9 @@ async def test_stop_kills_a_stuck_worker_and_fails_pending_calls(encoder: Encode
 def test_the_worker_dies_with_its_parent(prepared: Prepared) -> None:
     script = (
         "import asyncio, sys; from pathlib import Path; from registry.embedding.encoder import Encoder\n"
+        "from registry.embedding.local import LocalModel\n"
         "async def main():\n"
-        f"    encoder = Encoder({str(reference_folder())!r}, Path(sys.argv[1]), 'test')\n"
+        f"    encoder = Encoder(LocalModel({str(reference_folder())!r}, Path(sys.argv[1])), 'test')\n"
         "    await encoder.start(); await encoder.wait_ready(); print('pid', encoder.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
@@ -333,7 +335,7 @@ def test_the_worker_dies_with_its_parent(prepared: Prepared) -> None:
 @pytest.mark.parametrize("name", ["/no/such/model", "no-such-model", "nobody/no-such-model"])
 async def test_a_model_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    encoder = Encoder(name, tmp_path, "test")
+    encoder = Encoder(LocalModel(name, tmp_path), "test")
     await encoder.start()
     try:
         assert await encoder.query(["x"], ENDS_WITHIN) is None
@@ -404,8 +406,9 @@ def test_without_the_libraries_the_problem_says_what_to_install(tmp_path: Path) 
             (tmp_path / libraries.name).symlink_to(libraries)
     script = (
         "import asyncio; from pathlib import Path; from registry.embedding.encoder import Encoder\n"
+        "from registry.embedding.local import LocalModel\n"
         "async def main():\n"
-        f"    encoder = Encoder({DEFAULT_MODEL!r}, Path('unused'), 'test')\n"
+        f"    encoder = Encoder(LocalModel({DEFAULT_MODEL!r}, Path('unused')), 'test')\n"
         "    await encoder.start()\n"
         "    print(encoder.problem, await encoder.query(['x'], 9), encoder.space)\n"
         "    try: await encoder.cards(['x'])\n"

@@ -25,6 +25,7 @@ from registry.diagnosis import examine
 from registry.embedding import switching as models
 from registry.embedding.backends import MIXED
 from registry.embedding.encoder import Encoder
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, join_models
 from registry.embedding.switching import EmbeddingModels
 from registry.index.packing import pack_rows
@@ -39,6 +40,8 @@ from tests.harness.waiting import until
 
 COUNT = 200
 REQUEST = "my loaf did not come out well"
+OTHER = "the loaves taste odd"
+"""A request that was not made before, and so is not remembered."""
 RIGHT = "bread-baker"
 WORD = "unicorn"
 TEXTS = ["Plans doughs.", "Books invoices into accounts.", "my loaf did not come out well"]
@@ -249,9 +252,10 @@ async def test_a_model_changed_under_a_running_service_is_unused(store: Store, o
         mirror(one)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: first.models.encoder.failed)
-        found = await first.asked()
+        found = await first.discover(semantic=OTHER)
         assert "the model has changed on disk" in found.note
         assert found.agents == []
+        assert await first.answered(), "what was asked before is remembered"
         assert await first.found(semantic="oven temperatures") == [RIGHT]
     async with reading(store, one, cache_dir) as second:
         await until(second.answered)
@@ -290,7 +294,7 @@ async def test_a_card_the_model_fails_on_does_not_stop_the_others(
 async def test_two_models_answer_together_from_the_change_on(store: Store, one: Path, cache_dir: Path):
     await read_by(store, one, cache_dir)
     both = join_models([f"{one}=3", f"{DEFAULT_MODEL}=1"])
-    alone = [Encoder(name, cache_dir, "test") for name in (str(one), DEFAULT_MODEL)]
+    alone = [Encoder(LocalModel(name, cache_dir), "test") for name in (str(one), DEFAULT_MODEL)]
     async with reading(store, both, cache_dir) as second:
         with stopped(await begun(second)):
             await until(second.answered)
@@ -308,11 +312,11 @@ async def test_two_models_answer_together_from_the_change_on(store: Store, one: 
         assert joined.shape == (3, 768)
         assert joined @ joined.T == pytest.approx(0.75 * first @ first.T + 0.25 * last @ last.T, abs=1e-5)
 
-        for pid in second.models.encoder.pids:
+        for pid, other in zip(second.models.encoder.pids, (OTHER, f"{OTHER} again"), strict=True):
             with stopped(pid):
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: second.models.problem is not None)
-            found = await second.asked()
+            found = await second.discover(semantic=other)
             assert (found.agents, found.note != "") == ([], True), "none of the two answers alone"
             await until(second.answered)
     async with reading(store, f"{both}+/no/such/model=1", cache_dir) as third:

@@ -14,6 +14,7 @@ from registry.cards.card import read_card
 from registry.cards.importing import read_sources
 from registry.embedding.backends import FLOAT32, MODEL, OnnxModel, SentenceTransformersModel
 from registry.embedding.encoder import Encoder
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelFiles, find_model, fingerprinted
 from registry.embedding.texts import card_texts
 from registry.embedding.worker import load
@@ -106,7 +107,7 @@ def test_it_has_the_fingerprint_of_its_weights() -> None:
 
 
 async def test_it_is_not_exported_and_known_at_once(tmp_path: Path) -> None:
-    encoder = Encoder(DEFAULT_MODEL, tmp_path / "models", "test")
+    encoder = Encoder(LocalModel(DEFAULT_MODEL, tmp_path / "models"), "test")
     await encoder.start()
     try:
         space = encoder.space

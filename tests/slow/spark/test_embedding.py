@@ -31,6 +31,7 @@ from registry.commands import MAX_TOGETHER
 from registry.embedding import models
 from registry.embedding.backends import OnnxModel
 from registry.embedding.ensemble import make_encoder
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_models
 from registry.embedding.texts import TEMPLATE, card_texts
 from registry.index.packing import pack_rows, unpack_rows
@@ -233,7 +234,7 @@ def test_two_models_make_the_vectors_of_the_service(tmp_path: Path, tmp_path_fac
     (made,) = encode_batches(model, iter([batch]))
 
     async def serve() -> tuple[str, Any]:
-        encoder = make_encoder(name, exported, TEMPLATE)
+        encoder = make_encoder(name, lambda one: LocalModel(one, exported), TEMPLATE)
         await encoder.start()
         try:
             return str(encoder.space), await encoder.cards(card_texts(read_card(card("a", "keeps books").strip())))
