@@ -21,7 +21,7 @@ NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_node
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve dist test test-slow check docs unit newcomers bench eval fuzz pipeline-demo peers clean
+.PHONY: help serve dist test test-slow check docs screenshots unit newcomers bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
 	$(PYTHON) -m venv $(VENV)
@@ -94,6 +94,9 @@ newcomers:  ## play each newcomer by README's commands, on a clean machine: make
 docs: $(VENV)/.dev  ## build the documentation as a site, into build/site; a broken link is an error
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
 	@echo build/site/index.html
+
+screenshots: $(VENV)/.dev  ## take the pictures of the documentation anew, in Chromium: some minutes
+	$(BIN)/python docs/pictures.py
 
 bench: $(VENV)/.dev  ## measure beside the peers and print the headlines: make bench ARGS="--quick --write"
 	$(BIN)/python -m benchmarks $(ARGS)

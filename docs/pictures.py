@@ -25,6 +25,7 @@ CONSOLE = {
     "console-agents": ("agents", 1280, "light"),
     "console-tenants": ("tenants", 1280, "light"),
     "console-invitation": ("invitation", 1280, "light"),
+    "console-checks": ("checks", 1280, "light"),
     "console-phone": ("overview", 375, "dark"),
 }
 """Names of pictures, with the page of :mod:`tests.harness.console_tour`, the window's width and its colours."""

@@ -122,6 +122,14 @@ class NoSuchMessageError(MediatorError):
     text = "message not found"
 
 
+class NoSuchRunError(MediatorError):
+    """A run of the pipeline that is not kept."""
+
+    code = "run_not_found"
+    status = 404
+    text = "run not found"
+
+
 class WrongTokenError(MediatorError):
     """The token is not the one CREATE handed out (M3)."""
 

@@ -64,6 +64,8 @@ class PipelinePart(Part):
         """Keep the history of runs, and run what is due if that is wanted."""
         from mediator.ops.runs.commands import RunOperations
         from mediator.ops.runs.history import RunHistory
+        from pipeline.console.pages import add_pages
+        from pipeline.service.operations import PipelineOperations
         from pipeline.service.outbox import ArchiveOperations
         from pipeline.service.scheduler import LOOK_SECONDS, PipelineScheduler
         from pipeline.settings import PipelineSettings
@@ -76,6 +78,8 @@ class PipelinePart(Part):
         ArchiveOperations(host.broker).register(host.operations)
         host.add_doctor_check(runs.examine)
         scheduler = PipelineScheduler(history, host.broker, host.settings)
+        PipelineOperations(scheduler, host.settings.data_dir, chosen.every).register(host.operations)
+        add_pages(host.console, host.settings.data_dir)
         if chosen.every:
             host.add_job(scheduler.look, LOOK_SECONDS, "due runs of the pipeline")
         try:

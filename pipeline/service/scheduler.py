@@ -1,14 +1,17 @@
 """Runs the data pipeline periodically as a child process; the service itself never loads Spark."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from mediator.broker import Broker
 from mediator.config.settings import Settings, all_settings
 from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
+from mediator.errors import AlreadyRunningError, BadRequestError
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.processes import process_name
 from mediator.ops.runs.history import SCHEDULED, RunHistory
@@ -26,6 +29,16 @@ _ERROR = "mediator: "
 _log = structlog.get_logger("pipeline")
 
 
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    """A command that runs as a child of this process."""
+
+    no: int
+    """The number of its run."""
+    command: str
+    child: asyncio.Task[ChildEnd]
+
+
 class PipelineScheduler:
     """Runs the due commands in order, one at a time. Used on the event loop."""
 
@@ -37,6 +50,11 @@ class PipelineScheduler:
         self._own = settings.section(PipelineSettings)
         self._program = program
         self.task = CoalescingTask("pipeline", self._round)
+        self.running: RunningCommand | None = None
+        """What runs now."""
+        self._turn = asyncio.Lock()
+        """Held from the look at what runs until a run has begun."""
+        self._asked: asyncio.Task[None] | None = None
 
     async def look(self) -> None:
         """Start what is due, without waiting for it; to be called every :data:`LOOK_SECONDS`."""
@@ -46,30 +64,76 @@ class PipelineScheduler:
     async def stop(self) -> None:
         """Stop what runs. Its run stays open, shows as killed once this process is gone, and is repeated soon."""
         await self.task.stop()
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.gather(self._asked, return_exceptions=True)
+
+    async def start(self, command: str) -> int:
+        """Run a command now, without waiting for it, and return the number of its run.
+
+        Raises :class:`BadRequestError` for any other than those that are scheduled, and :class:`AlreadyRunningError`
+        while one of them runs, whoever started it.
+        """
+        if command not in SCHEDULED:
+            raise BadRequestError("name", f"expected one of {', '.join(SCHEDULED)}")
+        async with self._turn:
+            for run in await self._book.newest():
+                if run.instance == self._book.instance and run.outcome is Outcome.RUNNING and run.command in SCHEDULED:
+                    raise AlreadyRunningError(f"pipeline {run.command}, run {run.no}")
+            no = await self._begin(command)
+        self._asked = asyncio.create_task(self._finish(command, no), name="pipeline asked for")
+        return no
+
+    async def cancel(self) -> bool:
+        """End the command that runs; False if none does."""
+        if self.running is None:
+            return False
+        self.running.child.cancel()
+        await asyncio.wait({self.running.child})
+        return True
 
     async def _round(self) -> None:
         every, instance = self._own.every * _HOUR, self._book.instance
         for _ in SCHEDULED:
-            command = next_due(await self._book.newest(), instance, SCHEDULED, every, self._broker.clock())
-            if command is None:
-                return
-            await self._run(command)
+            async with self._turn:
+                command = next_due(await self._book.newest(), instance, SCHEDULED, every, self._broker.clock())
+                if command is None:
+                    return
+                no = await self._begin(command)
+            await self._finish(command, no)
 
-    async def _run(self, command: str) -> None:
-        arguments = ["--data-dir", str(self._settings.data_dir)]
+    @property
+    def _arguments(self) -> list[str]:
+        return ["--data-dir", str(self._settings.data_dir)]
+
+    async def _begin(self, command: str) -> int:
         # The run belongs to the service's process, with which the child ends.
-        no = await self._book.begin(command, arguments, process_name())
+        return await self._book.begin(command, self._arguments, process_name())
+
+    async def _finish(self, command: str, no: int) -> None:
+        """Run the command of a run that has begun, and record how it ended."""
         environment = _environment(self._settings) | {RUN_VARIABLE: str(no)}
         minutes = self._own.max_minutes
-        output, program = ChildLog(), [*self._program, "pipeline", command, *arguments]
+        output, program = ChildLog(), [*self._program, "pipeline", command, *self._arguments]
+        child = asyncio.create_task(run_child(program, environment, minutes * _MINUTE, output.read), name="pipeline")
+        self.running = RunningCommand(no, command, child)
         try:
-            ended = await run_child(program, environment, minutes * _MINUTE, output.read)
+            ended = await child
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            outcome, why = Outcome.KILLED, "cancelled by an operator"
         except OSError as error:
             outcome, why = Outcome.FAILED, f"no process can be started: {error.strerror or error}"
         else:
             outcome, why = _judge(ended, output.last_lines, minutes)
+        finally:
+            self.running = None
         # The child records its figures itself, if it gets that far.
         await self._book.end(no, outcome, {}, why)
+        if outcome is not Outcome.SUCCEEDED:
+            await self._book.keep_log(no, output.last_lines)
         if outcome is Outcome.SUCCEEDED:
             _log.info("pipeline run succeeded", command=command, run=no)
         else:

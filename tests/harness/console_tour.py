@@ -23,6 +23,8 @@ DESKTOP, PHONE = 1280, 375
 BOX = "/console/mailboxes/default/orders.eu"
 PAGES = {
     "overview": "/console",
+    "pipeline": "/console/pipeline",
+    "run": "/console/pipeline/runs/2",
     "checks": "/console/checks",
     "mailboxes": "/console/mailboxes",
     "mailbox": BOX,
@@ -150,8 +152,21 @@ async def wallets(service: Service) -> AsyncIterator[None]:
         yield
 
 
+async def record_runs(service: Service) -> None:
+    """Leave a run of the pipeline that succeeded and one that failed, as its commands do, and a report."""
+    for name, outcome in (("ingest", "succeeded"), ("report", "failed")):
+        run = (await _told(service, "run-begin", name=name, arguments=["--lake", "/srv/lake"], process="x"))["run"]
+        numbers = {"events": 1200, "files": 3}
+        error = "" if outcome == "succeeded" else "no Java was found"
+        await _told(service, "run-end", run=run, outcome=outcome, numbers=numbers, error_text=error)
+    lake = service.data_dir / "lake"
+    lake.mkdir()
+    (lake / "report.html").write_text("<!DOCTYPE html><html lang=en><title>Usage</title><h1>Usage</h1></html>")
+
+
 async def run_tasks(service: Service) -> None:
-    """Have the database backed up and checked, and wait until that is done."""
+    """Have the database backed up and checked, and wait until that is done; leave runs of the pipeline."""
+    await record_runs(service)
     for operation, state in (("backup", "backup-list"), ("verify", "verify-state")):
         await _told(service, operation)
         await until(lambda state=state: _ended(service, state), what=f"{operation} is done", within=60)

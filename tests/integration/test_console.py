@@ -17,7 +17,13 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.ops.activity import Activity
 from mediator.ops.operations import ROLES, Actor, Operations, Right
+from mediator.ops.processes import process_name
+from mediator.ops.runs.commands import RunOperations
+from mediator.ops.runs.history import RunHistory
 from mediator.parts import Host
+from pipeline.console.pages import add_pages
+from pipeline.service.operations import PipelineOperations, report_file
+from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.console_site import HTML, ConsoleSite, console_site
 from tests.harness.waiting import until
 
@@ -229,6 +235,38 @@ async def test_the_page_of_the_clean_up_tells_what_went(site: ConsoleSite) -> No
     await run(site, "cleanup-history", limit=5)
     await run(site, "cleanup-hours")
     await run(site, "job-list")
+
+
+async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path) -> None:
+    report = report_file(tmp_path)
+    report.parent.mkdir()
+
+    def open_part(host: Host) -> None:
+        book = RunHistory(host.broker, host.settings.instance, host.metrics)
+        RunOperations(book, 0).register(host.operations)
+        scheduler = PipelineScheduler(book, host.broker, host.settings)
+        PipelineOperations(scheduler, host.settings.data_dir, 0).register(host.operations)
+        add_pages(host.console, host.settings.data_dir)
+
+    async with console_site(tmp_path, open_part) as site:
+        assert (await site.get("/console/pipeline/report")).status == 404
+        no = (await site.core.ask("run-begin", name="ingest", process=process_name()))["run"]
+        await site.core.ask("run-end", run=no, outcome="failed", numbers={"events": 7}, error_text="no room")
+        report.write_text("<script>alert(1)</script>")
+        for path in ("/console/pipeline", f"/console/pipeline/runs/{no}"):
+            text = await site.read(path)
+            assert "no room" in text
+            assert "events" in text
+        await run(site, "pipeline-state")
+        await run(site, "run-show", run=no)
+        shown = await site.get("/console/pipeline/report")
+        assert (shown.status, await shown.text()) == (200, "<script>alert(1)</script>")
+        policy = shown.headers["Content-Security-Policy"]
+        assert policy.startswith("sandbox allow-scripts; default-src 'none'")
+        assert "allow-same-origin" not in policy
+        site.role = "read"
+        assert "Run ingest now" not in await site.read("/console/pipeline")
+        assert (await site.get(f"/console/pipeline/runs/{no + 1}")).status == 404
 
 
 async def shows(site: ConsoleSite, path: str, text: str) -> bool:

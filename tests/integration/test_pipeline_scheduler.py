@@ -21,6 +21,7 @@ from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
 from mediator.system import child_process as child
 from mediator.system.child_process import ChildEnd, run_child
 from pipeline.service.child_log import MAX_LINE, MAX_LINES, ChildLog
+from pipeline.service.operations import PipelineOperations
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import HOUR, Core, core
@@ -316,6 +317,36 @@ async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) 
     async with core(tmp_path) as home, rounds(home, [str(tmp_path / "absent")]) as (made, book):
         run, _ = await ran(made, book)
     assert (run.outcome, run.error) == (Outcome.FAILED, f"{tmp_path / 'absent'}: No such file or directory")
+
+
+async def test_an_operator_starts_a_run_and_cancels_it(tmp_path: Path) -> None:
+    async with core(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
+        RunOperations(book, 1).register(home.operations)
+        PipelineOperations(made, tmp_path, 1).register(home.operations)
+        assert "name: expected one of ingest" in (await home.ask("run-start", name="compact"))["error"]
+        no = (await home.ask("run-start", name="report"))["run"]
+        await until(waiting)
+        assert (await home.ask("pipeline-state"))["running"] == {"run": no, "command": "report"}
+        assert "already running: pipeline report" in (await home.ask("run-start", name="ingest"))["error"]
+        assert (await home.ask("run-cancel"))["cancelled"]
+        assert not waiting()
+        shown = await until(lambda: ended(home, no))
+        assert (shown["outcome"], shown["error"]) == ("killed", "cancelled by an operator")
+        assert not (await home.ask("run-cancel"))["cancelled"]
+        assert "run not found" in (await home.ask("run-show", run=no + 1))["error"]
+
+
+async def ended(home: Core, no: int) -> dict[str, Any] | None:
+    shown = await home.ask("run-show", run=no)
+    return shown if shown["ended_at"] else None
+
+
+async def test_a_failed_run_keeps_the_end_of_its_output(tmp_path: Path) -> None:
+    code = "print('one'); print('password=hush'); raise SystemExit(3)"
+    async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
+        RunOperations(book, 1).register(home.operations)
+        run, _ = await ran(made, book)
+        assert (await home.ask("run-show", run=run.no))["log"] == ["one", "password=…"]
 
 
 # The control socket.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, NoSuchRunError
 from mediator.ops.diagnosis import Finding, Level
 from mediator.ops.operations import Operation, OperationRequest, Operations, Right, read_number, read_text
 from mediator.ops.runs.history import SCHEDULED, RunHistory, describe_run
@@ -27,7 +27,7 @@ _ENDS = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome
 
 
 class RunOperations:
-    """The operations ``run-begin``, ``run-end`` and ``run-list``, and findings. Times in answers are Unix seconds."""
+    """Operations to begin, end, list and show runs, and findings. Times in answers are Unix seconds."""
 
     def __init__(self, book: RunHistory, every: int) -> None:
         """``every``: hours between scheduled runs; 0: none."""
@@ -65,6 +65,16 @@ class RunOperations:
                 obj(runs=many(_RUN)),
                 fields={"limit": limit(KEPT)},
                 path="/runs",
+            ),
+            Operation(
+                "run-show",
+                self._show,
+                Right.READ,
+                "A run of the pipeline, with the end of its output if the service began it and it failed",
+                obj(**_RUN["properties"], log=TEXTS),
+                fields={"run": COUNT},
+                required=("run",),
+                path="/runs/{run}",
             ),
         )
 
@@ -105,6 +115,13 @@ class RunOperations:
 
     async def _list(self, request: OperationRequest) -> dict[str, Any]:
         return {"runs": [describe_run(run) for run in await self._book.newest(read_number(request, "limit", 1, KEPT))]}
+
+    async def _show(self, request: OperationRequest) -> dict[str, Any]:
+        found = await self._book.get(read_number(request, "run", 1, _MAX_NUMBER))
+        if found is None:
+            raise NoSuchRunError
+        run, log = found
+        return {**describe_run(run), "log": log.splitlines()}
 
 
 def _fine(runs: list[Run], instance: str) -> Finding:

@@ -1,14 +1,14 @@
 """The history of the pipeline's runs inside a running service, with its metrics."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mediator.broker import Broker
 from mediator.ops.metrics import Metrics
 from mediator.ops.processes import is_gone
 from mediator.ops.runs.records import KEPT, Outcome, Run
-from mediator.ops.runs.rules import find_failed, new_ending, new_run, resolve_outcomes
+from mediator.ops.runs.rules import bounded_log, find_failed, new_ending, new_run, resolve_outcomes
 from mediator.ops.runs.tables import Runs
 
 SCHEDULED: Mapping[str, str | None] = {"ingest": None, "archive": None, "report": "ingest"}
@@ -37,6 +37,19 @@ class RunHistory:
             self._metrics.run_ended(run.outcome.value)
             await self.measure()
         return run is not None
+
+    async def keep_log(self, no: int, lines: Iterable[str]) -> None:
+        """Record the end of the output of a run, without secrets, unless it succeeded."""
+        log = bounded_log(lines)
+        await self._broker.write(lambda tx, _now: tx.table(Runs).keep_log(no, log), when_full=True)
+
+    async def get(self, no: int) -> tuple[Run, str] | None:
+        """Return a run with the end of its output; None if it is not there any more."""
+        found = await self._broker.read(lambda tx, _now: tx.table(Runs).get(no))
+        if found is None:
+            return None
+        [run] = await asyncio.to_thread(mark_killed, [found[0]], self.instance)
+        return run, found[1]
 
     async def newest(self, limit: int = KEPT) -> list[Run]:
         """Return the newest runs of all instances, newest first."""

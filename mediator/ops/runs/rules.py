@@ -15,6 +15,7 @@ MAX_NUMBERS = 64
 MAX_ERROR = 500
 """Characters kept of an error."""
 MAX_PROCESS = 200
+MAX_LOG_LINES = 20
 HIDDEN = "…"
 """Replaces what is left out."""
 GONE = "its process is gone"
@@ -49,6 +50,11 @@ def new_ending(outcome: Outcome, numbers: Mapping[str, object], error: str) -> E
     if len(numbers) > MAX_NUMBERS:
         raise BadRequestError("numbers", f"expected at most {MAX_NUMBERS}")
     return Ending(outcome, {name: _number(name, value) for name, value in numbers.items()}, _cut(error, MAX_ERROR))
+
+
+def bounded_log(lines: Iterable[str]) -> str:
+    """Return lines of output as they are kept: the last ones, cut, and without passwords, tokens and logins of URLs."""
+    return "\n".join(_cut(_shown(line), MAX_ERROR) for line in list(lines)[-MAX_LOG_LINES:])
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:

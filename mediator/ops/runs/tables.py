@@ -35,6 +35,17 @@ class Runs(Table):
         )
         return None if row is None else _run(row)
 
+    def keep_log(self, no: int, log: str) -> None:
+        """Keep the end of the output of a run, unless it succeeded."""
+        self._execute(
+            "UPDATE pipeline_run SET log = ? WHERE no = ? AND outcome <> ?", (log, no, Outcome.SUCCEEDED.value)
+        )
+
+    def get(self, no: int) -> tuple[Run, str] | None:
+        """Return a run with the end of its output; None if it is not there any more."""
+        row = self._session.first(f"SELECT {_RUN}, log FROM pipeline_run WHERE no = ?", (no,))
+        return None if row is None else (_run(row[:-1]), row[-1])
+
     def newest(self, limit: int) -> list[Run]:
         """Return the newest runs, the newest first."""
         sql = f"SELECT {_RUN} FROM pipeline_run ORDER BY no DESC LIMIT ?"

@@ -1,0 +1,1 @@
+"""The pipeline's pages of the console."""

@@ -1,0 +1,56 @@
+"""The pages of the pipeline: its runs, one run with the end of its output, and the report."""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from mediator.console.console import Console
+from mediator.console.pages import Page, Shown, Visit
+from mediator.ops.runs.history import SCHEDULED
+from pipeline.service.operations import report_file
+
+MAX_REPORT: Final = 64 << 20
+"""Bytes of a report that is shown."""
+_HEADERS: Final = {
+    # A page made elsewhere, with scripts in it: in an origin of its own, and without any way to ask anybody.
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def add_pages(console: Console, data_dir: Path) -> None:
+    """Add the pages; ``data_dir`` has the folder of the lake."""
+
+    async def show_report(_visit: Visit) -> Shown:
+        file = report_file(data_dir)
+        size = await asyncio.to_thread(_size, file)
+        if not 0 < size <= MAX_REPORT:
+            raise web.HTTPNotFound
+        return web.FileResponse(file, headers={**_HEADERS, "Content-Type": "text/html; charset=utf-8"})
+
+    console.add_pages(
+        "pipeline",
+        Path(__file__).with_name("templates"),
+        Page("/pipeline", "Pipeline", _list, "Service"),
+        Page("/pipeline/runs/{run}", "Run of the pipeline", _show, template="run.html"),
+        Page("/pipeline/report", "", show_report),
+    )
+
+
+async def _list(visit: Visit) -> Shown:
+    runs = (await visit.run("run-list", limit=visit.number("limit", 50, 1, 1000)))["runs"]
+    state = await visit.run("pipeline-state")
+    return {"runs": runs, "commands": list(SCHEDULED), "limit_reached": len(runs) == 50, **state}
+
+
+async def _show(visit: Visit) -> Shown:
+    return {"run": await visit.run("run-show", run=visit.number("run", 0, 1, 2**53))}
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() and not file.is_symlink() else 0
