@@ -128,7 +128,7 @@ class MailboxPages:
                     return
                 if fresh := listed["messages"]:
                     after = fresh[0]["msg_id"]
-                    shown = {"messages": fresh, "visit": visit, "path": _path(place)}
+                    shown = {"messages": fresh, "visit": visit, "place": place, "path": _path(place)}
                     yield event("messages", await self._console.render("console/messages.html", **shown), after)
                 else:
                     yield COMMENT

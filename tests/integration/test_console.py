@@ -107,6 +107,22 @@ async def test_a_form_runs_an_operation_and_says_once_what_it_did(site: ConsoleS
         assert answer.headers["Location"] == "/console"
 
 
+async def test_a_message_is_deleted_from_its_mailbox(site: ConsoleSite) -> None:
+    await site.core.create()
+    for text in (b"one", b"two"):
+        await site.core.send(text)
+    form = {"tenant": "default", "mail_address": "task", "msg_id": "0"}
+    for path in (BOX, f"{BOX}/messages/0"):
+        page = await site.read(path)
+        assert "It is removed for all groups, for ever." in page
+        assert all(f'name="{name}" value="{value}"' in page for name, value in form.items())
+    page = await follow(site, await site.act("message-delete", **form, back=BOX, done="Message $msg_id is gone."))
+    assert "Message 0 is gone." in page
+    assert [message.payload for message in await site.core.shown()] == [b"two"]
+    site.role = "read-payload"
+    assert "message-delete" not in await site.read(f"{BOX}/messages/1") + await site.read(BOX)
+
+
 async def test_a_form_of_another_site_is_refused(site: ConsoleSite) -> None:
     await site.core.create()
     url = site.server.make_url("/console/sign-in")

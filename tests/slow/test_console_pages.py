@@ -117,6 +117,10 @@ async def test_a_search_leads_to_a_mailbox_and_a_message_is_sent(tab: Tab, servi
     number = (await tab.evaluate(NUMBERS))[0]
     await tab.show(f"{origin(service)}{BOX}/messages/{number}")
     assert await shows(tab, "from the console")
+    await tab.evaluate("document.querySelector('details.confirm summary').click()")
+    await tab.evaluate("document.querySelector('details.confirm button').click()")
+    await until(lambda: shows(tab, f"Message {number} is gone."), what="it is deleted")
+    assert number not in await tab.evaluate(NUMBERS)
     assert tab.complaints == []
 
 
