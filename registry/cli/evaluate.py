@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from registry.evaluation.cases import CardCatalog, EvaluationCase
     from registry.evaluation.measures import ConfidenceInterval
+    from registry.settings import RegistrySettings
 
 Run = Mapping[str, Sequence[str]]
 """Answers by qid: keys of cards, best first."""
@@ -66,6 +67,13 @@ def evaluate(
         typer.Option(
             help="A model of sentence-transformers, a folder or a name, or several as one, A=0.3+B=0.7; repeatable.",
             show_default="as the settings say",
+        ),
+    ] = None,
+    embeddings_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The server that has the models, in place of this machine; as registry.embeddings_url.",
         ),
     ] = None,
     mode: Annotated[
@@ -115,43 +123,63 @@ def evaluate(
 
     # What goes wrong is said by the command itself.
     logs.setup("error", settings.log_format)
-    chosen = _joined(model or []) or [settings.section(RegistrySettings).embedding_model]
-    needed = [None] if modes == [Mode.TEXT] else chosen
+    needed = (
+        [None] if modes == [Mode.TEXT] else _configurations(settings.section(RegistrySettings), model, embeddings_url)
+    )
     runs: dict[str, Run] = {}
     costs: dict[str, Cost] = {}
     with output.progress(MofNCompleteColumn()) as progress:
-        for number, name in enumerate(needed):
+        for number, chosen in enumerate(needed):
             # Keywords find the same with every model.
             some = [mode for mode in modes if mode is not Mode.TEXT or not number]
-            found = asyncio.run(_runs(catalog, cases, some, name, settings.data_dir, progress))
+            found = asyncio.run(_runs(catalog, cases, some, chosen, settings.data_dir, progress))
             for way, (run, cost) in found.items():
-                label = way.value if way is Mode.TEXT or len(needed) == 1 else f"{way.value}, {name}"
+                plain = way is Mode.TEXT or len(needed) == 1
+                label = way.value if plain else f"{way.value}, {_name(chosen)}"
                 runs[label], costs[label] = run, cost
     if save is not None:
         _save(save, runs)
     about = {
-        "model": ", ".join(filter(None, needed)) or None,
+        "model": ", ".join(filter(None, map(_name, needed))) or None,
         "cards": len(catalog.cards),
         "requests": len(cases),
     }
     _show(cases, runs, former, costs, about, as_json=options.as_json)
 
 
-def _joined(models: Sequence[str]) -> list[str]:
-    from registry.embedding.models import join_models, split_model
+def _configurations(
+    settings: "RegistrySettings", models: Sequence[str] | None, url: str | None
+) -> list["RegistrySettings"]:
+    from pydantic import ValidationError
 
+    from registry.embedding.models import join_models, split_model
+    from registry.settings import RegistrySettings
+
+    if not models and url is None:
+        return [settings]
+    models = models or [settings.embedding_model]
     try:
-        found = [join_models([f"{one}={weight}" for one, weight in split_model(model)]) for model in models]
+        names = [join_models([f"{one}={weight}" for one, weight in split_model(model)]) for model in models]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--model") from None
-    return list(dict.fromkeys(found))
+    try:
+        return [
+            RegistrySettings(model=name, embeddings_url=url, embeddings_key=settings.embeddings_key)
+            for name in dict.fromkeys(names)
+        ]
+    except ValidationError as error:
+        raise typer.BadParameter(error.errors()[0]["msg"], param_hint="--embeddings-url") from None
+
+
+def _name(chosen: "RegistrySettings | None") -> str:
+    return "" if chosen is None else chosen.embedding_model
 
 
 async def _runs(
     catalog: "CardCatalog",
     cases: Sequence["EvaluationCase"],
     modes: Sequence[Mode],
-    model: str | None,
+    chosen: "RegistrySettings | None",
     data_dir: Path,
     progress: "Progress",
 ) -> dict[Mode, tuple[Run, Cost]]:
@@ -159,14 +187,14 @@ async def _runs(
     from registry.evaluation.trial import run_trial
 
     bars: dict[str, TaskID] = {}
-    of = f" {model}"[:60] if model else ""
+    of = f" {_name(chosen)}"[:60]
 
     def update(step: str, done: int) -> None:
         if step not in bars:
             bars[step] = progress.add_task(step + of, total=len(catalog.cards))
         progress.update(bars[step], completed=done)
 
-    async with run_trial(catalog, model, data_dir, update) as asked:
+    async with run_trial(catalog, chosen, data_dir, update) as asked:
         ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
         runs: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
         own = dict.fromkeys(modes, 0.0)

@@ -25,7 +25,8 @@ from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
 from registry.requests import DiscoverRequest
 from registry.search.splitting import search_texts
-from registry.service import MODELS, RegistryServices, run_registry
+from registry.service import MODELS, RegistryServices, outside_services, run_registry
+from registry.settings import RegistrySettings
 from registry.tables import RegistryTables
 
 TENANT = "trial"
@@ -90,13 +91,13 @@ class Trial:
 
 @asynccontextmanager
 async def run_trial(
-    catalog: CardCatalog, model: str | None, data_dir: Path, progress: Progress
+    catalog: CardCatalog, chosen: RegistrySettings | None, data_dir: Path, progress: Progress
 ) -> AsyncIterator[Trial]:
     """Register a catalog and wait until it can be searched.
 
-    ``model`` is one of sentence-transformers, or several joined by :func:`join_models`, None for keywords alone;
-    exports are kept in ``data_dir``, as in the service. ``progress`` is called with how many cards are ``registered``
-    and ``embedded``. Raises :class:`UnavailableError` when the model is not available.
+    ``chosen`` says which models, and which server has them; None is for keywords alone. Exports are kept in
+    ``data_dir``, as in the service. ``progress`` is called with how many cards are ``registered`` and ``embedded``.
+    Raises :class:`UnavailableError` when the model is not available.
     """
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="mediator-trial-"))
@@ -104,7 +105,10 @@ async def run_trial(
         broker = Broker(store, Bounds())
         stack.push_async_callback(broker.close)
         meters = RegistryMetrics(CollectorRegistry())
-        running = run_registry(broker, Liveness(), 0, model, data_dir / MODELS, meters)
+        outside = await stack.enter_async_context(outside_services(chosen or RegistrySettings(semantic=False), meters))
+        model = None if chosen is None else chosen.embedding_model
+        models_dir = data_dir / MODELS
+        running = run_registry(broker, Liveness(), 0, model, models_dir, meters, embeddings=outside.embeddings)
         registry = await stack.enter_async_context(running)
         if registry.models is not None:
             await registry.models.encoder.wait_ready()

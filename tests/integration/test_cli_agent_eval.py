@@ -1,11 +1,13 @@
 """The command `agent eval`, and what the other commands for agents say when no service answers."""
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.harness.outside import outside_server
 from tests.integration.test_cli import Result, alone, environment, program
 
 __all__ = ["alone"]
@@ -77,6 +79,24 @@ def test_invalid_run_is_refused_before_measuring(alone, tmp_path):
     result = alone(*command)
     assert (result.code, result.out) == (1, "")
     assert "run.jsonl:1: expected" in result.err
+
+
+async def test_models_of_a_server_are_judged_by_name(tmp_path):
+    async with outside_server() as server:
+        result = await asyncio.to_thread(
+            evaluate, tmp_path, "--embeddings-url", server.url, "--model", "its-model", "--mode", "vectors", "--json"
+        )
+    assert result.code == 0, result.err
+    assert result.json["model"] == "its-model"
+    assert result.json["costs"]["vectors"]["memory_mb"] == 0
+    assert any("high water" in text for text in server.texts)
+
+
+@pytest.mark.parametrize("options", [("--model", "A=1+A=2"), ("--model", "A=0+B=1"), ("--embeddings-url", "nowhere")])
+def test_wrong_models_are_refused_with_their_option(alone, options):
+    result = alone("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", *options)
+    assert result.code == 2
+    assert options[0] in result.err
 
 
 @pytest.mark.parametrize("command", [("import", OWN / "catalog.jsonl"), ("list",), ("discover", "anybody there?")])

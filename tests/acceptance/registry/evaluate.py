@@ -24,6 +24,7 @@ from mediator.system.usage import descendants, resident_mb
 from registry.embedding.models import DEFAULT_MODEL
 from registry.evaluation.measures import MEASURES, ConfidenceInterval, intervals, perfect_order, rate_all
 from registry.evaluation.trial import run_trial
+from registry.settings import RegistrySettings
 from tests.acceptance.registry.asking import Answers, embedded, registries
 from tests.acceptance.registry.sets import Set, languages, sets, sliced
 from tests.harness import mpnet
@@ -57,8 +58,9 @@ def main() -> int:
     parser.add_argument(
         "--multilingual",
         metavar="MODEL",
-        help="a model of sentence-transformers, folder or name, for the requests in six languages",
+        help="another model for the requests in six languages: of sentence-transformers, by folder or name",
     )
+    parser.add_argument("--embeddings-url", metavar="URL", help="the server that has it, as registry.embeddings_url")
     parser.add_argument(
         "--floor",
         action="append",
@@ -84,8 +86,10 @@ def main() -> int:
     failed = _print(console, wanted, results, floors)
     if second is None:
         console.print(f"Two encoders were not measured: {mpnet.NAME} is not in {mpnet.cache_dir()}, see --fetch.")
-    for model in filter(None, (DEFAULT_MODEL, options.multilingual)):
-        console.print(asyncio.run(_languages(model)))
+    console.print(asyncio.run(_languages(RegistrySettings())))
+    if options.multilingual is not None:
+        other = RegistrySettings(model=options.multilingual, embeddings_url=options.embeddings_url)
+        console.print(asyncio.run(_languages(other)))
     return failed
 
 
@@ -157,14 +161,14 @@ def _print(console: Console, wanted: Sequence[Set], results: Results, floors: di
     return 1 if any(reached[name] < floor for name, floor in floors.items() if name in reached) else 0
 
 
-async def _languages(model: str) -> Table:
-    """Ask the requests in six languages, with a model in this process."""
+async def _languages(chosen: RegistrySettings) -> Table:
+    """Ask the requests in six languages, without a service."""
     wanted = languages()
-    async with run_trial(wanted.catalog, model, mpnet.cache_dir(), lambda _step, _done: None) as trial:
+    async with run_trial(wanted.catalog, chosen, mpnet.cache_dir(), lambda _step, _done: None) as trial:
         ways = {"text": trial.by_text, "semantic": trial.by_meaning, "vectors": trial.by_vectors}
         runs = {name: {case.qid: await ask(case.query) for case in wanted.cases} for name, ask in ways.items()}
     kinds = [f"{way}, {cards}" for cards in ("English cards", "cards in that language") for way in ways]
-    table = Table("requests in", "requests", *kinds, box=MARKDOWN, title=f"{model}: nDCG@10 (first is right)")
+    table = Table("requests in", "requests", *kinds, box=MARKDOWN, title=f"{chosen.model}: nDCG@10 (first is right)")
     for language in dict.fromkeys(case.qid.split("-")[0] for case in wanted.cases):
         cells, counts = [], []
         for cards in ("english", "own"):
