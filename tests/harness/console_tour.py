@@ -145,7 +145,8 @@ async def wallets(service: Service) -> AsyncIterator[None]:
                     await sender.send_v2(key, grant.routing[0], grant.endpoint, note_v2(text))
                 else:
                     await sender.send_v1(key, grant.routing, grant.endpoint, note(text))
-            await send_command(service.data_dir, "didcomm-try", didcomm=("v1", "v2")[number % 2])
+        for version in ("v1", "v2"):
+            await send_command(service.data_dir, "didcomm-try", didcomm=version)
         for name, why in (("203.0.113.0/24", "floods"), (key, "ticket 17")):
             await send_command(service.data_dir, "access-add", list="deny", name=name, note=why)
         PAGES["invitation"] = f"/console/invitations/default/{made['id']}"

@@ -50,6 +50,7 @@ def origin(service: Service) -> str:
     return f"http://127.0.0.1:{service.http_port}"
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_is_good_on_desktop_and_phone(tab: Tab, service: Service, scheme: str) -> None:
     await run_tasks(service)
@@ -157,6 +158,24 @@ async def test_a_search_by_meaning_says_why(tab: Tab, services: Services) -> Non
     await until(lambda: shows(tab, "Agent x.gauge is unregistered."), what="it is unregistered")
     assert tab.complaints == []
     assert service.complaints() == []
+
+
+async def test_an_invitation_is_made_and_the_door_tried(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}/console/invitations")
+    await tab.evaluate("document.querySelector('#label').value = 'For Ann'")
+    await tab.evaluate("document.querySelector('#label').form.requestSubmit()")
+    await until(lambda: shows(tab, "Here it is."), what="the invitation is shown")
+    assert await shows(tab, "Invitation: For Ann")
+    assert await tab.evaluate("[...document.images].every(each => each.complete && each.naturalWidth > 100)")
+    await tab.evaluate("document.querySelector('[data-copy=v1_short_url]').click()")
+    said = "document.querySelector('[data-copied]').textContent"
+    assert await until(lambda: tab.evaluate(said), what="it is copied or selected")
+    await tab.show(f"{origin(service)}/console/try")
+    await tab.evaluate("document.querySelector('main form button').focus()")
+    await tab.press(*ENTER)
+    await until(lambda: shows(tab, "It works: 8 steps"), what="the door was tried")
+    assert tab.complaints == []
 
 
 async def test_messages_appear_as_they_come(tab: Tab, service: Service) -> None:
