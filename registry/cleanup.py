@@ -7,6 +7,7 @@ from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.store.base import Transaction
 from registry.agents import collecting
 from registry.agents.records import Liveness
+from registry.memory import remembering
 from registry.tables import RegistryTables
 
 
@@ -28,6 +29,21 @@ class SilentAgents(CleanupStep):
     def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
         """Say which agents would be removed."""
         return collecting.plan(tx.table(RegistryTables), self._liveness, now, examples)
+
+
+class UnusedRequests(CleanupStep):
+    """Forgets requests that were not asked for long, and what was remembered of agents that are removed."""
+
+    name = "remembered_requests"
+
+    def __init__(self, keep: int) -> None:
+        """``keep``: milliseconds."""
+        self._keep = keep
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Forget at most ``limit`` requests, and votes on as many agents."""
+        removed, more = remembering.collect(tx.table(RegistryTables), self._keep, now, limit)
+        return SliceResult(removed, more)
 
 
 class RemovedAgents(CleanupStep):

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from mediator.broker import Broker
-from mediator.errors import BusyError, NoSuchAgentError
+from mediator.errors import BadRequestError, BusyError, NoSuchAgentError
 from mediator.store.base import Transaction
 from registry.agents import registering
 from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
@@ -17,12 +18,16 @@ from registry.embedding.switching import EmbeddingModels
 from registry.index.document import IndexDocument
 from registry.index.packing import unpack_rows
 from registry.index.updater import IndexUpdater
+from registry.memory import remembering
+from registry.memory.policy import NO_MEMORY, MemoryPolicy
+from registry.memory.records import USEFUL, USELESS, AskedQuery, voter_of, voter_of_request
 from registry.requests import (
     AgentRecord,
     AgentReference,
     DiscoverRequest,
     DiscoverResult,
     EmbeddingState,
+    FeedbackRequest,
     RegisterResult,
 )
 from registry.search.searcher import Searcher
@@ -46,8 +51,10 @@ class Directory:
         updater: IndexUpdater,
         searcher: Searcher,
         models: EmbeddingModels | None,
+        policy: MemoryPolicy = NO_MEMORY,
     ) -> None:
         """``max_agents`` limits each tenant, 0 is no limit; without ``models`` cards get no vectors."""
+        self._policy = policy
         self._broker = broker
         self._liveness = liveness
         self._max_agents = max_agents
@@ -62,8 +69,10 @@ class Directory:
         """Stop the thread."""
         self._parser.shutdown(wait=True)
 
-    async def register(self, tenant: str, data: bytes) -> RegisterResult:
+    async def register(self, tenant: str, data: bytes, credential: str = "") -> RegisterResult:
         """Keep a card under its mailbox, in place of the former one (G1); searches here find it from now on.
+
+        ``credential`` is that of the caller, as in :mod:`mediator.callers`.
 
         Raises :class:`BadRequestError` for an invalid card, :class:`QuotaExceededError`, :class:`BusyError`.
         """
@@ -71,6 +80,7 @@ class Directory:
             card, new = await self._on_thread(len(data), partial(_parse, tenant, data))
         else:
             card, new = _parse(tenant, data)
+        new = replace(new, owner=voter_of(credential))
         agent, created = await self._broker.write(
             lambda tx, now: registering.register(tx.table(RegistryTables), self._liveness, self._max_agents, new, now)
         )
@@ -185,6 +195,29 @@ class Directory:
         Raises :class:`BadRequestError` for an unknown cursor, :class:`BusyError` while the index is being loaded.
         """
         return self._searcher.discover(tenant, query, budget)
+
+    async def feedback(self, tenant: str, said: FeedbackRequest, credential: str) -> bool:
+        """Remember whether an agent served a search (G5); return whether the caller's word counts (G6).
+
+        Raises :class:`BadRequestError` for an unknown search or an agent that it did not find,
+        :class:`NoSuchAgentError`.
+        """
+        query = self._searcher.asked.get(tenant, said.query_id)
+        if query is None or not self._policy.on(tenant):
+            raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
+        return await self._vote(query, said.address, USEFUL if said.useful else USELESS, credential)
+
+    async def _vote(self, query: AskedQuery, address: str, value: int, credential: str) -> bool:
+        tenant, several = query.tenant, self._policy.several(query.tenant)
+        voter = voter_of(credential) if several else voter_of_request(query.text)
+        owner = voter if several else 0
+        over = (await self._updater.index(tenant)).remembered + 1 - self._policy.most
+        revision = await self._broker.write(
+            lambda tx, now: remembering.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)
+        )
+        if revision is not None:
+            await self._updater.wait_for(revision)
+        return revision is not None
 
     async def _on_thread(self, size: int, parse: Callable[[], T]) -> T:
         """Parse cards, of so many bytes, on the thread for that."""

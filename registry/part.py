@@ -33,22 +33,26 @@ class RegistryPart(Part):
         app.add_typer(agent, name="agent")
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
-        """Remove agents that are gone for long."""
-        from registry.cleanup import RemovedAgents, SilentAgents
+        """Remove agents that are gone for long, and what is remembered too long."""
+        from registry.cleanup import RemovedAgents, SilentAgents, UnusedRequests
         from registry.settings import RegistrySettings
 
-        return SilentAgents(settings.section(RegistrySettings).liveness), RemovedAgents()
+        chosen = settings.section(RegistrySettings)
+        # Removed agents last: what is remembered of them is found by these records.
+        return SilentAgents(chosen.liveness), UnusedRequests(chosen.memory_policy().keep), RemovedAgents()
 
     def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
-        """Remove the agent of the mailbox, with its card and vectors."""
+        """Remove the agent of the mailbox, with its card and vectors, and what is remembered of it."""
+        from registry.memory.remembering import forget_agent
         from registry.tables import RegistryTables
 
-        agents = tx.table(RegistryTables).agents
-        agent = agents.find(tenant, address)
+        tables = tx.table(RegistryTables)
+        agent = tables.agents.find(tenant, address)
         if agent is None:
             return {}
-        agents.remove(agent.no, now)
-        return {"agents": 1}
+        votes = forget_agent(tables, agent.no, now)
+        tables.agents.remove(agent.no, now)
+        return {"agents": 1, "agent_votes": votes}
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check agents, counts and vectors."""

@@ -69,6 +69,15 @@ class DiscoverRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackRequest:
+    """A word on whether an agent served a search (G5)."""
+
+    query_id: str
+    address: str
+    useful: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterResult:
     """The result of a registration."""
 
@@ -105,6 +114,8 @@ class Explanation:
 
     keywords: KeywordMatch | None = None
     vectors: VectorMatch | None = None
+    memory: float | None = None
+    """What was added because requests alike were served, or because nothing is known of the agent yet (G5, G7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +134,5 @@ class DiscoverResult:
     """Why keywords answered a semantic search; "" if they did not."""
     explanations: list[Explanation] | None = None
     """One for each agent; None if the request did not ask for them."""
+    query_id: str = ""
+    """Names the search for feedback; "" where nothing is remembered (G5)."""

@@ -22,8 +22,10 @@ from registry.diagnosis import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
+from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
 from registry.outside import OutsideService
+from registry.search.asked import AskedQueries
 from registry.search.searcher import Searcher
 from registry.settings import RegistrySettings
 
@@ -52,6 +54,8 @@ async def run_registry(
     metrics: RegistryMetrics,
     announcer: Announcer | None = None,
     embeddings: OutsideService | None = None,
+    policy: MemoryPolicy = NO_MEMORY,
+    asked: AskedQueries | None = None,
 ) -> AsyncIterator[RegistryServices]:
     """Run the core of a registry inside this block; without ``model`` keywords answer alone.
 
@@ -64,7 +68,7 @@ async def run_registry(
         models = None
         if model is not None:
             models = EmbeddingModels(broker, updater, model, models_dir, shared=shared, server=embeddings)
-        searcher = Searcher(broker, liveness, updater, models, metrics, announcer)
+        searcher = Searcher(broker, liveness, updater, models, metrics, announcer, policy, asked)
         await searcher.open()
         stack.callback(searcher.close)
         stack.push_async_callback(updater.stop)
@@ -73,7 +77,7 @@ async def run_registry(
         else:
             stack.push_async_callback(models.stop)
             await models.start()
-        directory = Directory(broker, liveness, max_agents, updater, searcher, models)
+        directory = Directory(broker, liveness, max_agents, updater, searcher, models, policy)
         stack.callback(directory.close)
         yield RegistryServices(updater, models, directory)
 
@@ -113,10 +117,21 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
     announcer = host.announcer("found")
     guard = Guard([ip_network(network) for network in chosen.outbound_networks])
     models_dir = host.settings.data_dir / MODELS
+    policy = chosen.memory_policy(host.tenants.parties)
+    asked = AskedQueries(host.announcer("asked"))
     async with (
         outside_services(chosen, metrics) as outside,
         run_registry(
-            host.broker, chosen.liveness, chosen.max_agents, model, models_dir, metrics, announcer, outside.embeddings
+            host.broker,
+            chosen.liveness,
+            chosen.max_agents,
+            model,
+            models_dir,
+            metrics,
+            announcer,
+            outside.embeddings,
+            policy,
+            asked,
         ) as made,
     ):
         updater, models = made.updater, made.models

@@ -1,6 +1,7 @@
 """The options of the registry: the model that reads cards and questions, signs of life, and its bounds."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 from yarl import URL
@@ -9,6 +10,7 @@ from mediator.config.types import PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY
 from registry.agents.records import Liveness
 from registry.embedding.models import join_models
+from registry.memory.policy import MemoryPolicy
 
 _MAX_TTL = 365 * 24 * 3600
 _MAX_MODELS = 4
@@ -98,6 +100,30 @@ class RegistrySettings(PartSettings):
         description="Agents that one tenant may register; 0 is no limit. Protects memory: search needs about 6 kB per "
         "agent.",
     )
+    memory: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Remember which agents served which requests (AGENT.FEEDBACK), and lift them for requests alike. "
+        "`auto`: for tenants with at most one user and one API token; where several parties share a tenant each could "
+        "praise its own agents, so it must be turned on.",
+    )
+    memory_tenants: list[str] = Field(
+        default_factory=list,
+        description="Tenants for which this is turned on in any case.",
+        examples=[["acme"]],
+    )
+    memory_requests: Whole = Field(
+        default=MemoryPolicy().most,
+        ge=1,
+        le=10_000_000,
+        description="Requests of one tenant that are remembered; then those that were not asked for longest are "
+        "forgotten. Protects memory: each takes about 1 kB.",
+    )
+    memory_days: Whole = Field(
+        default=MemoryPolicy().keep // DAY,
+        ge=1,
+        le=3650,
+        description="Days after which a remembered request is forgotten, unless it is asked again.",
+    )
     outbound_networks: list[Annotated[str, AfterValidator(network)]] = Field(
         default_factory=list,
         description="Private networks (10.1.0.0/16) that cards may be fetched from when an agent is registered by "
@@ -109,6 +135,12 @@ class RegistrySettings(PartSettings):
     def embedding_model(self) -> str:
         """The model, or one name for all of ``models``."""
         return join_models(self.models) if self.models else self.model
+
+    def memory_policy(self, parties: Callable[[str], int] = lambda _tenant: 1) -> MemoryPolicy:
+        """Return for whom is remembered what; ``parties`` returns how many credentials a tenant has."""
+        return MemoryPolicy(
+            self.memory, frozenset(self.memory_tenants), parties, self.memory_requests, self.memory_days * DAY
+        )
 
     @property
     def liveness(self) -> Liveness:

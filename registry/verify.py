@@ -18,6 +18,11 @@ REVISIONS = DamageKind("agent_revisions", "Changes of agents are ahead of the re
 _EMBED = "Stop the service and delete them: `DELETE FROM agent_vectors`; the model reads the cards again."
 VECTORS = DamageKind("agent_vectors", "Vectors belong to no agent, or are of a card that it never had.", _EMBED)
 SHAPES = DamageKind("vector_shape", "Vectors have another length than those of their model.", _EMBED)
+VOTES = DamageKind(
+    "request_votes",
+    "Votes are on no remembered request.",
+    "Stop the service and delete those whose `request_no` is no `no` of `past_request`.",
+)
 
 
 def registry_checks() -> list[VerifyCheck]:
@@ -53,6 +58,7 @@ def registry_checks() -> list[VerifyCheck]:
             "agent {0} was changed at {1}",
         ),
         orphans(VECTORS, "agent_vectors", "agent_no", "agent"),
+        orphans(VOTES, "request_vote", "request_no", "past_request"),
         RowCheck(
             VECTORS,
             "agent_vectors.agent_no",

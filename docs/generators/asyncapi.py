@@ -259,10 +259,14 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
         "scores": {"type": "array", "items": {"type": "number"}},
         "states": {"type": "array", "items": {"type": "object"}},
         "explanations": {"type": "array", "items": explanation()},
+        "query_id": {"type": "string", "description": "Names the search for AGENT.FEEDBACK (G5)."},
     }
+    said = {"query_id": page["query_id"], "mailbox": mailbox, "useful": {"type": "boolean"}}
+    counted = {"type": "boolean", "description": "Whether the word counts (G6)."}
     yield "REGISTER", card, _object({**done["properties"], "warnings": warnings}, ["error"])
     yield "UNREGISTER", named, done
     yield "REPORT", named, done
+    yield "FEEDBACK", _object(said, [*said]), _object({**done["properties"], "counted": counted}, ["error"])
     yield (
         "DISCOVER",
         _object(fields.schema),

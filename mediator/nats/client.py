@@ -6,6 +6,7 @@ queue, task and flush for each message would cost as much as all the work of the
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,11 +26,14 @@ from mediator.nats.frames import (
     decode_message_line,
     encode_publish,
 )
+from mediator.nats.subjects import API
 from mediator.nats.tls import TlsClient
 
 # A sender's value cannot hold a line break, so this is a line of its own, and the last of its name.
 _CLIENT_LINE = CRLF + CLIENT_INFO
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
+_GENERATION = re.compile(r"~[0-9]+$")
+"""What the login of a user has behind its name while two passwords are valid (mediator/tenants/directory.py)."""
 
 log = structlog.get_logger("nats")
 
@@ -57,7 +61,12 @@ class Request(NamedTuple):
         return self._client_info[0]
 
     @property
-    def _client_info(self) -> tuple[str, str]:
+    def user(self) -> str:
+        """The login of the client; empty for anonymous ones, and where the server does not vouch for it."""
+        return "" if self.subject.startswith(API) else self._client_info[2]
+
+    @property
+    def _client_info(self) -> tuple[str, str, str]:
         return _read_client(self.block.partition(_CLIENT_LINE)[2])
 
     @property
@@ -67,14 +76,15 @@ class Request(NamedTuple):
 
 
 @lru_cache(maxsize=10_000)
-def _read_client(rest: bytes) -> tuple[str, str]:
-    """Return an identifier of the connection, and the client's name."""
+def _read_client(rest: bytes) -> tuple[str, str, str]:
+    """Return an identifier of the connection, the client's name, and its user."""
     try:
         fields = orjson.loads(rest.partition(CRLF)[0])
-        server, number, name = fields.get("server"), fields.get("id"), fields.get("name")
+        server, number, name, user = (fields.get(key) for key in ("server", "id", "name", "user"))
     except (orjson.JSONDecodeError, AttributeError):
-        return "", ""
-    return f"{server} {number}", name if isinstance(name, str) else ""
+        return "", "", ""
+    user = _GENERATION.sub("", user) if isinstance(user, str) else ""
+    return f"{server} {number}", name if isinstance(name, str) else "", user
 
 
 MessageHandler = Callable[[Request], None]

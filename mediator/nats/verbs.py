@@ -6,6 +6,7 @@ SEND, BATCH and the publishes of older editions are not here: the door answers t
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from mediator import callers
 from mediator.broker import Broker
 from mediator.fields import Fields, parse_body
 from mediator.mailboxes.address import parse_address
@@ -122,6 +123,7 @@ def verb_of_part(name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> V
     """Return the verb of another part: its subject has no tail."""
 
     async def answer(call: VerbCall) -> bytes:
+        callers.current.set(f"user {user}" if (user := call.message.user) else "")
         return await handler(call.tenant, call.message.data, call.replies.room)
 
     return Verb(name, answer, empty)

@@ -117,6 +117,19 @@ class TenantDirectory:
         kept = self.kept.get(tenant)
         return kept is not None and kept.removed and tenant not in self.claims.names
 
+    def parties(self, tenant: str) -> int:
+        """Return how many callers of a tenant have credentials of their own: its users, or its tokens if more."""
+        configured = self._settings.tenants.get(tenant)
+        if configured is not None:
+            accounts, users, tokens = len(configured.accounts), len(configured.users), len(configured.api_tokens)
+        else:
+            living = self.living.get(tenant)
+            if living is None:
+                return 1
+            accounts, users, tokens = len(living.accounts), len(living.users), len({one.name for one in living.tokens})
+        # Who logs in to the account of an external server is not known here.
+        return max(users, tokens, 2 * accounts, 1)
+
     # Quotas.
 
     @property

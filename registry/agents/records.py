@@ -58,6 +58,8 @@ class Registration:
     """The packed :class:`registry.index.document.IndexDocument` of the card."""
     ttl: int | None
     """Milliseconds until the next sign of life is due; None for the default."""
+    owner: int = 0
+    """Who registers it, as :func:`registry.memory.records.voter_of` says; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Agent:
     """Of the transaction that last changed it."""
     card_revision: int
     """Of the transaction that last changed its card."""
+    owner: int = 0
+    """Who registered it last, if that is known (G7)."""
 
 
 @dataclass(frozen=True, slots=True)

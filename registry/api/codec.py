@@ -19,6 +19,7 @@ from registry.requests import (
     DiscoverRequest,
     DiscoverResult,
     Explanation,
+    FeedbackRequest,
     RegisterResult,
 )
 from registry.search.splitting import MAX_REQUEST
@@ -63,6 +64,19 @@ def _reference(fields: Fields) -> AgentReference:
     if name is None:
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
     return AgentReference(name=name)
+
+
+def parse_feedback(fields: Fields, address: str | None = None) -> FeedbackRequest:
+    """Parse a word on an agent that a search found (G5), with ``address`` where the path names the agent."""
+    query_id, named = fields.text("query_id", MAX_CURSOR), find_mailbox(fields.values)
+    useful = fields.flag("useful")
+    if query_id is None:
+        raise BadRequestError("query_id", "expected that of a DISCOVER")
+    if (address or named) is None or (address and named not in (None, address)):
+        raise BadRequestError("mailbox", f"expected {address} as in the path" if address else "expected the agent's")
+    if useful is None:
+        raise BadRequestError("useful", "expected true or false")
+    return FeedbackRequest(query_id, address or named or "", useful)
 
 
 def parse_discover(fields: Fields) -> DiscoverRequest:
@@ -134,6 +148,8 @@ def encode_page(page: DiscoverResult, query: DiscoverRequest) -> dict[str, Any]:
         fields["next"] = page.next
     if page.note:
         fields["note"] = page.note
+    if page.query_id:
+        fields["query_id"] = page.query_id
     return fields
 
 
@@ -149,6 +165,8 @@ def encode_explanation(why: Explanation) -> dict[str, Any]:
         if vectors.skill is not None and vectors.skill_cosine is not None:
             skill = {"id": vectors.skill.id, "name": vectors.skill.name, "cosine": round(vectors.skill_cosine, 4)}
             fields["vectors"]["skill"] = {name: value for name, value in skill.items() if value != ""}
+    if why.memory is not None:
+        fields["memory"] = {"score": round(why.memory, 4)}
     return fields
 
 

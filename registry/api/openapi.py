@@ -35,6 +35,7 @@ def document() -> Json:
             "/agents": {"get": _find(), "post": _register()},
             "/agents/{mailbox}": {"parameters": [_mailbox()], "get": _show(), "delete": _unregister()},
             "/agents/{mailbox}/report": {"parameters": [_mailbox()], "post": _report()},
+            "/agents/{mailbox}/feedback": {"parameters": [_mailbox()], "post": _feedback()},
             "/openapi.json": {
                 "get": _without_token("This document.", {"200": _answer("OpenAPI 3.1.", {"type": "object"})})
             },
@@ -101,6 +102,7 @@ def document() -> Json:
                         "scores": {"type": "array", "items": {"type": "number"}},
                         "states": {"type": "array", "items": _ref("State")},
                         "explanations": {"type": "array", "items": _ref("Explanation")},
+                        "query_id": {"type": "string", "description": "Names the search for feedback, for an hour."},
                     },
                     ["agents", "mode", "total"],
                 ),
@@ -121,6 +123,7 @@ def explanation() -> Json:
     parts = {
         "keywords": _object({"score": number, "words": words}),
         "vectors": _object({"score": number, "card": whole, "skill": skill}, ["score"]),
+        "memory": _object({"score": number}),
     }
     return _object(parts, []) | {
         "description": "What each way of searching gave to an agent's score: they add up to it."
@@ -183,6 +186,21 @@ def _report() -> Json:
     answers = {"200": _answer("The agent was seen.", seen)}
     summary = "A sign of life, with a status."
     return _with_token("reportAgent", summary, answers, ("400", "404", "413", "503"), requestBody=body)
+
+
+def _feedback() -> Json:
+    query_id = {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_CURSOR,
+        "description": "Of the search that found the agent.",
+    }
+    said = _object({"query_id": query_id, "useful": {"type": "boolean"}})
+    counted = {"type": "boolean", "description": "Whether the caller's word counts: not on agents of its own."}
+    answers = {"200": _answer("It is remembered.", _object({"mailbox": _ref("Address"), "counted": counted}))}
+    summary = "Say whether an agent served a search."
+    body = {"required": True, "content": _json(said)}
+    return _with_token("rateAgent", summary, answers, ("400", "404", "413", "503"), requestBody=body)
 
 
 def _extended() -> Json:

@@ -10,9 +10,9 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from mediator.errors import BadRequestError
-from mediator.fields import Fields, printable
+from mediator.fields import Fields, parse_body, printable
 from mediator.http.guard import Guard
-from mediator.http.tenants import HttpTenants
+from mediator.http.tenants import HttpTenants, credential_of
 from registry.api import codec
 from registry.api.openapi import document
 from registry.cards.card import parse_card, read_card
@@ -61,12 +61,14 @@ class RegistryApi:
         router.add_options(_MAILBOX, _options("DELETE, GET, HEAD, OPTIONS"))
         router.add_post(f"{_MAILBOX}/report", self._report)
         router.add_options(f"{_MAILBOX}/report", _options("OPTIONS, POST"))
+        router.add_post(f"{_MAILBOX}/feedback", self._feedback)
+        router.add_options(f"{_MAILBOX}/feedback", _options("OPTIONS, POST"))
         router.add_get("/openapi.json", self._describe)
 
     async def _register(self, request: web.Request) -> web.Response:
         tenant = self._tenant(request)
         data = await _body(request)
-        done = await self._directory.register(tenant, await self._card(data))
+        done = await self._directory.register(tenant, await self._card(data), credential_of(request.headers))
         location = {"Location": f"{PATH}/{done.agent.address}"} if done.created else {}
         return _json(codec.encode_registration(done), 201 if done.created else 200, location)
 
@@ -120,6 +122,12 @@ class RegistryApi:
             raise BadRequestError("mailbox", f"expected {address} as in the path")
         agent = await self._directory.report(tenant, AgentReference(address=address), data if fields.values else b"{}")
         return _json({"mailbox": address, "last_seen": agent.seen_at // 1000})
+
+    async def _feedback(self, request: web.Request) -> web.Response:
+        tenant, address = self._tenant(request), _address(request)
+        said = codec.parse_feedback(parse_body(await _body(request)), address)
+        counted = await self._directory.feedback(tenant, said, credential_of(request.headers))
+        return _json({"mailbox": address, "counted": counted})
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._openapi, content_type="application/json")

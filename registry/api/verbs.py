@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from mediator import callers
 from mediator.fields import parse_body
 from mediator.parts import Host
 from registry.api import codec
@@ -23,7 +24,7 @@ def add_verbs(host: Host, directory: Directory) -> None:
     searches = asyncio.Semaphore(MAX_SEARCHES)
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
-        done = await directory.register(tenant, data)
+        done = await directory.register(tenant, data, callers.current.get())
         return _success(mailbox=done.agent.address, warnings=done.card.warnings)
 
     async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
@@ -40,9 +41,15 @@ def add_verbs(host: Host, directory: Directory) -> None:
             page = await directory.discover(tenant, query, budget())
         return _success(**codec.encode_page(page, query))
 
+    async def feedback(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        said = codec.parse_feedback(parse_body(data))
+        counted = await directory.feedback(tenant, said, callers.current.get())
+        return _success(mailbox=said.address, counted=counted)
+
     host.add_verb("AGENT.REGISTER", "REGISTER", register)
     host.add_verb("AGENT.UNREGISTER", "UNREGISTER", unregister)
     host.add_verb("AGENT.REPORT", "REPORT", report)
+    host.add_verb("AGENT.FEEDBACK", "FEEDBACK", feedback)
     host.add_verb("AGENT.DISCOVER", "DISCOVER", discover, {"agents": []})
 
 

@@ -182,6 +182,8 @@ def _why(explanation: dict[str, Any]) -> str:
         if "card" in vectors:
             near.append(f"card {vectors['card']:.2f}")
         lines.append(f"meaning {vectors['score']:.3f}: {', '.join(near) or 'estimated, the card has no vectors yet'}")
+    if memory := explanation.get("memory"):
+        lines.append(f"memory {memory['score']:.3f}: it served requests alike, or nothing is known of it yet")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """Runs a temporary registry with a catalog in memory, to search it as the service would."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from mediator.store.sqlite import SqliteStore
 from registry.agents.records import Agent, Liveness
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
-from registry.evaluation.cases import CardCatalog
+from registry.evaluation.cases import CardCatalog, EvaluationCase
 from registry.evaluation.measures import DEPTH
+from registry.evaluation.memory import rank_leaving_one_out
 from registry.index.tenant import IndexQuery, SearchFilter
 from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
@@ -76,6 +77,17 @@ class Trial:
         numbers = ranked.numbers[:DEPTH].tolist()
         agents = await self._broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers))
         return self._keys_of([agents[no] for no in numbers])
+
+    async def with_memory(self, cases: Sequence[EvaluationCase]) -> dict[str, list[str]]:
+        """Search by meaning for each case while all others are remembered as served; return the answers by qid."""
+        vectors = [await self._encode(case.query) for case in cases]
+        index = await self._registry.updater.index(TENANT)
+        stored = await self._broker.read(
+            lambda tx, _now: tx.table(RegistryTables).agents.pick(index.list_agents(SearchFilter(), 0).tolist())
+        )
+        numbers = {self._keys[agent.address]: no for no, agent in stored.items()}
+        ranked = await asyncio.to_thread(rank_leaving_one_out, index, cases, vectors, numbers)
+        return {qid: self._keys_of([stored[no] for no in found]) for qid, found in ranked.items()}
 
     async def _encode(self, query: str) -> NDArray[np.float32]:
         models = self._registry.models

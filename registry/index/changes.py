@@ -11,8 +11,11 @@ from registry.agents.ports import ChangeCursor, RegistryTables, UpdatedTerms
 from registry.agents.records import AgentChange, CardVectors, Liveness
 from registry.cards.card import read_card
 from registry.index.document import IndexDocument
+from registry.index.memory import RememberedRequest
 from registry.index.packing import HalfFloats, unpack_rows
 from registry.index.tenant import TenantIndex
+from registry.memory.ports import MemoryTables
+from registry.memory.records import RequestChange, Vote
 
 CHUNK = 500
 """Changes read at once."""
@@ -44,13 +47,16 @@ class IndexSet:
     """Which cards and vectors the indexes hold, by the agent's number."""
     cursor: ChangeCursor = _START
 
+    requests: ChangeCursor = _START
+    """The same of remembered requests."""
+
     def has(self, revision: int) -> bool:
         """Return whether all changes up to a revision are in the indexes."""
-        return self.cursor >= ChangeCursor(revision, _LAST)
+        return min(self.cursor, self.requests) >= ChangeCursor(revision, _LAST)
 
     def is_at(self, revision: int) -> bool:
         """Return whether a revision is the last one in the indexes."""
-        return self.cursor == ChangeCursor(revision, _LAST)
+        return self.cursor == self.requests == ChangeCursor(revision, _LAST)
 
 
 @dataclass(slots=True)
@@ -65,9 +71,12 @@ class ChangeBatch:
     updated: list[UpdatedTerms]
     """Documents that an older version of the program stored, in the form they should have now."""
     more: bool
+    requests: list[RequestChange] = field(default_factory=list)
+    votes: list[Vote] = field(default_factory=list)
+    more_requests: bool = False
 
 
-def read_changes(tables: RegistryTables, indexes: IndexSet) -> ChangeBatch:
+def read_changes(tables: MemoryTables, indexes: IndexSet) -> ChangeBatch:
     """Read the next changes that the indexes lack."""
     # The revision first: what is committed after it was read belongs to the next batch.
     revision = tables.agents.revision()
@@ -79,6 +88,11 @@ def read_changes(tables: RegistryTables, indexes: IndexSet) -> ChangeBatch:
             batch.more = True
             break
         size += _read(tables, indexes, changes[start : start + PART], batch)
+    # Agents first: what is remembered of them is of no use without them.
+    if not batch.more:
+        batch.requests = tables.memory.changes(indexes.requests, indexes.space, CHUNK)
+        batch.votes = tables.memory.votes([change.no for change in batch.requests if change.vector])
+    batch.more_requests = batch.more or len(batch.requests) == CHUNK
     return batch
 
 
@@ -160,11 +174,41 @@ def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> 
         index.add(documents[tenant])
         index.mark_seen(seen[tenant])
         index.add_vectors(vectors[tenant])
+    _apply_requests(indexes, batch, liveness)
     if batch.more:
         indexes.cursor = ChangeCursor(batch.changes[-1].revision, batch.changes[-1].no)
     else:
         # Changes of later transactions may be in the batch; they will come again.
         indexes.cursor = ChangeCursor(batch.revision, _LAST)
+
+
+def _apply_requests(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> None:
+    votes: defaultdict[int, list[Vote]] = defaultdict(list)
+    for vote in batch.votes:
+        votes[vote.request_no].append(vote)
+    kept: defaultdict[str, list[RememberedRequest]] = defaultdict(list)
+    forgotten: defaultdict[str, list[int]] = defaultdict(list)
+    for change in batch.requests:
+        vector = _unpack_request(change)
+        if vector is None:
+            forgotten[change.tenant].append(change.no)
+        else:
+            kept[change.tenant].append(RememberedRequest(change.no, vector, votes[change.no]))
+    for tenant in {**kept, **forgotten}:
+        index = indexes.by_tenant.setdefault(tenant, TenantIndex(liveness))
+        index.remember(kept[tenant], forgotten[tenant])
+    if not batch.more_requests:
+        indexes.requests = ChangeCursor(batch.revision, _LAST)
+    elif batch.requests:
+        indexes.requests = ChangeCursor(batch.requests[-1].revision, batch.requests[-1].no)
+
+
+def _unpack_request(change: RequestChange) -> HalfFloats | None:
+    try:
+        return unpack_rows(change.vector) if change.vector else None
+    except (ValueError, IndexError):
+        log.warning("the vector of a remembered request is damaged", request=change.no)
+        return None
 
 
 def _unpack_vectors(embedded: CardVectors) -> HalfFloats | None:

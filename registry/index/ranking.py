@@ -6,7 +6,7 @@ tuned on one half of the requests of four public benchmarks and validated on the
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ _Scores = NDArray[np.float32]
 
 MAX_RANKED = 1000
 """Agents of a search on all of its pages together."""
-KEYWORDS, VECTORS = "keywords", "vectors"
+KEYWORDS, VECTORS, MEMORY = "keywords", "vectors", "memory"
 """Names of the shares of a score."""
 
 _KEYWORDS = 0.8
@@ -41,6 +41,21 @@ _PARTS_OF_VECTORS = 0.7
 _PARTS_OF_KEYWORDS = 0.5
 """The same for keywords."""
 
+_ALLOWANCE = 0.5
+"""Part of the greatest lift of a request that an agent gets of which nothing is known, if it fits as well as any."""
+_FIT = 4
+"""Power of such an agent's score relative to the best: one that fits half as well gets a sixteenth of that."""
+
+
+class Lifts(NamedTuple):
+    """What the memory of use adds to the scores of agents (G5)."""
+
+    slots: NDArray[np.int32]
+    """Distinct."""
+    amounts: NDArray[np.float32]
+    knows: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+    """Returns of which slots the memory knows anything."""
+
 
 class RankedSlots(NamedTuple):
     """Agents, best first, with a score from 0 to 1 each."""
@@ -51,7 +66,9 @@ class RankedSlots(NamedTuple):
     """What each way of searching gave to the scores of the best :data:`MAX_RANKED`: they add up to them."""
 
 
-def rank(keywords: Sequence[KeywordHits], similar: Similarities | None, agents: int) -> RankedSlots:
+def rank(
+    keywords: Sequence[KeywordHits], similar: Similarities | None, agents: int, lifts: Lifts | None = None
+) -> RankedSlots:
     """Rank all agents that keywords or vectors found; ``agents`` is how many there are in all.
 
     ``keywords`` has an entry for the whole request, then one for each part; ``similar`` has a column for each of them,
@@ -61,6 +78,8 @@ def rank(keywords: Sequence[KeywordHits], similar: Similarities | None, agents: 
     found = [slots for slots, _ in keywords]
     if similar is not None:
         found.append(similar.slots)
+    if lifts is not None:
+        found.append(lifts.slots)
     slots = np.unique(np.concatenate(found)).astype(np.int32)
     relative, strength = _relative(slots, keywords, np.float32(_DISTINCT * math.log1p(agents)))
     by_words = _mixed(strength * relative**_STEEPNESS, _PARTS_OF_KEYWORDS)
@@ -73,8 +92,13 @@ def rank(keywords: Sequence[KeywordHits], similar: Similarities | None, agents: 
     level = np.float32(1 - _EVENNESS) + np.float32(_EVENNESS * _USUAL) / best
     # Scaling is for the order alone: a request that is near to nothing keeps low scores.
     scale = level[0] * np.float32(1 + _KEYWORDS)
-    by_meaning = _mixed(near * level, _PARTS_OF_VECTORS)
-    return _ordered(slots, {KEYWORDS: np.float32(_KEYWORDS) * by_words / scale, VECTORS: by_meaning / scale})
+    shares = {
+        KEYWORDS: np.float32(_KEYWORDS) * by_words / scale,
+        VECTORS: _mixed(near * level, _PARTS_OF_VECTORS) / scale,
+    }
+    if lifts is not None:
+        shares[MEMORY] = _by_memory(slots, shares[KEYWORDS] + shares[VECTORS], lifts)
+    return _ordered(slots, shares)
 
 
 _TINY = np.float32(1e-6)
@@ -101,6 +125,15 @@ def _mixed(scores: _Scores, parts: float) -> _Scores:
         return whole
     mixed: _Scores = np.float32(1 - parts) * whole + np.float32(parts) * scores[:, 1:].max(axis=1)
     return mixed
+
+
+def _by_memory(slots: NDArray[np.int32], scores: _Scores, lifts: Lifts) -> _Scores:
+    """Return the lift of each agent: its own, or an allowance where nothing is known of it yet (G7)."""
+    own = np.zeros(len(slots), np.float32)
+    own[np.searchsorted(slots, lifts.slots)] = lifts.amounts
+    fit = (scores / max(scores.max(initial=0), _TINY)) ** _FIT
+    allowance = np.float32(_ALLOWANCE) * own.max(initial=0) * fit
+    return np.where(lifts.knows(slots), own, allowance).astype(np.float32)
 
 
 def _ordered(slots: NDArray[np.int32], shares: Mapping[str, _Scores]) -> RankedSlots:

@@ -13,6 +13,7 @@ from registry.index import ranking
 from registry.index.document import IndexDocument
 from registry.index.keywords import KeywordIndex
 from registry.index.labels import LabelIndex
+from registry.index.memory import RememberedRequest, RequestMemory
 from registry.index.vectors import Similarities, VectorIndex
 
 CANDIDATES = 200
@@ -58,6 +59,8 @@ class IndexQuery:
     words: Sequence[Sequence[str]]
     vectors: NDArray[np.float32] | None
     """(1 + parts, dims); None to search by keywords alone."""
+    remember: bool = False
+    """Whether agents are lifted that served requests alike."""
 
 
 class TenantIndex:
@@ -78,6 +81,7 @@ class TenantIndex:
         self._vectors: VectorIndex | None = None
         self._tags = LabelIndex()
         self._skills = LabelIndex()
+        self._memory = RequestMemory()
 
     def __len__(self) -> int:
         """Return how many agents there are."""
@@ -91,7 +95,19 @@ class TenantIndex:
     def optimize(self) -> bool:
         """Do one step of clustering a large index, while others search it; return whether there is more to do."""
         vectors = self._vectors
-        return vectors is not None and vectors.optimize(self._lock)
+        more = vectors is not None and vectors.optimize(self._lock)
+        return self._memory.optimize(self._lock) or more
+
+    @property
+    def remembered(self) -> int:
+        """How many requests are remembered."""
+        return len(self._memory)
+
+    def remember(self, requests: Sequence[RememberedRequest], forgotten: Sequence[int] = ()) -> None:
+        """Add or replace requests that agents served, and remove ``forgotten`` ones by their numbers."""
+        with self._lock:
+            self._memory.remove(forgotten)
+            self._memory.put(requests)
 
     # Updating.
 
@@ -180,11 +196,13 @@ class TenantIndex:
         with self._lock:
             allowed = self._allowed(filter_, now)
             hits = [_filtered(*self._keywords.search(words), allowed) for words in query.words]
-            similar = None
+            similar = lifts = None
             if query.vectors is not None and self._vectors is not None:
                 hits = [_best(*each) for each in hits]
-                similar = self._similar(self._vectors, query.vectors, hits, allowed)
-            ranked = ranking.rank(hits, similar, len(self._slots))
+                lifts = self._lifts(query.vectors[0], allowed, now) if query.remember else None
+                also = [slots for slots, _ in hits] + ([] if lifts is None else [lifts.slots])
+                similar = self._similar(self._vectors, query.vectors, np.unique(np.concatenate(also)), allowed)
+            ranked = ranking.rank(hits, similar, len(self._slots), lifts)
             kept = int(np.count_nonzero(ranked.scores >= filter_.min_score))
             best = slice(min(kept, ranking.MAX_RANKED))
             shares = {name: share[best] for name, share in ranked.shares.items()}
@@ -208,19 +226,33 @@ class TenantIndex:
         self,
         vectors: VectorIndex,
         texts: NDArray[np.float32],
-        hits: Sequence[ranking.KeywordHits],
+        found: NDArray[np.int32],
         allowed: NDArray[np.bool_],
     ) -> Similarities:
-        """Return the cosines of the agents nearest to each text, and of those that keywords found."""
+        """Return the cosines of the agents nearest to each text, and of those that were ``found`` otherwise."""
         few = np.flatnonzero(allowed).astype(np.int32)
         if 2 * len(few) > len(self._slots):
             # Most agents pass the filter: search all, and for more than needed since some do not pass.
-            found = np.unique(np.concatenate([slots for slots, _ in hits]))
             similar = vectors.search(texts, CANDIDATES if len(few) == len(self._slots) else 2 * CANDIDATES, found)
         else:
             similar = vectors.search(texts, 0, few)
         keep = allowed[similar.slots]
         return Similarities(similar.slots[keep], similar.card[keep], similar.skill[keep])
+
+    def _lifts(self, request: NDArray[np.float32], allowed: NDArray[np.bool_], now: int) -> ranking.Lifts | None:
+        """Return what the memory adds to agents that pass the filter; None if that is nothing."""
+        there = {
+            slot: lift
+            for no, lift in self._memory.lifts(request, now).items()
+            if lift > 0 and (slot := self._slots.get(no)) is not None and allowed[slot]
+        }
+        if not there:
+            return None
+        slots = np.fromiter(there, np.int32, len(there))
+        return ranking.Lifts(slots, np.fromiter(there.values(), np.float32, len(there)), self._known)
+
+    def _known(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return np.array([self._memory.knows(no) for no in self._numbers[slots].tolist()], np.bool_)
 
     def _allowed(self, filter_: SearchFilter, now: int) -> NDArray[np.bool_]:
         """Return by slot which agents pass the filter."""

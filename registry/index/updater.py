@@ -180,11 +180,11 @@ class IndexUpdater:
         await self._catch_up(indexes)
         # Callers may have been told of commits made meanwhile, and will search for them here.
         while not indexes.has(self._confirmed):
-            before = indexes.cursor
+            before = indexes.cursor, indexes.requests
             await self._catch_up(indexes)
-            if indexes.cursor == before:
+            if (indexes.cursor, indexes.requests) == before:
                 # The revision no longer exists: the database was restored from an older state.
-                self._confirmed = before.revision
+                self._confirmed = indexes.cursor.revision
         return indexes
 
     async def _catch_up(self, indexes: IndexSet) -> None:
@@ -204,7 +204,7 @@ class IndexUpdater:
                 # On a full disk the cards are parsed again at the next start as well.
                 with suppress(StorageFullError):
                     await self._broker.write_background(partial(_set_terms, batch.updated))
-            if not batch.more:
+            if not batch.more_requests:
                 return
 
 

@@ -38,8 +38,11 @@ _STEP = 512
 class VectorIndex:
     """The vectors of one tenant in one space, by slot. Not thread-safe; long computations run outside the GIL."""
 
-    def __init__(self, dims: int) -> None:
+    def __init__(self, dims: int, large: int | None = None, probes: int | None = None) -> None:
+        """``large`` and ``probes`` take the place of :data:`LARGE` and :data:`PROBES`."""
         self.dims = dims
+        self._large = LARGE if large is None else large
+        self._probes = PROBES if probes is None else probes
         self._arena = VectorArena(dims)
         self._clusters: Clusters | None = None
         self._clustered = 0
@@ -108,7 +111,7 @@ class VectorIndex:
         """Return which agents to compare with the queries; None for all."""
         if self._clusters is None:
             return None
-        near = self._clusters.near(queries.astype(np.float16))
+        near = self._clusters.near(queries.astype(np.float16), self._probes)
         fresh = np.fromiter(self._fresh, np.int32, len(self._fresh))
         candidates = self._arena.present(np.concatenate((near, fresh, also)))
         return candidates if limit <= len(candidates) < len(self) // 2 else None
@@ -129,7 +132,7 @@ class VectorIndex:
             if centres is not None:
                 self._clusters, self._clustered = Clusters(centres), self.rows
                 self._fresh = set(self._arena.slots.tolist())
-            elif self._clusters is None or self.rows < LARGE // 2:
+            elif self._clusters is None or self.rows < self._large // 2:
                 self._clusters, self._fresh = None, set()
             else:
                 batch = np.fromiter(islice(self._fresh, max(1, _STEP * len(self) // self.rows)), np.int32)
@@ -139,7 +142,9 @@ class VectorIndex:
 
     def _centres_due(self) -> int:
         """Return how many clusters to make, if there are none yet or the vectors have changed too much; else 0."""
-        if self.rows < LARGE or (self._clusters is not None and self._clusters.added <= _GROWTH * self._clustered):
+        if self.rows < self._large or (
+            self._clusters is not None and self._clusters.added <= _GROWTH * self._clustered
+        ):
             return 0
         return _CENTRES * isqrt(self.rows)
 
@@ -184,10 +189,10 @@ class Clusters:
                 self._lists[centre].frombytes(agents.tobytes())
             self.added += rows.shape[0] * rows.shape[1]
 
-    def near(self, queries: Halves) -> Slots:
-        """Return the agents in the lists nearest to any of the queries, some more than once."""
+    def near(self, queries: Halves, probes: int) -> Slots:
+        """Return the agents in the ``probes`` lists nearest to any of the queries, some more than once."""
         cosines = self._products(queries)
-        probes = min(PROBES, len(self._lists))
+        probes = min(probes, len(self._lists))
         wanted = np.unique(np.argpartition(-cosines, probes - 1, axis=1)[:, :probes])
         return np.concatenate([np.frombuffer(self._lists[centre], np.int32) for centre in wanted.tolist()])
 

@@ -10,7 +10,7 @@ from registry.agents.records import Agent
 from registry.cards.card import read_card
 from registry.index.analysis import analyze, spell
 from registry.index.document import IndexDocument
-from registry.index.ranking import KEYWORDS, VECTORS
+from registry.index.ranking import KEYWORDS, MEMORY, VECTORS
 from registry.index.tenant import IndexMatch, IndexQuery, TenantIndex
 from registry.requests import Explanation, KeywordMatch, VectorMatch
 from registry.search.snapshots import ExplainedRequest
@@ -40,7 +40,7 @@ def explain(
         match = matches.get(agent.no, _NOTHING)
         keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent)) if shares[KEYWORDS] else None
         by_meaning = _vectors(shares[VECTORS], match.cosines, agent) if shares.get(VECTORS) else None
-        explanations.append(Explanation(keywords, by_meaning))
+        explanations.append(Explanation(keywords, by_meaning, shares.get(MEMORY) or None))
     return explanations
 
 

@@ -22,8 +22,10 @@ from registry.index.document import fold
 from registry.index.ranking import VECTORS
 from registry.index.tenant import DEFAULT_STATES, IndexQuery, SearchFilter, TenantIndex, TopAgents
 from registry.index.updater import IndexUpdater
+from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
 from registry.requests import DiscoverRequest, DiscoverResult, Explanation
+from registry.search.asked import AskedQueries
 from registry.search.explaining import explain
 from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
 from registry.search.splitting import search_texts
@@ -57,8 +59,13 @@ class Searcher:
         models: EmbeddingModels | None,
         metrics: RegistryMetrics,
         announcer: Announcer | None = None,
+        policy: MemoryPolicy = NO_MEMORY,
+        asked: AskedQueries | None = None,
     ) -> None:
         """Without ``models`` keywords answer every request; ``announcer`` reaches the other instances."""
+        self._policy = policy
+        self.asked = asked or AskedQueries()
+        """The searches that callers can say a word on."""
         self._broker = broker
         self._liveness = liveness
         self._updater = updater
@@ -69,7 +76,8 @@ class Searcher:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
 
     async def open(self) -> None:
-        """Start to receive the snapshots of other instances."""
+        """Start to receive the snapshots of other instances, and what was asked there."""
+        await self.asked.open()
         if self._sharing is not None:
             await self._sharing.open()
 
@@ -100,6 +108,7 @@ class Searcher:
             mode=result.mode,
             note=result.note,
             explanations=await self._explain(tenant, result, page) if query.explain else None,
+            query_id=result.query_id,
         )
         self._metrics.count_search(found)
         return found
@@ -135,9 +144,14 @@ class Searcher:
         if query.semantic is not None:
             mode = BY_MEANING
             vectors, note = await self._vectors(index, texts)
-        ranked, total = await self._run(_rank, index, texts, vectors, filter_, now)
+        remember = vectors is not None and self._policy.on(tenant)
+        space = self._updater.space
+        ranked, total = await self._run(_rank, index, texts, vectors, remember, filter_, now)
+        query_id = ""
+        if remember and vectors is not None:
+            query_id = (await self.asked.add(tenant, texts[0], space, vectors[0], ranked.numbers)).id
         explained = ExplainedRequest(request, ranked.shares) if query.explain else None
-        return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained)
+        return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained, query_id)
 
     async def _explain(self, tenant: str, result: SearchResult, page: Sequence[tuple[int, Agent]]) -> list[Explanation]:
         if result.explained is None:
@@ -184,9 +198,14 @@ class Searcher:
 
 
 def _rank(
-    index: TenantIndex, texts: list[str], vectors: NDArray[np.float32] | None, filter_: SearchFilter, now: int
+    index: TenantIndex,
+    texts: list[str],
+    vectors: NDArray[np.float32] | None,
+    remember: bool,
+    filter_: SearchFilter,
+    now: int,
 ) -> tuple[TopAgents, int]:
-    return index.search(IndexQuery([analyze(text) for text in texts], vectors), filter_, now)
+    return index.search(IndexQuery([analyze(text) for text in texts], vectors, remember), filter_, now)
 
 
 def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: int) -> list[Agent | None]:

@@ -45,6 +45,8 @@ class SearchResult:
     note: str = ""
     explained: ExplainedRequest | None = None
     """If the request asked for explanations."""
+    query_id: str = ""
+    """See :class:`registry.requests.DiscoverResult`; other instances are not told."""
 
     def equals(self, other: "SearchResult") -> bool:
         """Return whether both have the same content."""

@@ -3,6 +3,7 @@
 from mediator.store.session import table
 from mediator.store.transaction import Transaction
 from registry.tables.agents import Agents
+from registry.tables.memory import Memory
 from registry.tables.vectors import Vectors
 
 
@@ -11,3 +12,4 @@ class RegistryTables(Transaction):
 
     agents = table(Agents)
     vectors = table(Vectors)
+    memory = table(Memory)

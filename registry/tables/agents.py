@@ -86,18 +86,22 @@ class Agents(Table):
         name = _bytes(new.name)
         no = self._session.one(
             "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
-            " revision, card_revision) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?) RETURNING no",
-            (new.tenant, new.address, _hash(name), ttl, now, now, now, revision, revision),
+            " revision, card_revision, owner) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) RETURNING no",
+            (new.tenant, new.address, _hash(name), ttl, now, now, now, revision, revision, new.owner),
         )[0]
         self._session.dialect.execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
         )
         self._count(new.tenant, 1)
-        return Agent(no, new.tenant, new.address, new.name, new.card, ttl, 1, now, now, now, None, revision, revision)
+        times = (now, now, now)
+        return Agent(
+            no, new.tenant, new.address, new.name, new.card, ttl, 1, *times, None, revision, revision, new.owner
+        )
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
         revision = self._clock.take()
         kept = replace(agent, name=new.name, card=new.card, ttl=ttl, updated_at=now, seen_at=now, revision=revision)
+        kept = replace(kept, owner=new.owner)
         name = _bytes(new.name)
         if new.card != agent.card:
             kept = replace(kept, edition=agent.edition + 1, card_revision=revision)
@@ -112,8 +116,8 @@ class Agents(Table):
             )
         self._session.dialect.execute(
             "UPDATE agent SET name_hash = ?, ttl = ?, edition = ?, updated_at = ?, seen_at = ?, revision = ?,"
-            " card_revision = ? WHERE no = ?",
-            (_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, agent.no),
+            " card_revision = ?, owner = ? WHERE no = ?",
+            (_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
         )
         return kept
 
@@ -195,7 +199,7 @@ class Agents(Table):
 _REVISION = "SELECT revision FROM registry_clock WHERE no = 1"
 _AGENT = (
     "SELECT no, tenant, address, name, card, ttl, edition, registered_at, updated_at, seen_at, status, revision,"
-    " card_revision FROM agent JOIN agent_card ON agent_no = no"
+    " card_revision, owner FROM agent JOIN agent_card ON agent_no = no"
 )
 
 # Limited on both sides, or PostgreSQL would read and sort all that is behind the place.

@@ -1,20 +1,22 @@
 """A registry without a model and without doors, over a store."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import orjson
 from prometheus_client import CollectorRegistry
 
-from mediator.broker import Broker
+from mediator.broker import Broker, wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.parts import Announcer
 from mediator.store.base import Store
 from registry.agents.records import Liveness
 from registry.directory import Directory
 from registry.index.updater import IndexUpdater
+from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
 from registry.requests import DiscoverRequest, DiscoverResult
+from registry.search.asked import AskedQueries
 from registry.search.searcher import Searcher
 
 BUDGET = 1 << 20
@@ -23,8 +25,9 @@ BUDGET = 1 << 20
 class Instance:
     """A registry without a model, over a store."""
 
-    def __init__(self, broker: Broker, updater: IndexUpdater, directory: Directory) -> None:
+    def __init__(self, broker: Broker, updater: IndexUpdater, directory: Directory, asked: AskedQueries) -> None:
         self.broker = broker
+        self.asked = asked
         self.updater = updater
         self.directory = directory
 
@@ -41,15 +44,25 @@ class Instance:
 
 
 @asynccontextmanager
-async def instance(store: Store, space: str = "", announcer: Announcer | None = None) -> AsyncIterator[Instance]:
-    broker = Broker(store, Bounds())
+async def instance(
+    store: Store,
+    space: str = "",
+    announcer: Announcer | None = None,
+    policy: MemoryPolicy = NO_MEMORY,
+    asked: AskedQueries | None = None,
+    clock: Callable[[], int] = wall_clock,
+) -> AsyncIterator[Instance]:
+    broker = Broker(store, Bounds(), clock=clock)
+    asked = asked or AskedQueries()
     updater = IndexUpdater(broker, Liveness())
-    searcher = Searcher(broker, Liveness(), updater, None, RegistryMetrics(CollectorRegistry()), announcer)
-    directory = Directory(broker, Liveness(), 0, updater, searcher, None)
+    searcher = Searcher(
+        broker, Liveness(), updater, None, RegistryMetrics(CollectorRegistry()), announcer, policy, asked
+    )
+    directory = Directory(broker, Liveness(), 0, updater, searcher, None, policy)
     try:
         await searcher.open()
         await updater.start(space)
-        yield Instance(broker, updater, directory)
+        yield Instance(broker, updater, directory, asked)
     finally:
         await updater.stop()
         searcher.close()

@@ -15,7 +15,13 @@ from tests.harness.app import TENANTS, App, app, card
 AGENT = "AGENT."
 PAGE = Path(__file__).parents[2] / "docs" / "registry.md"
 EXAMPLE = re.compile(r"nats request --raw '\$mq9\.AI\.(\S+)' '(.*)'\n(\{.*\})")
-EMPTY: dict[str, dict[str, Any]] = {"REGISTER": {}, "UNREGISTER": {}, "REPORT": {}, "DISCOVER": {"agents": []}}
+EMPTY: dict[str, dict[str, Any]] = {
+    "REGISTER": {},
+    "UNREGISTER": {},
+    "REPORT": {},
+    "FEEDBACK": {},
+    "DISCOVER": {"agents": []},
+}
 """What each verb's reply holds besides ``error`` when it failed (N1), written down apart from the service."""
 PAY = {"description": "Pays invoices", "skills": [{"id": "pay", "name": "Pay", "description": "", "tags": ["Money"]}]}
 ODD = [
@@ -307,7 +313,8 @@ async def test_with_the_registry_turned_off_its_subjects_are_unknown(tmp_path: P
 
 async def test_the_examples_on_the_page_are_answered_as_it_says(tmp_path: Path) -> None:
     examples = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
-    assert {subject for subject, _, _ in examples} == {AGENT + verb for verb in EMPTY}
+    # The id of a search is another one each time.
+    assert {subject for subject, _, _ in examples} == {AGENT + verb for verb in EMPTY if verb != "FEEDBACK"}
     async with app(tmp_path) as service:
         for subject, body, reply in examples:
             assert (await service.ask_raw(subject, body.encode())).decode() == reply

@@ -39,6 +39,8 @@ class ClientIdentity:
     tenant: str
     account: str | None
     """The NATS account, None where tenants have none."""
+    user: str = ""
+    """The login, where the server tells it."""
 
 
 class ClientIdentities:
@@ -82,7 +84,8 @@ class ClientIdentities:
         answer = orjson.loads(message.data)
         asked = self._asked.pop(answer["token"], None)
         if asked is not None:
-            asked[0].identified(answer["token"], ClientIdentity(answer["tenant"], answer["account"]))
+            identity = ClientIdentity(answer["tenant"], answer["account"], answer.get("user", ""))
+            asked[0].identified(answer["token"], identity)
 
 
 def identity_verb(connection: NatsConnection) -> Verb:
@@ -94,7 +97,8 @@ def identity_verb(connection: NatsConnection) -> Verb:
             if not _SECRET.fullmatch(value):
                 raise BadRequestError(name, "expected 26 characters of lowercase base32")
         account, _ = subjects.split_request(call.message.subject)
-        body = orjson.dumps({"token": token, "tenant": call.tenant, "account": account})
+        user = call.message.user
+        body = orjson.dumps({"token": token, "tenant": call.tenant, "account": account, "user": user})
         with suppress(NatsError):
             # Without an answer the gateway asks again.
             await connection.publish([connection.seal(control_messages.GATEWAY + gateway, body)])

@@ -212,7 +212,7 @@ class GatewaySession:
                 self._subscriptions.open(subscription, identity.tenant)
         if token == self._asking:
             self._asking = ""
-            self._short_way.open(identity.account)
+            self._short_way.open(identity.account, identity.user)
             self.resume()
 
     def unidentified(self, token: str) -> None:

@@ -60,6 +60,7 @@ class ShortWay:
         self._find_door = find_door
         self._holds = holds
         self._number = next(_numbers)
+        self._name = ""
         self._block = b""
         self._usable = False
         self._headers = False
@@ -79,11 +80,16 @@ class ShortWay:
         """Take the options of CONNECT; +OK comes from nats-server, and so do the refusals for pedantic clients."""
         self._usable = not (verbose or pedantic)
         self._headers = headers
-        info = orjson.dumps({"server": "gateway", "id": self._number, "name": name})
+        self._name = name
+        self._describe("")
+
+    def _describe(self, user: str) -> None:
+        info = orjson.dumps({"server": "gateway", "id": self._number, "name": self._name, "user": user})
         self._block = VERSION + CLIENT_INFO + info + CRLF
 
-    def open(self, account: str | None) -> None:
+    def open(self, account: str | None, user: str) -> None:
         """Take requests from now on: no earlier one is under way. ``account``: the client's, where tenants have one."""
+        self._describe(user)
         self._prefix = "" if account is None else f"mq9.{account}."
         self._behind = False
 

@@ -1,0 +1,131 @@
+"""The remembered requests of one tenant in memory: which agents they lift for a request alike, and how much (G5, G6).
+
+A request's nearest neighbours vote for the agents that served them, each voter once for each agent, by how near the
+neighbour is and how long ago it was. An agent gets its share of all that was said nearby, so a voter alone moves
+little, and less the more others have said. The constants are round numbers, tuned on one half of the requests of four
+public benchmarks, leaving each request out of what is remembered.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mediator.mailboxes.bounds import DAY
+from registry.index.packing import HalfFloats
+from registry.index.vectors import VectorIndex
+from registry.memory.records import USEFUL, Vote
+
+NEIGHBOURS: Final = 64
+"""Remembered requests that are listened to."""
+FLOOR: Final = 0.3
+"""Cosine from which on a request says something about another one."""
+MOST: Final = 0.3
+"""The greatest lift; scores go to 1."""
+DOUBT: Final = 1.0
+"""Voters who would have to agree on the very same request for half of the greatest lift."""
+HALF_LIFE: Final = 28 * DAY
+"""Milliseconds after which a vote counts half."""
+LARGE: Final = 20_000
+"""Requests from which on only some are compared."""
+PROBES: Final = 24
+"""Clusters whose requests are compared with a query."""
+
+_VOTE = np.dtype([("agent", "<i8"), ("voter", "<i8"), ("value", "<i8"), ("at", "<i8")])
+_NOBODY = np.zeros(0, np.int32)
+
+
+class RememberedRequest(NamedTuple):
+    """A request with its votes."""
+
+    no: int
+    vector: HalfFloats
+    """(1, dims), of length one."""
+    votes: list[Vote]
+
+
+class RequestMemory:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._vectors: VectorIndex | None = None
+        self._slots: dict[int, int] = {}
+        self._votes: list[bytes] = []
+        """By slot."""
+        self._free: list[int] = []
+        self._known: Counter[int] = Counter()
+        """How many votes there are on an agent."""
+
+    def __len__(self) -> int:
+        """Return how many requests are remembered."""
+        return len(self._slots)
+
+    def put(self, requests: Iterable[RememberedRequest]) -> None:
+        """Add requests, or replace them."""
+        for request in requests:
+            self.remove([request.no])
+            if self._vectors is None:
+                self._vectors = VectorIndex(request.vector.shape[1], LARGE, PROBES)
+            if request.vector.shape != (1, self._vectors.dims):
+                continue
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot = len(self._votes)
+                self._votes.append(b"")
+            self._slots[request.no] = slot
+            self._votes[slot] = np.array([vote[1:] for vote in request.votes], _VOTE).tobytes()
+            self._known.update(vote.agent_no for vote in request.votes)
+            self._vectors.add(slot, request.vector)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove requests; unknown ones are ignored."""
+        for no in numbers:
+            slot = self._slots.pop(no, None)
+            if slot is not None and self._vectors is not None:
+                votes = np.frombuffer(self._votes[slot], _VOTE)
+                self._known.subtract(votes["agent"].tolist())
+                self._votes[slot] = b""
+                self._vectors.remove(slot)
+                self._free.append(slot)
+
+    def optimize(self, lock: Lock) -> bool:
+        """See :meth:`registry.index.vectors.VectorIndex.optimize`."""
+        return self._vectors is not None and self._vectors.optimize(lock)
+
+    def knows(self, agent_no: int) -> bool:
+        """Return whether anybody has said anything about an agent."""
+        return self._known[agent_no] > 0
+
+    def lifts(self, vector: NDArray[np.float32], now: int) -> dict[int, float]:
+        """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MOST`."""
+        if self._vectors is None or not self._slots or len(vector) != self._vectors.dims:
+            return {}
+        found = self._vectors.search(vector[None], NEIGHBOURS, _NOBODY)
+        nearness = (found.card[:, 0] - FLOOR) / (1 - FLOOR)
+        near = np.flatnonzero(nearness > 0)
+        if not len(near):
+            return {}
+        packed = [self._votes[slot] for slot in found.slots[near].tolist()]
+        votes = np.frombuffer(b"".join(packed), _VOTE)
+        counts = [len(each) // _VOTE.itemsize for each in packed]
+        faded = 0.5 ** (np.maximum(now - votes["at"], 0) / HALF_LIFE)
+        weights = np.repeat(nearness[near].astype(np.float64), counts) * faded * votes["value"] / USEFUL
+        return _shares(votes["agent"], votes["voter"], weights)
+
+
+def _shares(agents: NDArray[np.int64], voters: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[int, float]:
+    """Return the lifts of agents: the sum over voters of the strongest word for each, less that against it."""
+    numbers, agent = np.unique(agents, return_inverse=True)
+    who, voter = np.unique(voters, return_inverse=True)
+    pairs, pair = np.unique(voter * len(numbers) + agent, return_inverse=True)
+    praise, blame, said = np.zeros(len(pairs)), np.zeros(len(pairs)), np.zeros(len(who))
+    np.maximum.at(praise, pair, weights)
+    np.maximum.at(blame, pair, -weights)
+    np.maximum.at(said, voter, np.abs(weights))
+    support = np.bincount(pairs % len(numbers), praise - blame, len(numbers))
+    lifts = MOST * np.maximum(support, 0) / (said.sum() + DOUBT)
+    return dict(zip(numbers.tolist(), lifts.tolist(), strict=True))

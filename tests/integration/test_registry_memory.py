@@ -1,0 +1,140 @@
+"""Feedback at the registry: how it comes in, whose word counts, and how instances follow (G5–G7)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mediator.config.settings import Settings
+from mediator.errors import BadRequestError
+from mediator.nats.client import Request
+from mediator.parts import Announcer
+from mediator.tenants.directory import TenantDirectory
+from registry.memory.policy import MemoryPolicy
+from registry.requests import FeedbackRequest
+from registry.search.asked import KEEP_SECONDS, AskedQueries
+from tests.harness.app import app
+from tests.harness.directory import Instance, instance
+from tests.harness.stores import ram_store
+from tests.harness.waiting import until
+
+SPACE = "model/3/1"
+VECTOR = np.ones(4, np.float32) / 2
+ALONE, SHARED = MemoryPolicy("auto"), MemoryPolicy("on", parties=lambda _tenant: 2)
+
+
+class Bus(Announcer):
+    """Announces within the process."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[bytes], None]] = []
+
+    async def publish(self, data: bytes) -> None:
+        for heard in self.listeners:
+            heard(data)
+
+    async def listen(self, heard: Callable[[bytes], None]) -> None:
+        self.listeners.append(heard)
+
+
+async def ask(one: Instance, *numbers: int, text: str = "Book a boat") -> str:
+    query = await one.asked.add("default", text, SPACE, VECTOR, np.array(numbers, np.int64))
+    return query.id
+
+
+async def say(one: Instance, query_id: str, credential: str = "", *, useful: bool = True) -> bool:
+    return await one.directory.feedback("default", FeedbackRequest(query_id, "agent.boats", useful), credential)
+
+
+async def remembered(one: Instance) -> int:
+    return (await one.updater.index("default")).remembered
+
+
+@pytest.mark.rule("G5")
+async def test_feedback_is_remembered_by_all_instances() -> None:
+    store, bus = ram_store(), Bus()
+    asked = [AskedQueries(bus), AskedQueries(bus)]
+    async with (
+        instance(store, SPACE, policy=ALONE, asked=asked[0]) as here,
+        instance(store, SPACE, policy=ALONE, asked=asked[1]) as there,
+    ):
+        boats = await here.register("boats")
+        assert await say(there, await ask(here, boats))
+        assert await remembered(there) == 1
+        await until(lambda: remembered(here), what="the other instance follows")
+
+
+@pytest.mark.rule("G5")
+async def test_a_search_is_known_for_an_hour() -> None:
+    now = 0.0
+    asked = AskedQueries(clock=lambda: now)
+    async with instance(ram_store(), SPACE, policy=ALONE, asked=asked) as one:
+        boats = await one.register("boats")
+        query_id = await ask(one, boats)
+        assert await say(one, query_id)
+        now = KEEP_SECONDS
+        for unknown in (query_id, "nothing"):
+            with pytest.raises(BadRequestError, match="query_id: not known"):
+                await say(one, unknown)
+
+
+@pytest.mark.rule("G6")
+@pytest.mark.parametrize(("policy", "counted"), [(ALONE, True), (SHARED, False)])
+async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, counted: bool) -> None:
+    async with instance(ram_store(), SPACE, policy=policy) as one:
+        card = b'{"mailbox": "agent.boats"}'
+        done = await one.directory.register("default", card, "user ann")
+        query_id = await ask(one, done.agent.no)
+        assert await say(one, query_id, "user ann") is counted
+        assert await say(one, query_id, "user bob")
+        assert await remembered(one) == 1
+
+
+@pytest.mark.rule("G7")
+async def test_the_requests_of_a_tenant_are_bounded() -> None:
+    async with instance(ram_store(), SPACE, policy=replace(ALONE, most=3)) as one:
+        boats = await one.register("boats")
+        for n in range(6):
+            await say(one, await ask(one, boats, text=f"boat {n}"))
+        assert await remembered(one) == 3
+
+
+@pytest.mark.rule("G6")
+def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
+    user: dict[str, Any] = {"password": "secret"}
+    tenants: dict[str, Any] = {
+        "alone": {"users": [user | {"name": "ann"}], "api_tokens": ["t" * 20]},
+        "shared": {"users": [user | {"name": "bob"}, user | {"name": "eve"}]},
+        "keys": {"api_tokens": ["a" * 20, "b" * 20]},
+    }
+    directory = TenantDirectory(Settings.model_validate({"tenants": tenants}), lambda: 0)
+    policy = MemoryPolicy("auto", parties=directory.parties)
+    names = ("alone", "shared", "keys", "default")
+    assert [policy.on(name) for name in names] == [True, False, False, True]
+    assert replace(policy, tenants=frozenset({"shared"})).on("shared")
+    assert not any(replace(policy, mode="off").on(name) for name in names)
+    assert all(replace(policy, mode="on").on(name) for name in names)
+
+
+@pytest.mark.rule("G6")
+def test_a_caller_is_who_the_server_vouches_for() -> None:
+    block = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"ann~2"}\r\n'
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == "ann"
+    # Without accounts the server adds no such line, so a client wrote it.
+    assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == ""
+
+
+@pytest.mark.rule("G5")
+async def test_wrong_feedback_is_refused_by_its_field(tmp_path: Path) -> None:
+    wrong: dict[str, list[dict[str, Any]]] = {
+        "query_id": [{}, {"query_id": 5}, {"query_id": "x", "mailbox": "a.b", "useful": True}],
+        "mailbox": [{"query_id": "x", "useful": True}],
+        "useful": [{"query_id": "x", "mailbox": "a.b"}, {"query_id": "x", "mailbox": "a.b", "useful": 1}],
+    }
+    async with app(tmp_path) as service:
+        for field, bodies in wrong.items():
+            for body in bodies:
+                assert (await service.ask("AGENT.FEEDBACK", body))["error"].startswith(field)
