@@ -16,8 +16,8 @@ PIPELINE = b"pipeline"
 MAX_MB = 20.0
 MAX_SHARE = 0.05
 """Memory is flat if it grows by at most so many MB an hour, or by this share of its mean."""
-WARM_UP = 0.25
-"""Of the time; caches fill, and the interpreter reaches the most that it ever holds."""
+WARM_UP = 0.5
+"""Of the time. Caches with a limit fill: vectors of requests, pages of the database, marks of wallets' envelopes."""
 ENOUGH_SECONDS = 1200.0
 """A line over less than this says nothing about an hour."""
 
