@@ -111,7 +111,7 @@ class ConnectionOperations:
                 ),
                 fields={
                     **tenant,
-                    "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with.", maxLength=MAX_NAME),
+                    "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with."),
                     "order": about(
                         {"type": "string", "enum": list(ORDERS), "default": "newest"},
                         "The newest, those with most mail, most bytes or the oldest mail, or those longest unused.",

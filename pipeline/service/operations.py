@@ -45,7 +45,7 @@ class PipelineOperations:
                 "End the run of the pipeline that the instance that answers has begun",
                 obj(cancelled=FLAG),
                 method="POST",
-                path="/runs/cancel",
+                path="/pipeline/cancel",
             ),
             Operation(
                 "pipeline-state",
