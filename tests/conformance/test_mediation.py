@@ -11,7 +11,7 @@ from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Filter, Usage
 from mediator.store.sqlite import SqliteStore
 from pickup.mediation.names import MAX_CANONICAL
-from pickup.mediation.ports import ConnectionCursor
+from pickup.mediation.ports import ConnectionCursor, ConnectionRow
 from pickup.mediation.records import (
     AccessRule,
     Connection,
@@ -217,6 +217,27 @@ def test_connections_are_listed_in_pages(store):
         assert tx.connections.list(TENANT, made[4].no, 2) == []
         assert tx.connections.list("other", 0, ALL) == [other]
         assert tx.connections.count(TENANT) == 5
+
+
+def test_connections_are_compared_and_found_by_names(store):
+    with within(store.transaction(), MediationTables) as tx:
+        mailbox = add(tx, kind=Kind.MEDIATION)
+        alice, bob = connect(tx, ALICE, label=ODD), connect(tx, BOB)
+        connect(tx, "did:key:z6MkAlina", "other")
+        tx.connections.save(replace(alice, mailbox_no=mailbox.no, address=mailbox.address, seen_at=T0 + 5))
+        for number in range(3):
+            put(tx, mailbox, b"four", created_at=T0 + number)
+        lead(tx, "did:key:z6MkAlso", bob)
+        lead(tx, "did:key:z6MkAll", None)
+        tx.uses.add([ConnectionUse(bob.no, seen_at=T0 + 7)])
+    with within(store.reading(), MediationTables) as tx:
+        assert tx.connections.newest(TENANT, 1) == [bob.no]
+        for prefix, found in {"did:key:z6MkAl": [alice, bob], ALICE: [alice], "did:peer": [bob], "did:x": []}.items():
+            assert tx.connections.named(TENANT, prefix, 9) == [one.no for one in found], prefix
+        assert sorted(tx.connections.survey([bob.no, alice.no, 999])) == [
+            ConnectionRow(alice.no, ODD, T0 + 5, mailbox.address, 3, 12, T0),
+            ConnectionRow(bob.no, "", T0 + 7, "", 0, 0, 0),
+        ]
 
 
 @pytest.mark.rule("D8")
