@@ -121,6 +121,16 @@ class AgentOperations:
                 method="DELETE",
                 path="/agents/{mailbox}",
             ),
+            Operation(
+                "agent-forget-use",
+                self._forget_use,
+                Right.ADMIN,
+                "Forget which requests agents served, those of one agent or all of a tenant",
+                obj(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
+                fields={"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of the agent; all agents without one.")},
+                method="POST",
+                path="/registry/forget-use",
+            ),
         )
 
     async def _list(self, request: OperationRequest) -> Answer:
@@ -160,6 +170,11 @@ class AgentOperations:
 
     async def _find(self, request: OperationRequest) -> AgentRecord:
         return await self._directory.inspect(_tenant(request), mailbox_address(read_text(request, "mailbox")))
+
+    async def _forget_use(self, request: OperationRequest) -> Answer:
+        mailbox = read_text(request, "mailbox")
+        address = mailbox_address(mailbox) if mailbox else None
+        return {"forgotten": await self._directory.forget_use(_tenant(request), address)}
 
 
 def _tenant(request: OperationRequest) -> str:

@@ -36,6 +36,8 @@ from registry.tables import RegistryTables
 T = TypeVar("T")
 SMALL_CARD = 4096
 """Bytes up to which a card is parsed on the event loop: handing it to a thread takes longer."""
+FORGOTTEN = 500
+"""Votes or requests that one transaction forgets."""
 MAX_READING = 64 * 1024 * 1024
 """Bytes of cards that may wait to be parsed on a thread; more are refused with :class:`BusyError`."""
 
@@ -206,6 +208,26 @@ class Directory:
         if query is None or not self._policy.on(tenant):
             raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
         return await self._vote(query, said.address, USEFUL if said.useful else USELESS, credential)
+
+    async def forget_use(self, tenant: str, address: str | None) -> int:
+        """Forget what is remembered of an agent, or of all of a tenant (G7); return how many votes, or requests.
+
+        Raises :class:`NoSuchAgentError`.
+        """
+
+        def forget(tx: Transaction, now: int) -> int:
+            tables = tx.table(RegistryTables)
+            if address is None:
+                return remembering.forget_all(tables, tenant, FORGOTTEN, now)
+            agent = remembering.found_as(tables, tenant, address, now)
+            if agent is None:
+                raise NoSuchAgentError(address)
+            return tables.memory.forget_agent(agent.no, now, FORGOTTEN)
+
+        forgotten = 0
+        while some := await self._broker.write(forget, when_full=True):
+            forgotten += some
+        return forgotten
 
     async def _vote(self, query: AskedQuery, address: str, value: int, credential: str) -> bool:
         tenant, several = query.tenant, self._policy.several(query.tenant)

@@ -11,7 +11,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
-from mediator.cli.options import SPAN, CommandGroup, seconds
+from mediator.cli.options import SPAN, CommandGroup, TenantOptions, seconds
 from registry.cli import evaluate, import_cards, search
 
 app = CommandGroup(help="Register agents, and find them by keywords or by meaning.", no_args_is_help=True)
@@ -125,6 +125,19 @@ def unregister(
         raise typer.BadParameter("expected ADDRESS or --name", param_hint="ADDRESS")
     answer = options.request("AGENT.UNREGISTER", {"name": name} if address is None else {"mailbox": address})
     options.print(answer, f"unregistered {answer['mailbox']}")
+
+
+@app.command("forget-use", epilog="Example: mediator agent forget-use agent.inbox --tenant acme")
+def forget_use(
+    address: Annotated[
+        str | None, typer.Argument(metavar="ADDRESS", help="The agent's mailbox; none: all agents of the tenant.")
+    ] = None,
+    *,
+    options: TenantOptions,
+) -> None:
+    """Forget which requests an agent served, so that no search finds it earlier for that."""
+    answer = options.ask("agent-forget-use", mailbox=address)
+    options.print(answer, f"{answer['forgotten']} forgotten")
 
 
 for module in (search, import_cards, evaluate):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mediator.config.settings import Settings
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.nats.client import Request
 from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory
@@ -100,6 +100,22 @@ async def test_the_requests_of_a_tenant_are_bounded() -> None:
         for n in range(6):
             await say(one, await ask(one, boats, text=f"boat {n}"))
         assert await remembered(one) == 3
+
+
+@pytest.mark.rule("G7")
+async def test_use_is_forgotten_on_demand() -> None:
+    async with instance(ram_store(), SPACE, policy=ALONE) as one:
+        boats = await one.register("boats")
+        tide = await one.register("tide")
+        for n in range(3):
+            await say(one, await ask(one, boats, tide, text=f"boat {n}"))
+        assert await one.directory.forget_use("default", "agent.tide") == 0
+        assert await one.directory.forget_use("default", "agent.boats") == 3
+        await say(one, await ask(one, boats))
+        assert await one.directory.forget_use("other", None) == 0
+        assert await one.directory.forget_use("default", None) == 1
+        with pytest.raises(NoSuchAgentError):
+            await one.directory.forget_use("default", "agent.nobody")
 
 
 @pytest.mark.rule("G6")
