@@ -7,6 +7,7 @@ from registry.embedding.models import missing_extra
 from registry.embedding.remote import RemoteModel
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
+from registry.search.reranking import Reranker
 
 _BACKENDS = {
     "onnx": "run by onnxruntime",
@@ -16,13 +17,22 @@ _BACKENDS = {
 }
 
 
-async def examine(updater: IndexUpdater, models: EmbeddingModels | None) -> list[Finding]:
+async def examine(
+    updater: IndexUpdater, models: EmbeddingModels | None, reranker: Reranker | None = None
+) -> list[Finding]:
     """Return the findings on the index, then those on the models; the health checks say whether it is current."""
     if not updater.loaded:
         index = Finding(Level.NOTE, "The registry is being read into memory; searches wait for it.")
     else:
         index = Finding(Level.OK, f"The registry holds {_agents(updater.agents)}.")
-    return [index, *await _examine_models(updater, models)]
+    findings = [index, *await _examine_models(updater, models)]
+    if reranker is not None:
+        text = f"Texts of the first {reranker.depth} cards of a search are sent to {reranker.host}, to be re-ranked."
+        findings.append(Finding(Level.OK, text))
+    if reranker is not None and reranker.problem is not None:
+        why = reranker.detail or reranker.problem
+        findings.append(Finding(Level.PROBLEM, f"Nothing is re-ranked: {why}.", "See registry.rerank_url."))
+    return findings
 
 
 async def _examine_models(updater: IndexUpdater, models: EmbeddingModels | None) -> list[Finding]:

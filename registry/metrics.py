@@ -6,7 +6,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from registry.outside import Observe, Result
-from registry.requests import DiscoverResult
+from registry.requests import BY_KEYWORDS, DiscoverResult
 
 
 class RegistryMetrics:
@@ -56,4 +56,4 @@ class RegistryMetrics:
 
     def count_search(self, result: DiscoverResult) -> None:
         """Count a search."""
-        self._searches.labels(result.mode, "text" if result.note else result.mode).inc()
+        self._searches.labels(result.mode, "text" if result.note.startswith(BY_KEYWORDS) else result.mode).inc()

@@ -9,6 +9,8 @@ from registry.cards.card import Card, Skill
 PAGE = 20
 """Default number of agents on a page (G3)."""
 MAX_PAGE = 1000
+BY_KEYWORDS = "answered by keywords: "
+"""Beginning of the note of a semantic search that keywords answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,17 @@ class VectorMatch:
 
 
 @dataclass(frozen=True, slots=True)
+class RerankMatch:
+    """What re-ranking gave to an agent's score: that of its place, less that of the place it had before."""
+
+    score: float
+    relevance: float
+    """As the server said."""
+    place: int
+    """In the first order, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why an agent is found where it is: the scores of its parts add up to its own. None: it had no part in it."""
 
@@ -116,6 +129,7 @@ class Explanation:
     vectors: VectorMatch | None = None
     memory: float | None = None
     """What was added because requests alike were served, or because nothing is known of the agent yet (G5, G7)."""
+    rerank: RerankMatch | None = None
 
 
 @dataclass(frozen=True, slots=True)

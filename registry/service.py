@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import structlog
+from pydantic import SecretStr
 
 from mediator.broker import Broker
 from mediator.http.guard import Guard
@@ -26,6 +27,7 @@ from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
 from registry.outside import OutsideService
 from registry.search.asked import AskedQueries
+from registry.search.reranking import Reranker
 from registry.search.searcher import Searcher
 from registry.settings import RegistrySettings
 
@@ -56,11 +58,12 @@ async def run_registry(
     embeddings: OutsideService | None = None,
     policy: MemoryPolicy = NO_MEMORY,
     asked: AskedQueries | None = None,
+    reranker: Reranker | None = None,
 ) -> AsyncIterator[RegistryServices]:
     """Run the core of a registry inside this block; without ``model`` keywords answer alone.
 
     ``models_dir`` keeps exported models, ``announcer`` reaches the instances that share the database, ``embeddings``
-    has the model. Nothing here waits for a model or for the index.
+    has the model, ``reranker`` orders the best agents again. Nothing here waits for a model or for the index.
     """
     async with AsyncExitStack() as stack:
         updater = IndexUpdater(broker, liveness)
@@ -68,8 +71,11 @@ async def run_registry(
         models = None
         if model is not None:
             models = EmbeddingModels(broker, updater, model, models_dir, shared=shared, server=embeddings)
-        searcher = Searcher(broker, liveness, updater, models, metrics, announcer, policy, asked)
+        searcher = Searcher(broker, liveness, updater, models, metrics, announcer, policy, asked, reranker)
         await searcher.open()
+        if reranker is not None:
+            await reranker.start()
+            stack.push_async_callback(reranker.stop)
         stack.callback(searcher.close)
         stack.push_async_callback(updater.stop)
         if models is None:
@@ -87,22 +93,29 @@ class OutsideServices:
     """The servers elsewhere that the settings name."""
 
     embeddings: OutsideService | None
+    reranker: Reranker | None
 
 
 @asynccontextmanager
 async def outside_services(chosen: RegistrySettings, metrics: RegistryMetrics) -> AsyncIterator[OutsideServices]:
     """Make the clients of outside services, and say in the log what is sent to whom; nothing is sent yet."""
-    embeddings = None
-    if chosen.semantic and chosen.embeddings_url is not None:
-        key = None if chosen.embeddings_key is None else chosen.embeddings_key.get_secret_value()
-        embeddings = OutsideService("the embedding server", chosen.embeddings_url, key, metrics.outside("embeddings"))
-        what = "texts of cards and requests are sent out, to be embedded"
-        log.info(what, to=embeddings.host, model=chosen.embedding_model)
-    try:
-        yield OutsideServices(embeddings)
-    finally:
-        if embeddings is not None:
-            await embeddings.close()
+    async with AsyncExitStack() as stack:
+
+        def service(what: str, url: str | None, key: SecretStr | None, name: str, done: str) -> OutsideService | None:
+            if url is None or not chosen.semantic:
+                return None
+            secret = None if key is None else key.get_secret_value()
+            made = OutsideService(f"the {what} server", url, secret, metrics.outside(name))
+            stack.push_async_callback(made.close)
+            log.info(f"texts of cards and requests are sent out, to be {done}", to=made.host)
+            return made
+
+        embeddings = service("embedding", chosen.embeddings_url, chosen.embeddings_key, "embeddings", "embedded")
+        ranking = service("re-ranking", chosen.rerank_url, chosen.rerank_key, "rerank", "re-ranked")
+        reranker = None
+        if ranking is not None:
+            reranker = Reranker(ranking, chosen.rerank_model, chosen.rerank_depth, chosen.rerank_ms / 1000)
+        yield OutsideServices(embeddings, reranker)
 
 
 @asynccontextmanager
@@ -132,6 +145,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
             outside.embeddings,
             policy,
             asked,
+            outside.reranker,
         ) as made,
     ):
         updater, models = made.updater, made.models
@@ -141,7 +155,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         host.add_health_check("registry", updater.check)
         RegistryOperations(made.directory, updater, models).register(host.operations)
         AgentOperations(made.directory).register(host.operations)
-        host.add_doctor_check(partial(examine, updater, models))
+        host.add_doctor_check(partial(examine, updater, models, outside.reranker))
         add_verbs(host, made.directory)
         add_pages(host.console)
         RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)

@@ -73,6 +73,30 @@ class RegistrySettings(PartSettings):
     embeddings_key: SecretStr | None = Field(
         default=None, description="The API key for `registry.embeddings_url`, sent as a bearer token."
     )
+    rerank_url: ServiceUrl | None = Field(
+        default=None,
+        description="Re-rank the first agents of a search by meaning with a server that speaks `/rerank`, such as "
+        "infinity, text-embeddings-inference, vLLM, Jina or Cohere. The texts of these agents' cards and of the "
+        "request are sent to it. Where it is late or away, the first order stands, with a note.",
+        examples=["http://127.0.0.1:7997/rerank"],
+    )
+    rerank_key: SecretStr | None = Field(
+        default=None, description="The API key for `registry.rerank_url`, sent as a bearer token."
+    )
+    rerank_model: str = Field(
+        default="",
+        max_length=512,
+        description="The model's name at `registry.rerank_url`; empty where the server has only one.",
+    )
+    rerank_depth: Whole = Field(
+        default=20, ge=2, le=50, description="How many agents of a search are re-ranked; more take longer."
+    )
+    rerank_ms: Whole = Field(
+        default=300,
+        ge=1,
+        le=10_000,
+        description="Milliseconds that a search waits to be re-ranked. Protects DISCOVER from a slow server.",
+    )
     default_ttl: Whole = Field(
         default=0,
         ge=0,

@@ -167,6 +167,9 @@ def encode_explanation(why: Explanation) -> dict[str, Any]:
             fields["vectors"]["skill"] = {name: value for name, value in skill.items() if value != ""}
     if why.memory is not None:
         fields["memory"] = {"score": round(why.memory, 4)}
+    if (rerank := why.rerank) is not None:
+        score, relevance = round(rerank.score, 4), round(rerank.relevance, 4)
+        fields["rerank"] = {"score": score, "relevance": relevance, "place": rerank.place}
     return fields
 
 

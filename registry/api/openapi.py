@@ -124,6 +124,7 @@ def explanation() -> Json:
         "keywords": _object({"score": number, "words": words}),
         "vectors": _object({"score": number, "card": whole, "skill": skill}, ["score"]),
         "memory": _object({"score": number}),
+        "rerank": _object({"score": number, "relevance": number, "place": {"type": "integer"}}),
     }
     return _object(parts, []) | {
         "description": "What each way of searching gave to an agent's score: they add up to it."

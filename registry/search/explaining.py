@@ -12,9 +12,11 @@ from registry.index.analysis import analyze, spell
 from registry.index.document import IndexDocument
 from registry.index.ranking import KEYWORDS, MEMORY, VECTORS
 from registry.index.tenant import IndexMatch, IndexQuery, TenantIndex
-from registry.requests import Explanation, KeywordMatch, VectorMatch
+from registry.requests import Explanation, KeywordMatch, RerankMatch, VectorMatch
 from registry.search.snapshots import ExplainedRequest
 
+RERANKED, RELEVANCE, FIRST_PLACE = "reranked", "relevance", "place"
+"""Names of what re-ranking adds to the shares; relevance is NaN where it changed nothing."""
 MAX_WORDS = 10
 """Words of a request that are named for one agent."""
 _NOTHING = IndexMatch({}, np.empty(0, np.float32))
@@ -40,8 +42,15 @@ def explain(
         match = matches.get(agent.no, _NOTHING)
         keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent)) if shares[KEYWORDS] else None
         by_meaning = _vectors(shares[VECTORS], match.cosines, agent) if shares.get(VECTORS) else None
-        explanations.append(Explanation(keywords, by_meaning, shares.get(MEMORY) or None))
+        memory = shares.get(MEMORY) or None
+        explanations.append(Explanation(keywords, by_meaning, memory, _reranked(shares)))
     return explanations
+
+
+def _reranked(shares: dict[str, float]) -> RerankMatch | None:
+    if not np.isfinite(shares.get(RELEVANCE, np.nan)):
+        return None
+    return RerankMatch(shares[RERANKED], shares[RELEVANCE], int(shares[FIRST_PLACE]))
 
 
 def _words(words: dict[str, str], match: IndexMatch, agent: Agent) -> tuple[str, ...]:

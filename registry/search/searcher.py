@@ -16,7 +16,9 @@ from mediator.parts import Announcer
 from mediator.store.base import Transaction
 from registry.agents.records import Agent, Liveness
 from registry.agents.showing import shown_to_others
+from registry.cards.card import read_card
 from registry.embedding.switching import EmbeddingModels
+from registry.embedding.texts import MAX_TEXT, card_texts
 from registry.index.analysis import analyze
 from registry.index.document import fold
 from registry.index.ranking import VECTORS
@@ -24,9 +26,10 @@ from registry.index.tenant import DEFAULT_STATES, IndexQuery, SearchFilter, Tena
 from registry.index.updater import IndexUpdater
 from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
-from registry.requests import DiscoverRequest, DiscoverResult, Explanation
+from registry.requests import BY_KEYWORDS, DiscoverRequest, DiscoverResult, Explanation
 from registry.search.asked import AskedQueries
-from registry.search.explaining import explain
+from registry.search.explaining import FIRST_PLACE, RELEVANCE, RERANKED, explain
+from registry.search.reranking import Reranker
 from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
 from registry.search.splitting import search_texts
 from registry.tables import RegistryTables
@@ -43,6 +46,8 @@ STEP = 16
 """Agents read before the byte budget is checked, since cards may be large."""
 OVERHEAD = 160
 """Bytes of an agent in an answer beside its card and report, at most: score, state, commas."""
+RERANKED_BYTES = 4 * 1024 * 1024
+"""Bytes of the cards that are read to be re-ranked."""
 EXPLAINED = 4096
 """Bytes of its explanation, at most."""
 LISTED, BY_TEXT, BY_MEANING = "list", "text", "semantic"
@@ -61,11 +66,13 @@ class Searcher:
         announcer: Announcer | None = None,
         policy: MemoryPolicy = NO_MEMORY,
         asked: AskedQueries | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         """Without ``models`` keywords answer every request; ``announcer`` reaches the other instances."""
         self._policy = policy
         self.asked = asked or AskedQueries()
         """The searches that callers can say a word on."""
+        self._reranker = reranker
         self._broker = broker
         self._liveness = liveness
         self._updater = updater
@@ -147,11 +154,26 @@ class Searcher:
         remember = vectors is not None and self._policy.on(tenant)
         space = self._updater.space
         ranked, total = await self._run(_rank, index, texts, vectors, remember, filter_, now)
+        if self._reranker is not None and mode == BY_MEANING and len(ranked.numbers) > 1:
+            ranked, late = await self._rerank(self._reranker, tenant, texts[0], ranked)
+            note = "; ".join(filter(None, (note, late)))
         query_id = ""
         if remember and vectors is not None:
             query_id = (await self.asked.add(tenant, texts[0], space, vectors[0], ranked.numbers)).id
         explained = ExplainedRequest(request, ranked.shares) if query.explain else None
         return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained, query_id)
+
+    async def _rerank(self, reranker: Reranker, tenant: str, request: str, ranked: TopAgents) -> tuple[TopAgents, str]:
+        """Return the first agents in the order of their relevance, with the scores of their places; or a note."""
+        problem = reranker.problem
+        if problem is None:
+            numbers = ranked.numbers[: reranker.depth].tolist()
+            agents = await self._broker.read(partial(_pick, tenant, numbers, RERANKED_BYTES))
+            texts = await self._run(_documents, agents)
+            relevance, problem = await reranker.rate(request, texts)
+            if relevance is not None:
+                return _reordered(ranked, relevance), ""
+        return ranked, f"not re-ranked: {problem}"
 
     async def _explain(self, tenant: str, result: SearchResult, page: Sequence[tuple[int, Agent]]) -> list[Explanation]:
         if result.explained is None:
@@ -170,7 +192,7 @@ class Searcher:
             vectors, note = None, self._models.encoder.problem or "the cards have no vectors yet"
         else:
             vectors, note = await self._models.encode_query(texts, ENCODE_SECONDS)
-        return vectors, f"answered by keywords: {note}" if note else ""
+        return vectors, f"{BY_KEYWORDS}{note}" if note else ""
 
     async def _page(
         self, tenant: str, result: SearchResult, start: int, limit: int, budget: int, overhead: int
@@ -225,6 +247,23 @@ def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: in
         if budget < 0:
             break
     return picked
+
+
+def _documents(agents: Sequence[Agent | None]) -> list[str]:
+    """Return what is said of each agent to be compared with a request: "" of one that was removed."""
+    return ["" if agent is None else "\n".join(card_texts(read_card(agent.card)))[:MAX_TEXT] for agent in agents]
+
+
+def _reordered(ranked: TopAgents, relevance: NDArray[np.float32]) -> TopAgents:
+    """Order the first agents by relevance. A place keeps its score, so that scores still descend (G3)."""
+    order = np.arange(len(ranked.numbers))
+    order[: len(relevance)] = np.argsort(-relevance, kind="stable")
+    rated = np.full(len(order), np.nan, np.float32)
+    rated[: len(relevance)] = relevance
+    shares = {name: share[order] for name, share in ranked.shares.items()}
+    shares[RERANKED] = ranked.scores - ranked.scores[order]
+    shares[RELEVANCE], shares[FIRST_PLACE] = rated[order], (order + 1).astype(np.float32)
+    return ranked._replace(numbers=ranked.numbers[order], shares=shares)
 
 
 def _size(agent: Agent) -> int:

@@ -30,7 +30,7 @@ class ExplainedRequest:
 
     text: str
     shares: Mapping[str, NDArray[np.float32]]
-    """What each way of searching gave to the scores, as long as they."""
+    """What each way of searching gave to the scores, and how they were re-ranked; as long as the scores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,11 @@ BUDGET = 1 << 20
 class Instance:
     """A registry without a model, over a store."""
 
-    def __init__(self, broker: Broker, updater: IndexUpdater, directory: Directory, asked: AskedQueries) -> None:
+    def __init__(
+        self, broker: Broker, updater: IndexUpdater, directory: Directory, asked: AskedQueries | None = None
+    ) -> None:
         self.broker = broker
-        self.asked = asked
+        self.asked = asked or AskedQueries()
         self.updater = updater
         self.directory = directory
 

@@ -50,6 +50,10 @@ class OutsideServer:
         return f"http://127.0.0.1:{self._port}/v1/embeddings"
 
     @property
+    def rerank_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/rerank"
+
+    @property
     def texts(self) -> list[str]:
         """All texts that were asked for."""
         return [text for request in self.requests for text in request["input"]]
@@ -85,6 +89,30 @@ class OutsideServer:
 
     async def well(self, _request: web.Request, body: Any) -> web.StreamResponse:
         return web.json_response(answer([embed(text) for text in body["input"]]))
+
+
+def relevance(query: str, texts: list[str]) -> list[float]:
+    """Score texts honestly: by the cosine of their vectors and the query's."""
+    rows = np.array([embed(text) for text in [query, *texts]])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return [float(score) for score in rows[1:] @ rows[0]]
+
+
+async def rerank(_request: web.Request, body: Any) -> web.StreamResponse:
+    """Answer as Cohere, Jina, vLLM and infinity do, best first."""
+    if "documents" not in body:
+        return web.Response(status=422)
+    scores = relevance(body["query"], body["documents"])
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body["top_n"]]
+    return web.json_response({"results": [{"index": n, "relevance_score": scores[n]} for n in order]})
+
+
+async def rerank_texts(_request: web.Request, body: Any) -> web.StreamResponse:
+    """Answer as text-embeddings-inference does."""
+    if "texts" not in body:
+        return web.Response(status=422, text="missing field `texts`")
+    scores = relevance(body["query"], body["texts"])
+    return web.json_response([{"index": n, "score": score} for n, score in enumerate(scores)])
 
 
 @asynccontextmanager
