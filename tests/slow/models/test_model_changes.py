@@ -61,12 +61,12 @@ class Reading(Instance):
             *(self.register(f"ledger{number}", f"Books invoice {number} into an account") for number in range(1, COUNT))
         )
 
-    async def asked(self) -> DiscoverResult:
+    async def ask_again(self) -> DiscoverResult:
         return await self.discover(semantic=REQUEST, limit=3)
 
     async def answered(self) -> bool:
         """Ask; an answer by meaning is right, one by keywords says why it is none."""
-        found = await self.asked()
+        found = await self.ask_again()
         if found.note:
             assert found.agents == [], "no agent has a word of it"
         else:
@@ -232,7 +232,7 @@ async def test_keywords_answer_after_a_change_of_model_in_place(store: Store, on
     async with reading(store, one, cache_dir) as second:
         with stopped(await begun(second)):
             await until(lambda: second.updater.loaded)
-            found = await second.asked()
+            found = await second.ask_again()
             assert found.note == "answered by keywords: the cards are being read by another model"
             assert found.agents == []
             assert await second.found(semantic="oven temperatures") == [RIGHT]
