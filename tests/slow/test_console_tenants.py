@@ -3,7 +3,7 @@
 from mediator.client import Client
 from mediator.errors import LoginRefusedError
 from tests.harness.browser import Tab, open_tab
-from tests.harness.console_tour import SETTINGS, at, sign_in
+from tests.harness.console_tour import SETTINGS, sign_in
 from tests.harness.service import Service, Services
 from tests.harness.waiting import until
 
@@ -56,7 +56,7 @@ async def test_a_tenant_is_added_bounded_rotated_and_removed(services: Services)
         assert await works(service, first)
         # Loading again leads on: nothing is done twice, and no secret is shown twice.
         await tab.call("Page.reload")
-        await until(lambda: at(tab, "/console/tenants"), what="the list")
+        await until(lambda: shows(tab, "Add a tenant"), what="the list")
         assert not {first, token} & set((await tab.evaluate("document.body.innerText")).split())
 
         await tab.show(f"{origin}{ACME}")
@@ -69,7 +69,7 @@ async def test_a_tenant_is_added_bounded_rotated_and_removed(services: Services)
         assert [await works(service, password) for password in (first, second)] == [True, True]
 
         await tab.evaluate("document.querySelector('[data-replace]').click()")
-        await until(lambda: at(tab, ACME), what="the tenant's page")
+        await until(lambda: shows(tab, "All new secrets"), what="the tenant's page")
         await send(tab, "tenant-remove")
         await until(lambda: shows(tab, "Tenant acme is removed"), what="it is removed")
         assert not await works(service, second)
