@@ -71,7 +71,9 @@ class RegistrySettings(PartSettings):
         examples=["http://127.0.0.1:11434/v1/embeddings"],
     )
     embeddings_key: SecretStr | None = Field(
-        default=None, description="The API key for `registry.embeddings_url`, sent as a bearer token."
+        default=None,
+        description="The API key for `registry.embeddings_url`, sent as a bearer token.",
+        examples=["change me"],
     )
     rerank_url: ServiceUrl | None = Field(
         default=None,
@@ -81,7 +83,9 @@ class RegistrySettings(PartSettings):
         examples=["http://127.0.0.1:7997/rerank"],
     )
     rerank_key: SecretStr | None = Field(
-        default=None, description="The API key for `registry.rerank_url`, sent as a bearer token."
+        default=None,
+        description="The API key for `registry.rerank_url`, sent as a bearer token.",
+        examples=["change me"],
     )
     rerank_model: str = Field(
         default="",
