@@ -22,6 +22,7 @@ from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import MESSAGE_COLUMNS
+from mediator.store.log_space import AHEAD, lengthen
 from mediator.store.migrate import migrate
 from mediator.store.pace import Pace
 from mediator.store.pool import Pool
@@ -39,12 +40,14 @@ READERS = 5
 """One more than there are reader threads, so that the event loop never waits for a connection."""
 READ_SECONDS = 4.0
 """A SELECT beside the writer is interrupted after this long: it would keep the WAL from being cut."""
-LOG_KEPT = 32 << 20
-"""Bytes that the WAL keeps when it is empty: to overwrite them takes a disk fewer steps than to append."""
-AMPLE = 32 * LOG_KEPT
-"""Bytes of free disk space below which it keeps none."""
-WAL_PAGES = 2048
-"""Pages (of 4 kB) in the WAL above which even a busy writer stops for a checkpoint."""
+LOG_BYTES = 192 << 20
+"""Bytes that the WAL keeps: to overwrite them takes a disk fewer steps than to append."""
+USED_BYTES = LOG_BYTES - AHEAD
+"""Bytes in use in the WAL above which even a busy writer stops for a checkpoint."""
+USED_BYTES_WHEN_SCARCE = 8 << 20
+"""The same with less free disk space than ``AMPLE``; when there is time, nothing of the WAL is kept then."""
+AMPLE = 2 << 30
+PAGE_BYTES = 4096
 VACUUM_PAGES = 64
 VACUUM_PAGES_WHEN_FULL = 1024
 DAMAGE_SECONDS = 60.0
@@ -118,7 +121,7 @@ class SqliteStore:
         self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
-        self._wal_pages = 0
+        self._log_used = 0
         self._pace = Pace()
         self._reserve.adjust(self._log_bytes())
 
@@ -217,7 +220,10 @@ class SqliteStore:
             try:
                 if self._keeper is None:
                     self._keeper = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-                _, self._wal_pages, _ = self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                _, pages, _ = self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self._log_used = pages * PAGE_BYTES
+                if self._ample():
+                    lengthen(self._log, self._log_used, LOG_BYTES)
             except sqlite3.Error as error:
                 failure = self._failure(error)
                 # On a full disk :meth:`upkeep` comes next and may free space.
@@ -251,13 +257,13 @@ class SqliteStore:
             if self._reserve.short:
                 self._make_room()
                 return
+            ample = self._ample()
             if busy:
-                if self._wal_pages > WAL_PAGES:
+                if self._log_used > (USED_BYTES if ample else USED_BYTES_WHEN_SCARCE):
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                    self._wal_pages = 0
+                    self._log_used = 0
             else:
-                kept = LOG_KEPT if shutil.disk_usage(self.path.parent).free > AMPLE else 0
-                if self._log_bytes() > kept:
+                if self._log_bytes() > (LOG_BYTES if ample else 0):
                     self._truncate_log()
                 # executescript steps through to the end; execute would free one page only.
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
@@ -265,13 +271,16 @@ class SqliteStore:
             raise self._failure(error) from error
         self._reserve.adjust(self._log_bytes())
 
+    def _ample(self) -> bool:
+        return shutil.disk_usage(self.path.parent).free > AMPLE
+
     def _truncate_log(self) -> None:
         connection = self._writer.connection
         # Do not wait for readers, who keep the WAL from being cut.
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-        self._wal_pages = 0
+        self._log_used = 0
 
     def _make_room(self) -> None:
         """Return the free pages of the database and its log to the disk, and check for room."""

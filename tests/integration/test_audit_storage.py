@@ -39,6 +39,8 @@ from mediator.ops.control import send_command
 from mediator.ops.journal import events
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
+from mediator.store import sqlite as sqlite_module
+from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
 from pickup.mediation import connecting
@@ -267,14 +269,45 @@ def log_bytes(store: SqliteStore) -> int:
 @pytest.mark.parametrize("busy", [True, False])
 def test_the_log_is_overwritten_from_its_beginning(busy: bool) -> None:
     store = ram_store()
-    grown = write(store, 12)
-    for _ in range(3):
-        store.checkpoint()
+    write(store, 12)
+    store.checkpoint()
+    long = log_bytes(store)
+    for _ in range(5):
         store.upkeep(busy)
-        assert write(store, 8) == grown
+        assert write(store, 8) == long
+        store.checkpoint()
 
 
-def test_a_log_that_grew_large_is_cut_when_there_is_time() -> None:
+def test_a_log_in_use_is_lengthened_and_kept() -> None:
+    store = ram_store()
+    store.checkpoint()
+    assert log_bytes(store) < 1 << 20, "not for a service with little to do"
+    used = write(store, 8)
+    store.checkpoint()
+    assert used + AHEAD <= log_bytes(store) <= used + AHEAD + STEP
+    store.upkeep(busy=False)
+    assert log_bytes(store) > used
+
+
+def test_what_lengthens_the_log_is_no_mail(tmp_path: Path) -> None:
+    """A kill leaves zeros behind what was committed."""
+    copy = tmp_path / "copy.db"
+    with closing(SqliteStore(tmp_path / "mediator.db")) as store:
+        write(store, 8)
+        with store.reading() as seen:
+            seen.mailboxes.tenants()
+            store.checkpoint()
+            write(store, 2)
+            for end in ("", "-wal"):
+                shutil.copy(f"{store.path}{end}", f"{copy}{end}")
+    with closing(SqliteStore(copy)) as again, again.reading() as tx:
+        mailbox = tx.mailboxes.find(TENANT, BOX)
+        assert mailbox is not None
+        assert len(tx.messages.first(mailbox, 1000)) == 100
+
+
+def test_a_log_that_grew_large_is_cut_when_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_module, "LOG_BYTES", 32 << 20)
     store = ram_store()
     grown = write(store, 40)
     store.checkpoint()
