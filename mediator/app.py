@@ -175,7 +175,9 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         verbs = {subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}
         verbs |= push_verbs(connection, broker)
         door = await stack.enter_async_context(
-            open_door(settings, connection, broker, metrics, directory, verbs, instruments.make_door)
+            open_door(
+                settings, connection, broker, metrics, directory, verbs, host.send_listeners, instruments.make_door
+            )
         )
         stack.enter_context(open_short_way(settings, gateway, door))
         await stack.enter_async_context(_open_tenants(host, managed))
@@ -224,6 +226,8 @@ async def _reload_operators(operations: Operations, asked: asyncio.Event) -> Non
             await operations.run(_SIGNAL, "operators-reload", {})
         except (MediatorError, TimeoutError) as error:
             log.error("operators not reloaded", reason=str(error))
+        except Exception:
+            log.exception("operators not reloaded")
 
 
 def _tune_interpreter() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mediator.console.console import Console
     from mediator.http.health import Check, Health
     from mediator.http.tenants import HttpTenants
-    from mediator.nats.verbs import VerbHandler
+    from mediator.nats.verbs import SendListener, VerbHandler
     from mediator.ops.collector import CleanupStep
     from mediator.ops.diagnosis import DoctorCheck
     from mediator.ops.metrics import Metrics
@@ -153,6 +153,7 @@ class Host:
         """The pages for operators; see :mod:`mediator.console.pages` for how to add some."""
         self.verbs: dict[str, tuple[str, VerbHandler, Mapping[str, Any]]] = {}
         self.doctor_checks: list[DoctorCheck] = []
+        self.send_listeners: list[SendListener] = []
         self._health = health
         self._scheduler = scheduler
         self.operations = operations
@@ -170,6 +171,13 @@ class Host:
         if subject in self.verbs:
             raise SetupError(f"two parts answer requests on {subject}; uninstall one of them")
         self.verbs[subject] = name, handler, empty or {}
+
+    def add_send_listener(self, heard: "SendListener") -> None:
+        """Call ``heard`` with tenant, connection and address after each SEND over NATS that succeeded.
+
+        The connection is that of :data:`mediator.callers.connection`. It runs on the event loop, and must be quick.
+        """
+        self.send_listeners.append(heard)
 
     def add_health_check(self, name: str, check: "Check") -> None:
         """Have ``/readyz`` ask ``check``, which returns None or what is wrong."""

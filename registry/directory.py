@@ -20,7 +20,7 @@ from registry.index.packing import unpack_rows
 from registry.index.updater import IndexUpdater
 from registry.memory import remembering
 from registry.memory.policy import NO_MEMORY, MemoryPolicy
-from registry.memory.records import USEFUL, USELESS, AskedQuery, voter_of, voter_of_request
+from registry.memory.records import SIGN, USEFUL, USELESS, AskedQuery, voter_of, voter_of_request
 from registry.requests import (
     AgentRecord,
     AgentReference,
@@ -31,6 +31,7 @@ from registry.requests import (
     RegisterResult,
 )
 from registry.search.searcher import Searcher
+from registry.search.signs import Sign
 from registry.tables import RegistryTables
 
 T = TypeVar("T")
@@ -204,10 +205,12 @@ class Directory:
         Raises :class:`BadRequestError` for an unknown search or an agent that it did not find,
         :class:`NoSuchAgentError`.
         """
-        query = self._searcher.asked.get(tenant, said.query_id)
-        if query is None or not self._policy.on(tenant):
-            raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
+        query = self._asked(tenant, said.query_id)
         return await self._vote(query, said.address, USEFUL if said.useful else USELESS, credential)
+
+    async def sign(self, sign: Sign) -> None:
+        """Remember a message to an agent as a weak sign that it served (G8); raises as :meth:`feedback`."""
+        await self._vote(self._asked(sign.tenant, sign.query_id), sign.address, SIGN, sign.credential)
 
     async def forget_use(self, tenant: str, address: str | None) -> int:
         """Forget what is remembered of an agent, or of all of a tenant (G7); return how many votes, or requests.
@@ -215,24 +218,32 @@ class Directory:
         Raises :class:`NoSuchAgentError`.
         """
 
-        def forget(tx: Transaction, now: int) -> int:
+        def forget(tx: Transaction, now: int) -> tuple[int, int]:
             tables = tx.table(RegistryTables)
             if address is None:
-                return remembering.forget_all(tables, tenant, FORGOTTEN, now)
+                return remembering.forget_all(tables, tenant, FORGOTTEN, now), tables.agents.revision()
             agent = remembering.found_as(tables, tenant, address, now)
             if agent is None:
                 raise NoSuchAgentError(address)
-            return tables.memory.forget_agent(agent.no, now, FORGOTTEN)
+            return tables.memory.forget_agent(agent.no, now, FORGOTTEN), tables.agents.revision()
 
-        forgotten = 0
-        while some := await self._broker.write(forget, when_full=True):
-            forgotten += some
+        forgotten, more = 0, True
+        while more:
+            some, revision = await self._broker.write(forget, when_full=True)
+            forgotten, more = forgotten + some, some > 0
+        await self._updater.wait_for(revision)
         return forgotten
+
+    def _asked(self, tenant: str, query_id: str) -> AskedQuery:
+        query = self._searcher.asked.get(tenant, query_id)
+        if query is None or not self._policy.on(tenant):
+            raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
+        return query
 
     async def _vote(self, query: AskedQuery, address: str, value: int, credential: str) -> bool:
         tenant, several = query.tenant, self._policy.several(query.tenant)
         voter = voter_of(credential) if several else voter_of_request(query.text)
-        owner = voter if several else 0
+        owner = voter if several else None
         over = (await self._updater.index(tenant)).remembered + 1 - self._policy.most
         revision = await self._broker.write(
             lambda tx, now: remembering.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)

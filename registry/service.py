@@ -29,6 +29,7 @@ from registry.outside import OutsideService
 from registry.search.asked import AskedQueries
 from registry.search.reranking import Reranker
 from registry.search.searcher import Searcher
+from registry.search.signs import WeakSigns
 from registry.settings import RegistrySettings
 
 MODELS = "models"
@@ -156,10 +157,13 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         RegistryOperations(made.directory, updater, models).register(host.operations)
         AgentOperations(made.directory).register(host.operations)
         host.add_doctor_check(partial(examine, updater, models, outside.reranker))
-        add_verbs(host, made.directory)
+        signs = WeakSigns(made.directory.sign)
+        signs.start()
+        add_verbs(host, made.directory, policy, signs)
         add_pages(host.console)
         RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)
         try:
             yield made.directory
         finally:
+            await signs.stop()
             await guard.close()

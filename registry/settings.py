@@ -69,6 +69,7 @@ class RegistrySettings(PartSettings):
         "text-embeddings-inference or a hosted one, in place of a model here. `registry.model` is then its name there. "
         "The texts of all cards, and of requests by meaning, are sent to it. While it is away, keywords answer.",
         examples=["http://127.0.0.1:11434/v1/embeddings"],
+        json_schema_extra={"secret": True},
     )
     embeddings_key: SecretStr | None = Field(
         default=None,
@@ -81,6 +82,7 @@ class RegistrySettings(PartSettings):
         "infinity, text-embeddings-inference, vLLM, Jina or Cohere. The texts of these agents' cards and of the "
         "request are sent to it. Where it is late or away, the first order stands, with a note.",
         examples=["http://127.0.0.1:7997/rerank"],
+        json_schema_extra={"secret": True},
     )
     rerank_key: SecretStr | None = Field(
         default=None,
@@ -139,6 +141,12 @@ class RegistrySettings(PartSettings):
         description="Tenants for which this is turned on in any case.",
         examples=[["acme"]],
     )
+    memory_signs: list[str] = Field(
+        default_factory=list,
+        description="Tenants for which a message to an agent is a weak sign that it served, a quarter of a vote, "
+        "if the same NATS connection found the agent within ten minutes before.",
+        examples=[["default"]],
+    )
     memory_requests: Whole = Field(
         default=MemoryPolicy().most,
         ge=1,
@@ -167,7 +175,12 @@ class RegistrySettings(PartSettings):
     def memory_policy(self, parties: Callable[[str], int] = lambda _tenant: 1) -> MemoryPolicy:
         """Return for whom is remembered what; ``parties`` returns how many credentials a tenant has."""
         return MemoryPolicy(
-            self.memory, frozenset(self.memory_tenants), parties, self.memory_requests, self.memory_days * DAY
+            self.memory,
+            frozenset(self.memory_tenants),
+            frozenset(self.memory_signs),
+            parties,
+            self.memory_requests,
+            self.memory_days * DAY,
         )
 
     @property

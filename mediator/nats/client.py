@@ -67,7 +67,8 @@ class Request(NamedTuple):
 
     @property
     def _client_info(self) -> tuple[str, str, str]:
-        return _read_client(self.block.partition(_CLIENT_LINE)[2])
+        _, found, rest = self.block.rpartition(_CLIENT_LINE)
+        return _read_client(rest if found else b"")
 
     @property
     def inbox(self) -> bytes:

@@ -33,7 +33,7 @@ from mediator.nats.editions.publishing import PublishReader
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.reply_queue import ReplyQueue
 from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
-from mediator.nats.verbs import ImmediateVerb, MailboxVerbs, Verb, VerbCall
+from mediator.nats.verbs import ImmediateVerb, MailboxVerbs, SendListener, Verb, VerbCall
 from mediator.ops.metrics import OK, Metrics
 from mediator.request_ids import RequestScope
 from mediator.store.writer import Done
@@ -80,11 +80,13 @@ class Door:
         accounts: AccountMap,
         options: DoorOptions,
         verbs: Mapping[str, Verb | ImmediateVerb],
+        send_listeners: Sequence[SendListener] = (),
     ) -> None:
         """``verbs`` are those of other packages, by subject behind the prefix; a final dot stands for a tail."""
         self._connection = connection
         self._broker = broker
         self._metrics = metrics
+        self._send_listeners = send_listeners
         self._accounts = accounts
         self._options = options
         self._pool = AdmissionPool(options.max_pending, "requests")
@@ -220,7 +222,8 @@ class Door:
             else:
                 verb, tail = self._find(name, subject, tail, message)
                 tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
-                self._start(verb, VerbCall(tenant, tail, message, self._replies), started)
+                call = VerbCall(tenant, tail, message, self._replies, self._client(message, tenant))
+                self._start(verb, call, started)
         except MediatorError as error:
             self._refuse(message, verb, tenant, error, started)
         except Exception as error:
@@ -246,12 +249,11 @@ class Door:
         if self._replies.full or self._body_bytes + size > MAX_BODY_BYTES:
             raise BusyError("too many bytes are under way")
         pool = self._fetch_pool if verb.name == "FETCH" else self._pool
-        client = self._client(call.message, call.tenant)
-        pool.enter(call.tenant, client, size)
+        pool.enter(call.tenant, call.connection, size)
         self._body_bytes += size
         task = asyncio.create_task(self._answer(verb, call, started))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._finish, pool, call.tenant, client, size))
+        task.add_done_callback(partial(self._finish, pool, call.tenant, call.connection, size))
 
     def _finish(self, pool: AdmissionPool, tenant: str, client: Hashable, size: int, task: asyncio.Task[None]) -> None:
         pool.leave(tenant, client, size)
@@ -321,7 +323,7 @@ class Door:
     def _store(self, message: Request, request: Send, map_error: ErrorMapper, started: float) -> None:
         size = len(message.data)
         client = self._client(message, request.tenant)
-        self._submit(request, size, client, partial(self._stored, message, request.tenant, client, map_error, started))
+        self._submit(request, size, client, partial(self._stored, message, request, client, map_error, started))
         self._replies.hold(size)
 
     def _submit(self, request: Send, size: int, client: Hashable, done: Done) -> None:
@@ -334,15 +336,17 @@ class Door:
             raise
 
     def _stored(
-        self, message: Request, tenant: str, client: Hashable, map_error: ErrorMapper, started: float, outcome: Any
+        self, message: Request, request: Send, client: Hashable, map_error: ErrorMapper, started: float, outcome: Any
     ) -> None:
-        size = len(message.data)
+        size, tenant = len(message.data), request.tenant
         self._pool.leave(tenant, client, size)
         self._replies.hold(-size)
         if isinstance(outcome, MediatorError):
             self._refuse(message, self._immediate["MSG.SEND."], tenant, map_error(outcome), started)
         else:
             self._reply(message, "SEND", tenant, b'{"error":"","msg_id":%d}' % outcome, started)
+            for heard in self._send_listeners:
+                heard(tenant, client, request.address)
 
     def _send_batch(self, tenant: str, tail: str, message: Request, started: float) -> None:
         size = len(message.data)

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
 from mediator.nats.replies import payload_limit
 from mediator.nats.server import NatsServer
-from mediator.nats.verbs import ImmediateVerb, Verb
+from mediator.nats.verbs import ImmediateVerb, SendListener, Verb
 from mediator.ops.metrics import Metrics
 from mediator.store.base import Store
 from mediator.tenants.directory import TenantDirectory
@@ -189,6 +189,7 @@ async def open_door(
     metrics: Metrics,
     directory: TenantDirectory,
     verbs: Mapping[str, Verb | ImmediateVerb],
+    send_listeners: Sequence[SendListener],
     make_door: Callable[..., Door] = Door,
 ) -> AsyncIterator[Door]:
     """Serve requests over NATS inside this block; ``verbs`` as for :class:`Door`."""
@@ -199,7 +200,8 @@ async def open_door(
         max_waiting=settings.max_waiting,
         inbox_ttls=settings.editions.inbox_ttls,
     )
-    door = make_door(connection, broker, metrics, make_account_map(settings, directory), options, verbs)
+    accounts = make_account_map(settings, directory)
+    door = make_door(connection, broker, metrics, accounts, options, verbs, send_listeners)
     await door.open()
     watch = asyncio.create_task(_watch(door), name="nats-watch")
     try:

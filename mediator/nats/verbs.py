@@ -3,7 +3,7 @@
 SEND, BATCH and the publishes of older editions are not here: the door answers them without a task of their own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from mediator import callers
@@ -16,6 +16,8 @@ from mediator.nats.reply_queue import ReplyQueue
 
 ReplyRoom = Callable[[], int]
 """Returns how many bytes a reply may have; raises :class:`BusyError` while too many are under way."""
+SendListener = Callable[[str, Hashable, str], None]
+"""Takes the tenant, the connection and the address of a message that was stored."""
 VerbHandler = Callable[[str, bytes, ReplyRoom], Awaitable[bytes]]
 """A verb of another part: takes the tenant, the body as it came and the room for a reply, and returns the reply."""
 
@@ -32,6 +34,8 @@ class VerbCall(NamedTuple):
     """What follows the verb in the subject: an address, an address and a msg_id, or nothing."""
     message: Request
     replies: ReplyQueue
+    connection: Hashable
+    """Stands for the client's connection."""
 
     @property
     def fields(self) -> Fields:
@@ -124,6 +128,7 @@ def verb_of_part(name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> V
 
     async def answer(call: VerbCall) -> bytes:
         callers.current.set(f"user {user}" if (user := call.message.user) else "")
+        callers.connection.set(call.connection)
         return await handler(call.tenant, call.message.data, call.replies.room)
 
     return Verb(name, answer, empty)

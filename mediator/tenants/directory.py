@@ -119,6 +119,9 @@ class TenantDirectory:
 
     def parties(self, tenant: str) -> int:
         """Return how many callers of a tenant have credentials of their own: its users, or its tokens if more."""
+        if self._settings.nats_url is not None:
+            # Who logs in to an external server is not known here.
+            return 2
         configured = self._settings.tenants.get(tenant)
         if configured is not None:
             accounts, users, tokens = len(configured.accounts), len(configured.users), len(configured.api_tokens)

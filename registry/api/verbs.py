@@ -1,4 +1,4 @@
-"""The verbs AGENT.* of the NATS door (G1–G4)."""
+"""The verbs AGENT.* of the NATS door (G1–G8)."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from mediator.fields import parse_body
 from mediator.parts import Host
 from registry.api import codec
 from registry.directory import Directory
+from registry.memory.policy import MemoryPolicy
+from registry.search.signs import WeakSigns
 
 MAX_SEARCHES = 8
 """Concurrent searches: each may hold a reply of the maximum size."""
@@ -19,8 +21,8 @@ ReplyBudget = Callable[[], int]
 """Returns how many bytes a reply may have now; raises :class:`mediator.errors.BusyError` while too many are pending."""
 
 
-def add_verbs(host: Host, directory: Directory) -> None:
-    """Have the NATS door answer the verbs."""
+def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: WeakSigns) -> None:
+    """Have the NATS door answer the verbs; ``signs`` are taken note of where the policy says so."""
     searches = asyncio.Semaphore(MAX_SEARCHES)
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
@@ -39,6 +41,9 @@ def add_verbs(host: Host, directory: Directory) -> None:
         query = codec.parse_discover(parse_body(data))
         async with searches:
             page = await directory.discover(tenant, query, budget())
+        if page.query_id and tenant in policy.signs:
+            addresses = [agent.address for agent in page.agents]
+            signs.found(tenant, callers.connection.get(), page.query_id, callers.current.get(), addresses)
         return _success(**codec.encode_page(page, query))
 
     async def feedback(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
@@ -46,6 +51,8 @@ def add_verbs(host: Host, directory: Directory) -> None:
         counted = await directory.feedback(tenant, said, callers.current.get())
         return _success(mailbox=said.address, counted=counted)
 
+    if policy.signs:
+        host.add_send_listener(signs.sent)
     host.add_verb("AGENT.REGISTER", "REGISTER", register)
     host.add_verb("AGENT.UNREGISTER", "UNREGISTER", unregister)
     host.add_verb("AGENT.REPORT", "REPORT", report)

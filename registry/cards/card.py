@@ -86,6 +86,14 @@ def parse_card(data: bytes) -> dict[str, Any]:
     return card
 
 
+def read_shown(data: bytes) -> Card | None:
+    """Read a registered card as others see it (G4); None where the longer address made it too large to be read."""
+    try:
+        return read_card(data)
+    except BadRequestError:
+        return None
+
+
 def read_card(data: bytes) -> Card:
     """Read what search needs of a card (G1).
 

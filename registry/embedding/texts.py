@@ -1,5 +1,6 @@
 """Composes the texts of a card that are embedded: one of the whole card, and one of each skill."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from mediator.mailboxes.address import is_generated
@@ -26,16 +27,26 @@ def card_texts(card: Card) -> list[str]:
     base64 is left out, since it becomes hundreds of tokens, and so is an address that is a credential (A7), since the
     model may be somebody else's.
     """
-    skills = tuple(map(_without_data_in, card.skills[:MAX_SKILLS]))
-    card = replace(card, name=without_data(card.name), description=without_data(card.description), skills=skills)
-    texts = [_whole(card), *(_skill(card, skill) for skill in skills)]
-    return [text.replace(card.address, "") for text in texts] if is_generated(card.address) else texts
+    clean = _without(card.address) if is_generated(card.address) else without_data
+    skills = tuple(
+        replace(
+            skill,
+            name=clean(skill.name),
+            description=clean(skill.description),
+            tags=tuple(map(clean, skill.tags)),
+            examples=tuple(map(clean, skill.examples)),
+        )
+        for skill in card.skills[:MAX_SKILLS]
+    )
+    tags = tuple(map(clean, card.tags))
+    card = replace(card, name=clean(card.name), description=clean(card.description), tags=tags, skills=skills)
+    return [_whole(card), *(_skill(card, skill) for skill in skills)]
 
 
 def _whole(card: Card) -> str:
     """Name everything before describing anything: a model reads only the beginning, and averages over it."""
     names = [_spaced(skill.name) for skill in card.skills if skill.name != card.name]
-    tags = dict.fromkeys(map(without_data, [*card.tags, *(tag for skill in card.skills for tag in skill.tags)]))
+    tags = dict.fromkeys([*card.tags, *(tag for skill in card.skills for tag in skill.tags)])
     head = _lines(
         _spaced(card.name),
         card.description[:_CONTENTS],
@@ -56,13 +67,9 @@ def _skill(card: Card, skill: Skill) -> str:
     return ": ".join(filter(None, (title, skill.description, " ".join(skill.examples))))[:MAX_TEXT]
 
 
-def _without_data_in(skill: Skill) -> Skill:
-    return replace(
-        skill,
-        name=without_data(skill.name),
-        description=without_data(skill.description),
-        examples=tuple(map(without_data, skill.examples)),
-    )
+def _without(address: str) -> Callable[[str], str]:
+    # Before anything is cut: a part of an address is a secret too.
+    return lambda text: without_data(text.replace(address, ""))
 
 
 def _lines(*lines: str) -> str:

@@ -125,7 +125,9 @@ def _shares(agents: NDArray[np.int64], voters: NDArray[np.int64], weights: NDArr
     praise, blame, said = np.zeros(len(pairs)), np.zeros(len(pairs)), np.zeros(len(who))
     np.maximum.at(praise, pair, weights)
     np.maximum.at(blame, pair, -weights)
-    np.maximum.at(said, voter, np.abs(weights))
+    np.maximum.at(said, voter, weights)
     support = np.bincount(pairs % len(numbers), praise - blame, len(numbers))
-    lifts = MOST * np.maximum(support, 0) / (said.sum() + DOUBT)
+    # A word against an agent undoes a word for it: there is less to share, too.
+    against = np.bincount(pairs % len(numbers), blame, len(numbers))
+    lifts = MOST * np.maximum(support, 0) / (np.maximum(said.sum() - against, 0) + DOUBT)
     return dict(zip(numbers.tolist(), lifts.tolist(), strict=True))

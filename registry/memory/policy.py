@@ -15,6 +15,8 @@ class MemoryPolicy:
     """For tenants that are not named below; ``auto``: on where a tenant is one party."""
     tenants: Set[str] = frozenset()
     """Where it is on in any case."""
+    signs: Set[str] = frozenset()
+    """Tenants where a message to an agent that was just found is a weak sign (G8)."""
     parties: Callable[[str], int] = lambda _tenant: 1
     """Returns how many credentials a tenant has."""
     most: int = 100_000

@@ -9,17 +9,19 @@ from registry.memory.records import SIGN, AskedQuery, Vote
 
 MAX_VOTES = 64
 """Votes on one request; more of them take the place of the oldest."""
+MAX_FORGOTTEN = 20
+"""Requests that one vote takes the place of."""
 REMEMBERED = DAY
 """Milliseconds for which a forgotten request stays among the changes that indexes read."""
 
 
 def vote(
-    tx: MemoryTables, query: AskedQuery, address: str, value: int, voter: int, owner: int, over: int, now: int
+    tx: MemoryTables, query: AskedQuery, address: str, value: int, voter: int, owner: int | None, over: int, now: int
 ) -> int | None:
     """Keep a vote on how the agent of an address served a request; return its revision, None if it does not count.
 
     That of who registered the card does not (G6): ``owner`` is the caller's number where a tenant has several parties,
-    else 0. ``over`` is how many requests the tenant then has too many: as many that were not used for longest are
+    else None. ``over`` is how many requests the tenant then has too many: as many that were not used for longest are
     forgotten. A weak sign takes no stronger vote's place.
 
     Raises :class:`NoSuchAgentError`, and :class:`BadRequestError` for an agent that the search did not find.
@@ -29,12 +31,13 @@ def vote(
         raise NoSuchAgentError(address)
     if not query.found(agent.no):
         raise BadRequestError("mailbox", "expected an agent that this search found among its first")
-    if owner and agent.owner == owner:
+    if owner is not None and agent.owner == owner:
         return None
     if value == SIGN and tx.memory.find_vote(query, agent.no, voter) is not None:
         return None
     if over > 0:
-        tx.memory.forget(tx.memory.oldest(query.tenant, over), now)
+        # Not all of many at once, where the bound was lowered: the next votes forget the others.
+        tx.memory.forget(tx.memory.oldest(query.tenant, min(over, MAX_FORGOTTEN)), now)
     tx.memory.vote(Vote(tx.memory.keep(query, now), agent.no, voter, value, now), MAX_VOTES)
     return tx.agents.revision()
 
@@ -54,7 +57,8 @@ def collect(tx: MemoryTables, keep: int, now: int, limit: int) -> tuple[int, boo
         if removed >= limit:
             break
         removed += tx.memory.forget_agent(agent_no, now, limit - removed)
-    return removed + tx.memory.forget_removed(now - REMEMBERED, limit), removed >= limit
+    gone = tx.memory.forget_removed(now - REMEMBERED, limit)
+    return removed + gone, removed >= limit or gone >= limit
 
 
 def forget_all(tx: MemoryTables, tenant: str, limit: int, now: int) -> int:

@@ -60,21 +60,22 @@ class AskedQueries:
 
     def _keep(self, query: AskedQuery) -> None:
         oldest = self._clock() - KEEP_SECONDS
-        own = self._queries[query.tenant]
-        while own and next(iter(own.values()))[1] <= oldest:
-            self._drop(query.tenant)
+        for tenant, queries in list(self._queries.items()):
+            while queries and next(iter(queries.values()))[1] <= oldest:
+                self._drop(tenant)
         while self._bytes.total() and self._bytes.total() + query.size > MAX_BYTES:
             self._drop(max(self._bytes, key=self._bytes.__getitem__))
+        own = self._queries[query.tenant]
         if query.id not in own:
             self._bytes[query.tenant] += query.size
-        self._queries[query.tenant][query.id] = query, self._clock()
+        own[query.id] = query, self._clock()
 
     def _drop(self, tenant: str) -> None:
         """Drop the oldest search of a tenant."""
         _, (query, _) = self._queries[tenant].popitem(last=False)
         self._bytes[tenant] -= query.size
-        if not self._queries[tenant] and not self._bytes[tenant]:
-            del self._bytes[tenant]
+        if not self._queries[tenant]:
+            del self._queries[tenant], self._bytes[tenant]
 
     def _receive(self, data: bytes) -> None:
         # Messages of any other form are ignored.

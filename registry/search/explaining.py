@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mediator.mailboxes.send_only import is_send_only
 from registry.agents.records import Agent
-from registry.cards.card import read_card
+from registry.cards.card import read_shown
 from registry.index.analysis import analyze, spell
 from registry.index.document import IndexDocument
 from registry.index.ranking import KEYWORDS, MEMORY, VECTORS
@@ -58,7 +58,8 @@ def _words(words: dict[str, str], match: IndexMatch, agent: Agent) -> tuple[str,
     matched = match.terms
     # A card whose text names its mailbox is found by the address itself, which others are not to learn (G4).
     if is_send_only(agent.address) and agent.card.count(agent.address.encode()) > 1:
-        shown = IndexDocument.of(read_card(agent.card)).terms
+        card = read_shown(agent.card)
+        shown = {} if card is None else IndexDocument.of(card).terms
         matched = {word: term for word, term in matched.items() if term in shown}
     return tuple(words[word] for word in matched if word in words)[:MAX_WORDS]
 
@@ -68,7 +69,8 @@ def _vectors(score: float, cosines: NDArray[np.float32], agent: Agent) -> Vector
         return VectorMatch(score)
     whole, skills = float(cosines[0]), cosines[1:]
     nearest = int(skills.argmax()) if len(skills) else 0
-    named = read_card(agent.card).skills if len(skills) else ()
+    card = read_shown(agent.card) if len(skills) else None
+    named = () if card is None else card.skills
     # Another card may have been registered since the page was read.
     if nearest >= len(named):
         return VectorMatch(score, whole)

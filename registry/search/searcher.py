@@ -16,7 +16,7 @@ from mediator.parts import Announcer
 from mediator.store.base import Transaction
 from registry.agents.records import Agent, Liveness
 from registry.agents.showing import shown_to_others
-from registry.cards.card import read_card
+from registry.cards.card import read_shown
 from registry.embedding.switching import EmbeddingModels
 from registry.embedding.texts import MAX_TEXT, card_texts
 from registry.index.analysis import analyze
@@ -251,7 +251,8 @@ def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: in
 
 def _documents(agents: Sequence[Agent | None]) -> list[str]:
     """Return what is said of each agent to be compared with a request: "" of one that was removed."""
-    return ["" if agent is None else "\n".join(card_texts(read_card(agent.card)))[:MAX_TEXT] for agent in agents]
+    cards = [None if agent is None else read_shown(agent.card) for agent in agents]
+    return ["" if card is None else "\n".join(card_texts(card))[:MAX_TEXT] for card in cards]
 
 
 def _reordered(ranked: TopAgents, relevance: NDArray[np.float32]) -> TopAgents:

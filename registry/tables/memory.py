@@ -93,6 +93,7 @@ class Memory(Table):
             )
 
     def forget_agent(self, agent_no: int, now: int, limit: int) -> int:
+        self._clock.lock()
         sql = "SELECT request_no FROM request_vote WHERE agent_no = ? ORDER BY request_no LIMIT ?"
         touched = sorted({no for (no,) in self._session.dialect.execute(sql, (agent_no, limit))})
         for some in chunks(touched):
@@ -102,6 +103,12 @@ class Memory(Table):
             )
         kept = {vote.request_no for vote in self.votes(touched)}
         self.forget([no for no in touched if no not in kept], now)
+        # Indexes read the others again, without these votes.
+        for some in chunks(sorted(kept)):
+            condition, parameters = self._session.dialect.any_of("no", some)
+            self._session.dialect.execute(
+                f"UPDATE past_request SET revision = ? WHERE {condition}", (self._clock.take(), *parameters)
+            )
         return len(touched)
 
     def orphaned(self, limit: int) -> list[int]:

@@ -27,7 +27,7 @@ def add(tx, address="boats", owner=0, tenant=TENANT):
     return tx.agents.add(registration(address, owner=owner, tenant=tenant), 0, T0)
 
 
-def vote(tx, asked, address="boats", value=USEFUL, voter=ANN, *, owner=0, over=0, now=T0):
+def vote(tx, asked, address="boats", value=USEFUL, voter=ANN, *, owner=None, over=0, now=T0):
     return remembering.vote(tx, asked, address, value, voter, owner, over, now)
 
 

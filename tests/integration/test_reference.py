@@ -45,6 +45,7 @@ REQUESTS: tuple[tuple[str, str, object], ...] = (
     ("PublicList", "PUBLIC.LIST", {"limit": 1}),
     ("AgentRegister", "AGENT.REGISTER", CARD),
     ("AgentDiscover", "AGENT.DISCOVER", {"text": "invoices", "with_scores": True, "with_state": True, "explain": True}),
+    ("AgentFeedback", "AGENT.FEEDBACK", {"query_id": "0" * 24, "mailbox": "clerk.inbox", "useful": True}),
     ("AgentReport", "AGENT.REPORT", {"mailbox": "clerk.inbox", "load": 0.5}),
     ("AgentUnregister", "AGENT.UNREGISTER", {"name": "Clerk"}),
 )

@@ -1,6 +1,6 @@
 """Feedback at the registry: how it comes in, whose word counts, and how instances follow (G5–G7)."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.nats.client import Request
 from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory
+from registry.agents.records import CardVectors
+from registry.index.packing import pack_rows
+from registry.index.ranking import MEMORY
+from registry.index.tenant import IndexQuery, SearchFilter
 from registry.memory.policy import MemoryPolicy
 from registry.requests import FeedbackRequest
 from registry.search.asked import KEEP_SECONDS, AskedQueries
@@ -83,12 +87,13 @@ async def test_a_search_is_known_for_an_hour() -> None:
 
 @pytest.mark.rule("G6")
 @pytest.mark.parametrize(("policy", "counted"), [(ALONE, True), (SHARED, False)])
-async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, counted: bool) -> None:
+@pytest.mark.parametrize("caller", ["user ann", ""], ids=["a user", "anonymous"])
+async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, counted: bool, caller: str) -> None:
     async with instance(ram_store(), SPACE, policy=policy) as one:
         card = b'{"mailbox": "agent.boats"}'
-        done = await one.directory.register("default", card, "user ann")
+        done = await one.directory.register("default", card, caller)
         query_id = await ask(one, done.agent.no)
-        assert await say(one, query_id, "user ann") is counted
+        assert await say(one, query_id, caller) is counted
         assert await say(one, query_id, "user bob")
         assert await remembered(one) == 1
 
@@ -118,6 +123,33 @@ async def test_use_is_forgotten_on_demand() -> None:
             await one.directory.forget_use("default", "agent.nobody")
 
 
+@pytest.mark.rule("G7")
+async def test_what_is_forgotten_of_one_agent_lifts_it_no_more() -> None:
+    async with instance(ram_store(), SPACE, policy=ALONE) as one:
+        boats, tide = await one.register("boats"), await one.register("tide")
+        query_id = await ask(one, boats, tide)
+        await say(one, query_id)
+        await one.directory.feedback("default", FeedbackRequest(query_id, "agent.tide", True), "")
+        rows = pack_rows(VECTOR[None])
+        await one.directory.put_vectors(SPACE, [CardVectors(no, 1 + at, rows) for at, no in enumerate((boats, tide))])
+
+        async def lifts() -> dict[int, float]:
+            index = await one.updater.index("default")
+            found, _ = index.search(IndexQuery([["boat"]], VECTOR[None], remember=True), SearchFilter(), 0)
+            shares = found.shares.get(MEMORY, np.zeros(len(found.numbers)))
+            return dict(zip(found.numbers.tolist(), shares.tolist(), strict=True))
+
+        await until(lambda: _equal(lifts(), boats, tide), what="both are lifted alike")
+        assert await one.directory.forget_use("default", "agent.boats") == 1
+        after = await lifts()
+        assert after[tide] > after[boats]
+
+
+async def _equal(lifts: Awaitable[dict[int, float]], *numbers: int) -> bool:
+    found = await lifts
+    return len({found.get(no, 0.0) for no in numbers} | {0.0}) == 2
+
+
 @pytest.mark.rule("G6")
 def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
     user: dict[str, Any] = {"password": "secret"}
@@ -133,12 +165,16 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
     assert replace(policy, tenants=frozenset({"shared"})).on("shared")
     assert not any(replace(policy, mode="off").on(name) for name in names)
     assert all(replace(policy, mode="on").on(name) for name in names)
+    external = TenantDirectory(Settings.of(nats_url="nats://127.0.0.1:4223"), lambda: 0)
+    assert not replace(policy, parties=external.parties).on("default"), "its users are not known here"
 
 
 @pytest.mark.rule("G6")
 def test_a_caller_is_who_the_server_vouches_for() -> None:
     block = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"ann~2"}\r\n'
     assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == "ann"
+    twice = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"eve"}' + block.removeprefix(b"NATS/1.0")
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, twice).user == "ann", "the server's is the last"
     # Without accounts the server adds no such line, so a client wrote it.
     assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == ""
 

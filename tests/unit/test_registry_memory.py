@@ -68,7 +68,8 @@ def test_a_voter_counts_once_nearby():
 def test_a_word_against_takes_no_more_than_one_gave():
     praised = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9)))
     blamed = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9), (BOATS, 6, USELESS)))
-    assert lift(praised) > lift(blamed) == pytest.approx(MOST * 2 / (4 + DOUBT))
+    fewer = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8)))
+    assert lift(praised) > lift(blamed) == pytest.approx(lift(fewer)) == pytest.approx(MOST * 2 / (2 + DOUBT))
     assert lift(memory(request(1, AXES[0], (BOATS, 6, USELESS)))) == 0
 
 

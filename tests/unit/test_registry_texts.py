@@ -36,6 +36,8 @@ def test_an_address_that_is_a_credential_is_in_no_text():
     own = "mfrggzdfmztwq2lknnwg23tpob"
     skill = Skill(name="write", description=f"Send to {own}.")
     assert own not in "".join(card_texts(Card(own, "One", f"Mail: {own}", (skill,))))
+    parts = "".join(card_texts(Card(own, "One", "x" * 390 + own, (skill,))))
+    assert own[:5] not in parts, "nor a part of one that was cut"
     assert "Mail: desk" in card_texts(Card("desk", "One", "Mail: desk"))[0]
 
 
