@@ -101,7 +101,8 @@ class DidcommOperations:
             Operation(
                 "invitations-show",
                 self._show_invitation,
-                Right.READ,
+                # Its links let a wallet connect.
+                Right.OPERATE,
                 "One invitation with its links",
                 obj(**_INVITATION, open=FLAG, **_URLS),
                 fields={**tenant, "id": TEXT},

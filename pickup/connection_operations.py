@@ -199,7 +199,7 @@ class ConnectionOperations:
                 for view in await self._mediation.view_connections(tenant, list(shown))
             ],
             "found": len(rows),
-            "complete": len(looked_at) < LOOKED_AT,
+            "complete": (await self._mediation.list_connections(tenant, 0, 1)).total <= LOOKED_AT,
         }
 
     async def _survey(self, tenant: str, text: str) -> list[ConnectionRow]:

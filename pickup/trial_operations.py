@@ -90,8 +90,11 @@ class TrialOperations:
             except (ClientError, MediatorError) as error:
                 trial.fail(str(error), self._advise(error))
             finally:
-                await self._clean_up(invitation, wallet)
-            trial.done("cleaned up", "the connection and the invitation are removed")
+                try:
+                    await self._clean_up(invitation, wallet)
+                    trial.done("cleaned up", "the connection and the invitation are removed")
+                except MediatorError as error:
+                    trial.done("cleaned up", f"not all is removed: {error}", ok=False)
             answer = trial.written(tenant, generation)
             self._trials.appendleft(answer)
             return answer

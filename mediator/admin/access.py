@@ -118,6 +118,9 @@ class Access:
     def ask_to_sign_in(self, request: web.Request) -> web.Response:
         """Lead to the page on which one signs in, and back from there."""
         here = quote(request.path_qs if request.method in _SAFE else "/console", safe="/")
+        if "HX-Request" in request.headers:
+            # A part of a page that is asked for again and again: the page itself is to go there.
+            return web.Response(status=401, headers={"HX-Redirect": f"{SIGN_IN}?next={here}"})
         return web.Response(status=303, headers={hdrs.LOCATION: f"{SIGN_IN}?next={here}", **HTML_HEADERS})
 
     def token_of(self, secret: str) -> tuple[Actor, str] | None:

@@ -22,7 +22,10 @@ async def _show(visit: Visit) -> Shown:
 def _seconds(name: str, text: str) -> float | None:
     """Return Unix seconds of what a browser's field for a time sends, which is taken as UTC."""
     try:
-        return None if not text else datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        if not text:
+            return None
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except ValueError:
         raise BadRequestError(name, "expected a time such as 2026-01-31T12:00") from None
 

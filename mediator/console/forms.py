@@ -14,7 +14,7 @@ _TRUE = frozenset({"on", "true", "1"})
 
 
 def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
-    """Return the request; an empty field is absent, unless it is text that cannot be null.
+    """Return the request; an empty field is absent, unless it is a list, or text that cannot be null.
 
     Properties of an object are fields of their own, ``quotas.messages``, where an empty one stands for null. Raises
     :class:`BadRequestError`.
@@ -31,8 +31,8 @@ def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
                     key: _read(parts[key][0], text, parts[key][1]) if text else None for key, text in texts.items()
                 }
         elif "array" in types:
-            if given := [value for value in given if value]:
-                found[name] = [_read(name, value, schema.get("items", {})) for value in given]
+            if name in form:
+                found[name] = [_read(name, value, schema.get("items", {})) for value in given if value]
         elif given and (given[0] or ("string" in types and "null" not in types)):
             found[name] = _read(name, given[0], schema)
     return found

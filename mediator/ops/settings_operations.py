@@ -20,6 +20,8 @@ class SettingsOperations:
         """``take`` is called with the settings whose operators hold from then on."""
         self._settings = settings
         self._take = take
+        self._turn = asyncio.Lock()
+        """Held while the settings are read: no older ones take the place of newer ones."""
 
     def register(self, operations: Operations) -> None:
         """Register the operations."""
@@ -65,13 +67,21 @@ class SettingsOperations:
         return {"options": self._settings.in_force()}
 
     async def _reload(self, _request: OperationRequest) -> Answer:
+        async with self._turn:
+            return await self._read_again()
+
+    async def _read_again(self) -> Answer:
         try:
             newer = await asyncio.to_thread(self._settings.read_again)
         except SetupError as error:
             raise BadRequestError("settings", f"nothing was changed: {error}") from None
         before, now = _tokens(self._settings), _tokens(newer)
-        self._settings, waiting = self._settings.with_operators_of(newer)
-        self._take(self._settings)
+        taken, waiting = self._settings.with_operators_of(newer)
+        if self._settings.has_operators and not taken.has_operators:
+            why = "without a token everybody on this machine would be an operator; restart the service for that"
+            raise BadRequestError("operators.tokens", f"nothing was changed: {why}")
+        self._settings = taken
+        self._take(taken)
         changes = {
             "added": sorted(now.keys() - before.keys()),
             "removed": sorted(before.keys() - now.keys()),

@@ -74,9 +74,21 @@ async def run_child(
     except TimeoutError:
         timed_out = True
     finally:
-        await _end(process, reading)
+        await _surely(asyncio.create_task(_end(process, reading)))
     assert process.returncode is not None
     return ChildEnd(process.returncode, timed_out)
+
+
+async def _surely(ending: asyncio.Task[None]) -> None:
+    """Wait for the end of a child, also when cancelled meanwhile: it may be asked for more than once."""
+    cancelled = False
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 async def _end(process: Process, reading: asyncio.Future[None]) -> None:

@@ -12,6 +12,7 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.ops.operations import Right
 from pickup import qr
 from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
 from pickup.live_sessions import MAX_SESSIONS
@@ -33,7 +34,13 @@ def add_pages(console: Console) -> None:
         Page("/connections", "Connections", _list_connections, GROUP),
         Page("/connections/{tenant}/{connection}", "Connection", _show_connection, template="connection.html"),
         Page("/invitations", "Invitations", _list_invitations, GROUP),
-        Page("/invitations/{tenant}/{id}", "Invitation", _show_invitation, template="invitation.html"),
+        Page(
+            "/invitations/{tenant}/{id}",
+            "Invitation",
+            _show_invitation,
+            template="invitation.html",
+            right=Right.OPERATE,
+        ),
         Page("/try", "Try it", _show_tries, GROUP),
         Page("/access", "Allow and deny", _show_lists, GROUP),
         Page("/sessions", "Live sessions", _list_sessions, GROUP),

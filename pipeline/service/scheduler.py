@@ -11,7 +11,7 @@ import structlog
 from mediator.broker import Broker
 from mediator.config.settings import Settings, all_settings
 from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
-from mediator.errors import AlreadyRunningError, BadRequestError
+from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, UnavailableError
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.processes import process_name
 from mediator.ops.runs.history import SCHEDULED, RunHistory
@@ -22,6 +22,8 @@ from pipeline.service.child_log import ChildLog
 from pipeline.settings import PipelineSettings
 
 LOOK_SECONDS = 60
+RECORD_SECONDS = 5
+"""Between two tries to record the end of a run while the store is away."""
 _PROGRAM = (sys.executable, "-P", "-m", "mediator")
 _HOUR = 3600 * 1000
 _MINUTE = 60.0
@@ -55,6 +57,7 @@ class PipelineScheduler:
         self._turn = asyncio.Lock()
         """Held from the look at what runs until a run has begun."""
         self._asked: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def look(self) -> None:
         """Start what is due, without waiting for it; to be called every :data:`LOOK_SECONDS`."""
@@ -63,6 +66,7 @@ class PipelineScheduler:
 
     async def stop(self) -> None:
         """Stop what runs. Its run stays open, shows as killed once this process is gone, and is repeated soon."""
+        self._stopped = True
         await self.task.stop()
         if self._asked is not None:
             self._asked.cancel()
@@ -72,8 +76,10 @@ class PipelineScheduler:
         """Run a command now, without waiting for it, and return the number of its run.
 
         Raises :class:`BadRequestError` for any other than those that are scheduled, and :class:`AlreadyRunningError`
-        while one of them runs, whoever started it.
+        while one of them runs, whoever started it; :class:`UnavailableError` once the service stops.
         """
+        if self._stopped:
+            raise UnavailableError("the service stops")
         if command not in SCHEDULED:
             raise BadRequestError("name", f"expected one of {', '.join(SCHEDULED)}")
         async with self._turn:
@@ -91,6 +97,19 @@ class PipelineScheduler:
         self.running.child.cancel()
         await asyncio.wait({self.running.child})
         return True
+
+    async def _record(self, no: int, outcome: Outcome, why: str, last_lines: Sequence[str]) -> None:
+        """Record how a run ended, as soon as the store takes it: until then it counts as running."""
+        while True:
+            try:
+                # The child records its figures itself, if it gets that far.
+                await self._book.end(no, outcome, {}, why)
+                if outcome is not Outcome.SUCCEEDED:
+                    await self._book.keep_log(no, last_lines)
+                return
+            except MediatorError as error:
+                _log.warning("the end of a pipeline run cannot be recorded yet", run=no, reason=str(error))
+                await asyncio.sleep(RECORD_SECONDS)
 
     async def _round(self) -> None:
         every, instance = self._own.every * _HOUR, self._book.instance
@@ -130,10 +149,7 @@ class PipelineScheduler:
             outcome, why = _judge(ended, output.last_lines, minutes)
         finally:
             self.running = None
-        # The child records its figures itself, if it gets that far.
-        await self._book.end(no, outcome, {}, why)
-        if outcome is not Outcome.SUCCEEDED:
-            await self._book.keep_log(no, output.last_lines)
+        await self._record(no, outcome, why, output.last_lines)
         if outcome is Outcome.SUCCEEDED:
             _log.info("pipeline run succeeded", command=command, run=no)
         else:

@@ -39,6 +39,7 @@ async def test_acts_are_filtered_and_their_fields_are_shown(site: ConsoleSite) -
     now = datetime.fromtimestamp(site.core.clock() / 1000, UTC).isoformat(timespec="minutes")[:16]
     assert len(await listed(site, f"?since={now}")) + len(await listed(site, f"?until={now}")) == 3
     assert await listed(site, "?until=2001-01-01T00:00") == []
+    assert await listed(site, "?since=2100-01-01T00:00") == []
     page = await site.read("/console/audit")
     assert '<span class="soft">lane</span> <code>urgent</code>' in page
     assert "between us" not in page

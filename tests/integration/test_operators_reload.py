@@ -90,6 +90,7 @@ async def test_operators_come_go_and_change(file: Path, access: Access, operatio
         ("max_pending = 0\n", "max_pending: expected at least 1"),
         ("[[operators", "is not TOML"),
         (None, "cannot read"),
+        ("", "without a token everybody on this machine would be an operator"),
     ],
 )
 async def test_what_is_wrong_changes_nothing(

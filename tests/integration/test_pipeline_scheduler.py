@@ -105,6 +105,23 @@ async def test_a_child_that_is_given_up_is_ended() -> None:
     assert not waiting()
 
 
+async def test_a_child_that_is_given_up_twice_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cancel, while the child has time to end, once left it running."""
+    monkeypatch.setattr(child, "GRACE_SECONDS", 0.3)
+    output = ChildLog()
+    running = asyncio.create_task(run_child(STUBBORN, os.environ, LONG, output.read))
+    await until(lambda: output.last_lines)
+    running.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not waiting()
+    inner = int(output.last_lines[0])
+    await until(lambda: process_name(inner) == "")
+
+
 async def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:
     ended, lines = await run(["/nowhere/python"], os.environ, LONG)
     assert ended.code == 1

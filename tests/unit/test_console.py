@@ -41,7 +41,7 @@ OPERATION = Operation(
         ([("name", ""), ("number", "")], {"name": ""}),
         ([("number", "7"), ("ids", "1"), ("ids", "2"), ("sure", "on")], {"number": 7, "ids": [1, 2], "sure": True}),
         ([("note", ""), ("of.low", "0"), ("of.high", "")], {"of": {"low": 0, "high": None}}),
-        ([("csrf", "x"), ("ids", ""), ("sure", "no")], {"sure": False}),
+        ([("csrf", "x"), ("ids", ""), ("sure", "no")], {"ids": [], "sure": False}),
     ],
 )
 def test_a_form_becomes_a_request(form: list[tuple[str, str]], request_: dict[str, object]) -> None:

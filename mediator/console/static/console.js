@@ -42,6 +42,11 @@ function follow(state) {
   look();
 }
 
+// A hidden page does not ask for its parts again.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (document.hidden) event.preventDefault();
+});
+
 // The samples of the last hour, [[at, …], [value, …], …] by the names of a plot's data-series.
 async function plot(url) {
   const answer = await fetch(url);

@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,7 +122,7 @@ class LongTaskOperations:
     async def _back_up(self, request: OperationRequest) -> Answer:
         name = read_text(request, "name")
         if not name:
-            name = f"{self._instance}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}{SUFFIX}"
+            name = f"{self._instance.lstrip('._-') or 'mediator'}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}{SUFFIX}"
         elif not name.endswith(SUFFIX):
             name += SUFFIX
         file = self._file(name)
@@ -166,8 +167,10 @@ def _look_into(folder: Path) -> tuple[list[dict[str, Any]], int | None]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    known = entry.stat(follow_symlinks=False)
-                    found.append({"name": entry.name, "bytes": known.st_size, "at": known.st_mtime})
+                    # It may have been removed meanwhile.
+                    with suppress(FileNotFoundError):
+                        known = entry.stat(follow_symlinks=False)
+                        found.append({"name": entry.name, "bytes": known.st_size, "at": known.st_mtime})
         free = shutil.disk_usage(folder).free
     except FileNotFoundError:
         # The first backup makes it.
@@ -196,5 +199,6 @@ def _prepare(folder: Path) -> None:
     except OSError as error:
         raise UnavailableError(f"backup_dir: {folder}: {error.strerror}") from error
     for left in folder.glob(f"{WORKING}*"):
-        if left.is_dir() and not left.is_symlink() and time.time() - left.stat().st_mtime > DAY / 1000:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            if left.is_dir() and not left.is_symlink() and time.time() - left.stat().st_mtime > DAY / 1000:
+                shutil.rmtree(left, ignore_errors=True)

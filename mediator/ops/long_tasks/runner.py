@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
-from mediator.errors import AlreadyRunningError
+from mediator.errors import AlreadyRunningError, UnavailableError
 from mediator.system.child_process import run_child
 
 TASK_SECONDS: Final = 6 * 3600.0
@@ -63,13 +63,19 @@ class LongTasks:
         self._settings = settings
         self._last: dict[str, LongTask] = {}
         self._running: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def last(self, name: str) -> LongTask | None:
         """Return the task of this kind that runs or ran last in this process."""
         return self._last.get(name)
 
     def start(self, name: str, **arguments: Any) -> LongTask:
-        """Start a task of :data:`mediator.ops.long_tasks.child.TASKS`; :class:`AlreadyRunningError` while one runs."""
+        """Start a task of :data:`mediator.ops.long_tasks.child.TASKS`.
+
+        Raises :class:`AlreadyRunningError` while one runs, and :class:`UnavailableError` once the service stops.
+        """
+        if self._stopped:
+            raise UnavailableError("the service stops")
         if self._running is not None:
             raise AlreadyRunningError(next(task.name for task in self._last.values() if task.ended_at is None))
         task = self._last[name] = LongTask(name, time.time())
@@ -87,7 +93,8 @@ class LongTasks:
         return True
 
     async def stop(self) -> None:
-        """End what runs; to be called once, when the service stops."""
+        """End what runs, and start nothing more; to be called once, when the service stops."""
+        self._stopped = True
         await self.cancel()
 
     async def _run(self, task: LongTask, request: bytes) -> None:
