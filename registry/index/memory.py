@@ -56,8 +56,8 @@ class RequestMemory:
         self._votes: list[bytes] = []
         """By slot."""
         self._free: list[int] = []
-        self._known: Counter[int] = Counter()
-        """How many votes there are on an agent."""
+        self._praised: Counter[int] = Counter()
+        """How many votes there are for an agent."""
 
     def __len__(self) -> int:
         """Return how many requests are remembered."""
@@ -78,7 +78,7 @@ class RequestMemory:
                 self._votes.append(b"")
             self._slots[request.no] = slot
             self._votes[slot] = np.array([vote[1:] for vote in request.votes], _VOTE).tobytes()
-            self._known.update(vote.agent_no for vote in request.votes)
+            self._praised.update(vote.agent_no for vote in request.votes if vote.value > 0)
             self._vectors.add(slot, request.vector)
 
     def remove(self, numbers: Iterable[int]) -> None:
@@ -87,7 +87,10 @@ class RequestMemory:
             slot = self._slots.pop(no, None)
             if slot is not None and self._vectors is not None:
                 votes = np.frombuffer(self._votes[slot], _VOTE)
-                self._known.subtract(votes["agent"].tolist())
+                for agent_no in votes["agent"][votes["value"] > 0].tolist():
+                    self._praised[agent_no] -= 1
+                    if not self._praised[agent_no]:
+                        del self._praised[agent_no]
                 self._votes[slot] = b""
                 self._vectors.remove(slot)
                 self._free.append(slot)
@@ -96,9 +99,9 @@ class RequestMemory:
         """See :meth:`registry.index.vectors.VectorIndex.optimize`."""
         return self._vectors is not None and self._vectors.optimize(lock)
 
-    def knows(self, agent_no: int) -> bool:
-        """Return whether anybody has said anything about an agent."""
-        return self._known[agent_no] > 0
+    def praises(self, agent_no: int) -> bool:
+        """Return whether anybody has said a word for an agent; one against it is none that it is known by (G7)."""
+        return agent_no in self._praised
 
     def lifts(self, vector: NDArray[np.float32], now: int) -> dict[int, float]:
         """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MOST`."""

@@ -19,7 +19,7 @@ PROBE_SECONDS = 30.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds between two attempts to reach a server that is away."""
 IN_A_ROW: Final = 3
-"""Requests that were late or refused, one after the other, until the server counts as away."""
+"""Requests that were late, one after the other, until the server counts as away."""
 MAX_RUNNING: Final = 8
 """Requests at the same time; a search beyond them keeps its first order."""
 _STABLE: Final = 60.0  # seconds after which a failure resets the pause
@@ -70,10 +70,13 @@ class Reranker:
         self._running += 1
         try:
             relevance = await self._ask(request, texts, self._seconds)
+        except OutsideRefusedError as error:
+            # Of these texts alone, perhaps, which is no reason to keep others from being re-ranked: the probe decides.
+            self._broken.set()
+            return None, str(error)
         except OutsideError as error:
             self._failures += 1
-            passing = isinstance(error, OutsideLateError | OutsideRefusedError)
-            if not passing or self._failures >= IN_A_ROW:
+            if not isinstance(error, OutsideLateError) or self._failures >= IN_A_ROW:
                 self._note(error)
                 self._broken.set()
             return None, str(error)
@@ -88,8 +91,9 @@ class Reranker:
             reached = loop.time()
             try:
                 await self._probe()
+                if self.problem is not None:
+                    log.info("the re-ranking server answers", url=self.host, field=self._field)
                 self.problem, self.detail, self._failures = None, "", 0
-                log.info("the re-ranking server answers", url=self.host, field=self._field)
                 await self._broken.wait()
             except OutsideError as error:
                 self._note(error)

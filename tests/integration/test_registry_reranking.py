@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -156,6 +157,19 @@ async def test_the_first_order_stands_where_the_server_fails(tmp_path: Path, ser
         server.behave = outside.rerank
         await until(home.reranked)
         assert (await home.found(semantic=REQUEST))[0] == "baker"
+
+
+async def test_texts_that_are_refused_keep_no_other_search_waiting(tmp_path: Path, server: OutsideServer):
+    async def choosy(request: web.Request, body: Any) -> web.StreamResponse:
+        return await (outside.status(422) if body["query"] == "sea unfit" else outside.rerank)(request, body)
+
+    async with running(tmp_path, server) as home:
+        await until(home.reranked)
+        server.behave = choosy
+        for _ in range(reranking.IN_A_ROW + 1):
+            assert "not re-ranked" in (await home.discover(semantic="sea unfit")).note
+            assert (await home.found(semantic=REQUEST))[0] == "baker"
+            assert "re-ranked" not in (await home.discover(semantic=REQUEST)).note
 
 
 async def test_a_stalled_server_is_waited_for_a_few_times(tmp_path: Path, server: OutsideServer):

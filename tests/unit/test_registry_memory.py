@@ -70,7 +70,9 @@ def test_a_word_against_takes_no_more_than_one_gave():
     blamed = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9), (BOATS, 6, USELESS)))
     fewer = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8)))
     assert lift(praised) > lift(blamed) == pytest.approx(lift(fewer)) == pytest.approx(MOST * 2 / (2 + DOUBT))
-    assert lift(memory(request(1, AXES[0], (BOATS, 6, USELESS)))) == 0
+    only = memory(request(1, AXES[0], (BOATS, 6, USELESS)))
+    assert lift(only) == 0
+    assert not only.praises(BOATS), "and it stays a newcomer"
 
 
 @pytest.mark.rule("G5")
@@ -84,7 +86,7 @@ def test_what_is_forgotten_lifts_nobody():
     remembered = memory(request(1, AXES[0], (BOATS, 7)), request(2, AXES[0], (TIDE, 7)))
     remembered.remove([1, 99])
     assert lift(remembered) == 0
-    assert not remembered.knows(BOATS)
+    assert not remembered.praises(BOATS)
     remembered.put([request(2, AXES[0], (BOATS, 7))])
     assert lift(remembered, TIDE) == 0
     assert len(remembered) == 1
