@@ -231,7 +231,7 @@ class Directory:
         while more:
             some, revision = await self._broker.write(forget, when_full=True)
             forgotten, more = forgotten + some, some > 0
-        await self._updater.wait_for(revision)
+        await self._updater.wait_for(revision, remembered=True)
         return forgotten
 
     def _asked(self, tenant: str, query_id: str) -> AskedQuery:
@@ -249,7 +249,7 @@ class Directory:
             lambda tx, now: remembering.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)
         )
         if revision is not None:
-            await self._updater.wait_for(revision)
+            await self._updater.wait_for(revision, remembered=True)
         return revision is not None
 
     async def _on_thread(self, size: int, parse: Callable[[], T]) -> T:

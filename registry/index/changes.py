@@ -51,8 +51,12 @@ class IndexSet:
     """The same of remembered requests."""
 
     def has(self, revision: int) -> bool:
-        """Return whether all changes up to a revision are in the indexes."""
-        return min(self.cursor, self.requests) >= ChangeCursor(revision, _LAST)
+        """Return whether all changes of agents up to a revision are in the indexes."""
+        return self.cursor >= ChangeCursor(revision, _LAST)
+
+    def remembers(self, revision: int) -> bool:
+        """Return the same of remembered requests."""
+        return self.requests >= ChangeCursor(revision, _LAST)
 
     def is_at(self, revision: int) -> bool:
         """Return whether a revision is the last one in the indexes."""

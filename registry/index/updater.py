@@ -102,15 +102,22 @@ class IndexUpdater:
             raise BusyError("the registry is being read into memory")
         return self._indexes.by_tenant.get(tenant) or TenantIndex(self._liveness)
 
-    async def wait_for(self, revision: int) -> None:
-        """Wait until the indexes have a transaction, for :data:`WAIT_SECONDS` at most and not for the first load."""
+    async def wait_for(self, revision: int, *, remembered: bool = False) -> None:
+        """Wait until the indexes have a transaction, for :data:`WAIT_SECONDS` at most and not for the first load.
+
+        ``remembered``: with its remembered requests, otherwise with its agents.
+        """
         self._wake.set()
         self._confirmed = max(self._confirmed, revision)
-        if not self._loaded.is_set() or self._indexes.has(revision):
+
+        def there() -> bool:
+            return self._indexes.remembers(revision) if remembered else self._indexes.has(revision)
+
+        if not self._loaded.is_set() or there():
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS), self._advanced:
-                await self._advanced.wait_for(lambda: self._indexes.has(revision))
+                await self._advanced.wait_for(there)
 
     async def switch_space(self, space: str) -> None:
         """Change to the vectors of another space; the former ones are used until these are loaded."""
@@ -176,18 +183,19 @@ class IndexUpdater:
         self._problem = problem
 
     async def _load(self, space: str) -> IndexSet:
+        # Searches begin with all agents; remembered requests follow.
         indexes = IndexSet(space)
-        await self._catch_up(indexes)
+        await self._catch_up(indexes, requests=False)
         # Callers may have been told of commits made meanwhile, and will search for them here.
         while not indexes.has(self._confirmed):
-            before = indexes.cursor, indexes.requests
-            await self._catch_up(indexes)
-            if (indexes.cursor, indexes.requests) == before:
+            before = indexes.cursor
+            await self._catch_up(indexes, requests=False)
+            if indexes.cursor == before:
                 # The revision no longer exists: the database was restored from an older state.
                 self._confirmed = indexes.cursor.revision
         return indexes
 
-    async def _catch_up(self, indexes: IndexSet) -> None:
+    async def _catch_up(self, indexes: IndexSet, *, requests: bool = True) -> None:
         while True:
             # A caller of wait_for knows that there are changes; otherwise the revision alone is read first.
             if indexes.has(self._confirmed):
@@ -204,7 +212,9 @@ class IndexUpdater:
                 # On a full disk the cards are parsed again at the next start as well.
                 with suppress(StorageFullError):
                     await self._broker.write_background(partial(_set_terms, batch.updated))
-            if not batch.more_requests:
+            async with self._advanced:
+                self._advanced.notify_all()
+            if not (batch.more_requests if requests else batch.more):
                 return
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from mediator.mailboxes.bounds import DAY
+from registry.agents.ports import ChangeCursor
 from registry.agents.records import Liveness
+from registry.index.changes import IndexSet
 from registry.index.document import IndexDocument
 from registry.index.memory import DOUBT, HALF_LIFE, LARGE, MOST, RememberedRequest, RequestMemory
 from registry.index.tenant import IndexQuery, SearchFilter, TenantIndex
@@ -187,3 +189,9 @@ def test_a_large_memory_finds_the_same(monkeypatch):
     while made.optimize():
         pass
     assert [ranked(made, row) for row in rows[:20]] == before
+
+
+def test_agents_do_not_wait_for_what_is_remembered():
+    indexes = IndexSet("", cursor=ChangeCursor(5, 1 << 62))
+    assert indexes.has(4)
+    assert not indexes.remembers(4)
