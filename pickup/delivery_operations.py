@@ -69,7 +69,7 @@ class DeliveryOperations:
 
     async def _list(self, request: OperationRequest) -> Answer:
         skip, limit = read_number(request, "skip", 0, MAX_SESSIONS), read_number(request, "limit", 1, MAX_LISTED)
-        found = self._sessions.list(read_text(request, "tenant"))
+        found, total = self._sessions.list(read_text(request, "tenant"), skip, limit)
         shown = [
             {
                 "tenant": each.connection.tenant,
@@ -80,9 +80,9 @@ class DeliveryOperations:
                 "pushed": each.pushed,
                 "client": each.client,
             }
-            for each in found[skip : skip + limit]
+            for each in found
         ]
-        return {"sessions": shown, "total": len(found)}
+        return {"sessions": shown, "total": total}
 
     async def _show(self, request: OperationRequest) -> Answer:
         messages, size = self._outbound.usage

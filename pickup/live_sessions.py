@@ -184,13 +184,14 @@ class LiveSessions:
         """Whether the holder has a session on this instance."""
         return connection_no in self._of
 
-    def list(self, tenant: str) -> list[SessionView]:
-        """Return the sessions of a tenant on this instance, the newest first; "" is all tenants."""
-        return [
-            SessionView(each.connection, each.stamp, each.type is not None, each.pushed, each.channel.client)
-            for each in reversed(self._of.values())
-            if not tenant or each.connection.tenant == tenant
+    def list(self, tenant: str, skip: int, limit: int) -> tuple[list[SessionView], int]:
+        """Return sessions of a tenant on this instance, the newest first, and how many it has; "" is all tenants."""
+        found = [one for one in reversed(self._of.values()) if not tenant or one.connection.tenant == tenant]
+        shown = [
+            SessionView(one.connection, one.stamp, one.type is not None, one.pushed, one.channel.client)
+            for one in found[skip : skip + limit]
         ]
+        return shown, len(found)
 
     def end(self, which: Callable[[Connection], bool]) -> set[TransportChannel]:
         """End the sessions of these connections, and return their channels; unacknowledged mail stays queued."""

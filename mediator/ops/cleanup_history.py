@@ -185,7 +185,11 @@ class CleanupHistoryOperations:
     async def _sum_up(self, request: OperationRequest) -> Answer:
         this = self._broker.clock() // HOUR
         first = this - read_number(request, "hours", 1, MAX_HOURS) + 1
-        return {"hours": _by_hour((one for _, one in await self._newest(None, KEPT)), first, this)}
+
+        def sum_up(tx: Transaction, _now: int) -> list[Answer]:
+            return _by_hour((one for _, one in tx.table(CleanupHistory).newest(None, KEPT)), first, this)
+
+        return {"hours": await self._broker.read(sum_up)}
 
     async def _newest(self, before: int | None, limit: int) -> list[tuple[int, CleanupPasses]]:
         return await self._broker.read(lambda tx, _now: tx.table(CleanupHistory).newest(before, limit))

@@ -136,7 +136,7 @@ def forget_use(
     options: TenantOptions,
 ) -> None:
     """Forget which requests an agent served, so that no search finds it earlier for that."""
-    answer = options.ask("agent-forget-use", mailbox=address)
+    answer = options.ask("agent-forget-use", mailbox=address or "")
     options.print(answer, f"{answer['forgotten']} forgotten")
 
 

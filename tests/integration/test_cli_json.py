@@ -72,6 +72,7 @@ agent register card.json
 agent report json.ann
 agent list
 agent discover words --explain
+agent forget-use
 agent import card.json
 agent unregister json.ann
 agent eval {data}/catalog.jsonl {data}/queries.jsonl --mode text --limit-queries 3

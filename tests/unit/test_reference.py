@@ -18,6 +18,7 @@ from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.verbs import MailboxVerbs
 from registry.api.verbs import add_verbs
+from registry.memory.policy import NO_MEMORY
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = asyncapi.document()
@@ -38,7 +39,7 @@ def test_every_setting_has_a_heading() -> None:
 
 def verbs_of_registry() -> set[str]:
     found: set[str] = set()
-    add_verbs(SimpleNamespace(add_verb=lambda subject, *_: found.add(subject)), None)
+    add_verbs(SimpleNamespace(add_verb=lambda subject, *_: found.add(subject)), None, NO_MEMORY, None)
     return found
 
 
