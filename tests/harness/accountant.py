@@ -179,10 +179,10 @@ class Box:
     def ends_by(self) -> float:
         return self.created_by + self.ttl if self.ttl else NEVER
 
-    def newer(self, sent: Sent, now: float) -> Sent | None:
-        """Return a message that has taken the place of this one by now (S2)."""
+    def newer(self, sent: Sent, now: float, surely: bool = True) -> Sent | None:
+        """Return a message that has taken the place of this one by now (S2), or not ``surely``: may have."""
         for other in self.by_key[sent.key] if sent.key is not None else ():
-            if other is sent or other.unseen or other.visible_by > now:
+            if other is sent or other.unseen or (other.visible_by if surely else other.visible_from) > now:
                 continue
             if sent.msg_id is None or other.msg_id is None:
                 # One of them was delayed and never seen: which came later, only the times say.
@@ -492,6 +492,7 @@ class Accountant:
         for sent in box.sent:
             over = self.fate(sent, None, answer.answered_at)
             certain = over is None and sent.ends_from > answer.answered_at and sent.visible_by < answer.first_at
+            certain = certain and box.newer(sent, answer.answered_at, surely=False) is None
             if certain and sent.uid not in seen:
                 self.complain("A8", box, f"message {sent.uid} ({sent.headers}) is missing")
             if certain and sent.msg_id is not None and sent.msg_id not in shown:
