@@ -21,7 +21,7 @@ from registry.memory.records import MAX_TEXT, AskedQuery
 KEEP_SECONDS = 3600.0
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of all of them; above it the oldest ones of the tenant with the most bytes are dropped."""
-FIRST = 200
+FIRST = 50
 """Agents of a search that can be spoken of, the best ones."""
 ID_BYTES = 12
 
