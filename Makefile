@@ -23,6 +23,8 @@ NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_node
 FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=.94 mean=.80)
 
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes; without kept bytecode each compiles the whole service anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve dist test test-slow check docs screenshots unit newcomers bench eval fuzz pipeline-demo peers clean
 
 $(VENV)/.core: pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
