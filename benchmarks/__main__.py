@@ -24,7 +24,7 @@ from mediator.nats.server import find_binary
 
 QUICK = (
     "send", "fetch", "push", "didcomm", "gateway", "mailboxes", "flat", "quiet", "kill", "didcomm_instances",
-    "didcomm_scale", "discover", "costs", "simulation",
+    "didcomm_scale", "discover", "remembered", "costs", "simulation",
 )  # fmt: skip
 """Measured through the ports of a whole service; the headlines come from these."""
 REST = (

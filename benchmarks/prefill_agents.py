@@ -45,7 +45,7 @@ def add_agents(
                         prefill.TENANT, card.address, card.name, data, IndexDocument.of(card).pack(), card.ttl
                     )
                     agent, _ = registering.register(tx.table(RegistryTables), Liveness(), 0, new, now)
-                    rows = _scattered(dice, topics, len(card_texts(card)))
+                    rows = scattered(dice, topics, len(card_texts(card)))
                     embedded.append(CardVectors(agent.no, agent.card_revision, pack_rows(rows)))
                     added.append((card, rows))
                 tx.table(RegistryTables).vectors.put(space, embedded)
@@ -53,7 +53,8 @@ def add_agents(
             yield from added
 
 
-def _scattered(dice: np.random.Generator, topics: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+def scattered(dice: np.random.Generator, topics: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Return (count, dims) vectors of unit length around random ones of ``topics``."""
     dims = topics.shape[1]
     near = topics[dice.integers(len(topics), size=count)]
     rows = near + dice.standard_normal((count, dims), np.float32) * np.float32(SPREAD / dims**0.5)

@@ -84,6 +84,8 @@ class VectorArena:
     def present(self, slots: Slots) -> Slots:
         """Return those that have vectors, each once."""
         slots = slots[slots < len(self._heights)]
+        if len(slots) < len(self._heights) // 64:
+            return np.unique(slots[self._heights[slots] > 0])
         marked = np.zeros(len(self._heights), np.bool_)
         marked[slots] = self._heights[slots] > 0
         return np.flatnonzero(marked).astype(np.int32)

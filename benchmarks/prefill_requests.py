@@ -1,0 +1,33 @@
+"""Inserts remembered requests with a vote on each directly through the store, because nobody could ask that many.
+
+Use it only while no service runs on the database. What is measured afterwards goes through the port.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import prefill
+from benchmarks.prefill_agents import CHUNK, scattered
+from registry.index.packing import pack_rows
+from registry.memory.records import USEFUL, AskedQuery, Vote
+from registry.tables import RegistryTables
+
+
+def add_requests(data_dir: Path, count: int, agents: int, space: str, topics: NDArray[np.float32]) -> Iterator[int]:
+    """Remember requests scattered around ``topics``, each with the vote of somebody else; yield how many there are."""
+    dice = np.random.default_rng(11)
+    with prefill.store(data_dir) as kept:
+        for start in range(0, count, CHUNK):
+            now = time.time_ns() // 1_000_000
+            with kept.transaction() as tx:
+                memory = tx.table(RegistryTables).memory
+                rows = scattered(dice, topics, min(CHUNK, count - start))
+                for at, row in enumerate(rows, start):
+                    asked = AskedQuery("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
+                    memory.vote(Vote(memory.keep(asked, now), int(dice.integers(agents)) + 1, at + 1, USEFUL, now), 1)
+            kept.upkeep(busy=False)
+            yield start + len(rows)
