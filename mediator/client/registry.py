@@ -64,7 +64,7 @@ class Registration:
         self._register = register
         self._report = report
 
-    async def report(self, **status: Any) -> None:
+    async def report(self, /, **status: Any) -> None:
         """Report now; what is given is the status from now on. Raises as any request."""
         self.status = status or self.status
         try:

@@ -6,23 +6,24 @@ used from several threads.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from mediator import client as aio
-from mediator.client.client import PATIENCE, Retention, Start
+from mediator.client.client import PATIENCE, Start
 from mediator.client.login import LoginOptions
-from mediator.client.message import Message, Outgoing, Payload, SendOptions
+from mediator.client.message import Message, Outgoing
 from mediator.client.registry import Agent
 from mediator.errors import BadRequestError
 
 __all__ = ["Agent", "Client", "Delivery", "LoginOptions", "Mailbox", "Message", "Outgoing", "Registration"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -77,6 +78,29 @@ class _Runner:
             self.run(work)
 
 
+def _waiting(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that does what one of the client with an event loop does, and waits for it."""
+
+    @wraps(method)
+    def wait(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        result: T = self.runner.run(method(self.inner, *args, **options))
+        return result
+
+    return wait
+
+
+def _making(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, aio.Mailbox]],
+) -> Callable[Concatenate[Any, P], "Mailbox"]:
+    """Do the same with one that makes a mailbox."""
+
+    @wraps(method)
+    def make(self: Any, /, *args: P.args, **options: P.kwargs) -> "Mailbox":
+        return Mailbox(self, self.runner.run(method(self.inner, *args, **options)))
+
+    return make
+
+
 @dataclass(frozen=True)
 class Delivery(Message):
     """A leased message; ``with message:`` acknowledges it, gives it back or extends its lease as the block goes."""
@@ -90,17 +114,9 @@ class Delivery(Message):
         values = {name.name: getattr(inner, name.name) for name in fields(Message)}
         return cls(**values, inner=inner, runner=runner)
 
-    def ack(self) -> None:
-        """Acknowledge the message: it is done."""
-        self.runner.run(self.inner.ack())
-
-    def nack(self, delay: float = 0) -> None:
-        """Give the message back: a member of the group gets it after ``delay`` seconds."""
-        self.runner.run(self.inner.nack(delay))
-
-    def extend(self, lease: float) -> None:
-        """Lengthen the lease to this many seconds from now; a block does so by itself."""
-        self.runner.run(self.inner.extend(lease))
+    ack = _waiting(aio.Delivery.ack)
+    nack = _waiting(aio.Delivery.nack)
+    extend = _waiting(aio.Delivery.extend)
 
     def __enter__(self) -> Self:
         self.runner.run(self.inner.__aenter__())
@@ -117,12 +133,10 @@ class Registration:
 
     def __init__(self, inner: aio.Registration, runner: _Runner) -> None:
         self.address = inner.address
-        self._inner = inner
-        self._runner = runner
+        self.inner = inner
+        self.runner = runner
 
-    def report(self, **status: Any) -> None:
-        """Report now; what is given is the status from now on."""
-        self._runner.run(self._inner.report(**status))
+    report = _waiting(aio.Registration.report)
 
 
 class Client:
@@ -152,61 +166,16 @@ class Client:
         finally:
             self.runner.stop()
 
-    def request(
-        self,
-        verb: str,
-        body: bytes | Mapping[str, Any] = b"",
-        *,
-        headers: Mapping[str, str] | None = None,
-        wait: float = 0.0,
-        repeatable: bool = True,
-        patience: float | None = None,
-    ) -> aio.Reply:
-        """Send any request, and return the fields of its reply."""
-        return self.runner.run(
-            self.inner.request(verb, body, headers=headers, wait=wait, repeatable=repeatable, patience=patience)
-        )
-
     def mailbox(self, address: str) -> "Mailbox":
         """Return a mailbox by its address, without asking whether it is there."""
         return Mailbox(self, self.inner.mailbox(address))
 
-    def create(
-        self,
-        address: str | None = None,
-        *,
-        ttl: float | None = None,
-        desc: str = "",
-        tags: Sequence[str] = (),
-        retention: Retention = "keep",
-        archive: bool = False,
-        lease: float | None = None,
-        exist_ok: bool = False,
-    ) -> "Mailbox":
-        """Create a mailbox; without an address it gets one that nobody can guess."""
-        made = self.inner.create(
-            address,
-            ttl=ttl,
-            desc=desc,
-            tags=tags,
-            retention=retention,
-            archive=archive,
-            lease=lease,
-            exist_ok=exist_ok,
-        )
-        return Mailbox(self, self.runner.run(made))
-
-    def register(self, card: Mapping[str, Any]) -> str:
-        """Register an agent by its card, which names its ``mailbox``; return the address."""
-        return self.runner.run(self.inner.register(card))
-
-    def unregister(self, address: str) -> None:
-        """Remove an agent from the registry."""
-        self.runner.run(self.inner.unregister(address))
-
-    def report(self, address: str, status: Mapping[str, Any] | None = None) -> None:
-        """Give a sign of life for an agent, with any status."""
-        self.runner.run(self.inner.report(address, status))
+    create = _making(aio.Client.create)
+    request = _waiting(aio.Client.request)
+    register = _waiting(aio.Client.register)
+    unregister = _waiting(aio.Client.unregister)
+    report = _waiting(aio.Client.report)
+    discover = _waiting(aio.Client.discover)
 
     @contextmanager
     def registered(self, card: Mapping[str, Any], *, ttl: float = 60.0) -> Iterator[Registration]:
@@ -218,24 +187,6 @@ class Client:
         finally:
             self.runner.run(_wait(entered.__aexit__(None, None, None)))
 
-    def discover(
-        self,
-        text: str = "",
-        *,
-        limit: int = 10,
-        by_words: bool = False,
-        tags: Sequence[str] = (),
-        skills: Sequence[str] = (),
-        min_score: float | None = None,
-        explain: bool = False,
-    ) -> list[Agent]:
-        """Find agents by what they can do, best first."""
-        return self.runner.run(
-            self.inner.discover(
-                text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score, explain=explain
-            )
-        )
-
 
 class Mailbox:
     """A mailbox; see :class:`mediator.client.Mailbox` for each method."""
@@ -245,8 +196,8 @@ class Mailbox:
         self.address = inner.address
         self.send_address = inner.send_address
         self.token = inner.token
-        self._inner = inner
-        self._run = client.runner.run
+        self.inner = inner
+        self.runner = client.runner
 
     @classmethod
     @contextmanager
@@ -267,23 +218,23 @@ class Mailbox:
                 yield client.mailbox(address)
 
     def __repr__(self) -> str:
-        return repr(self._inner)
+        return repr(self.inner)
 
     def mailbox(self, address: str) -> "Mailbox":
         """Return another mailbox, reached by the same connection."""
         return self.client.mailbox(address)
 
-    def send(self, payload: Payload, **options: Unpack[SendOptions]) -> int | None:
-        """Send a message; return its msg_id once it is on disk, or None while it is delayed."""
-        return self._run(self._inner.send(payload, **options))
-
-    def send_many(self, messages: Iterable[Payload | Outgoing]) -> list[int | None]:
-        """Send messages in as few requests as they fit into."""
-        return self._run(self._inner.send_many(messages))
-
-    def reply(self, message: Message, payload: Payload, **options: Unpack[SendOptions]) -> int | None:
-        """Send an answer to where the sender of ``message`` wants it."""
-        return self._run(self._inner.reply(message, payload, **options))
+    send = _waiting(aio.Mailbox.send)
+    send_many = _waiting(aio.Mailbox.send_many)
+    reply = _waiting(aio.Mailbox.reply)
+    fetch = _waiting(aio.Mailbox.fetch)
+    ack = _waiting(aio.Mailbox.ack)
+    nack = _waiting(aio.Mailbox.nack)
+    extend = _waiting(aio.Mailbox.extend)
+    query = _waiting(aio.Mailbox.query)
+    delete = _waiting(aio.Mailbox.delete)
+    register = _waiting(aio.Mailbox.register)
+    discover = _waiting(aio.Mailbox.discover)
 
     def consume(
         self,
@@ -295,14 +246,12 @@ class Mailbox:
         max_deliver: int | None = None,
     ) -> Iterator[Delivery]:
         """Yield messages, for ever; take each as a block, ``with message:``, which settles it."""
-        messages = self._inner.consume(
-            group=group, lease=lease, start=start, prefetch=prefetch, max_deliver=max_deliver
-        )
+        messages = self.inner.consume(group=group, lease=lease, start=start, prefetch=prefetch, max_deliver=max_deliver)
         try:
             while True:
-                yield Delivery.of(self._run(_wait(anext(messages))), self.client.runner)
+                yield Delivery.of(self.runner.run(_wait(anext(messages))), self.runner)
         finally:
-            self.client.runner.finish(_wait(messages.aclose()))
+            self.runner.finish(_wait(messages.aclose()))
 
     def work(
         self,
@@ -317,97 +266,19 @@ class Mailbox:
         """Call ``handler`` with each message, for ever, in ``concurrency`` threads."""
 
         async def handle(delivery: aio.Delivery) -> None:
-            await asyncio.to_thread(handler, Delivery.of(delivery, self.client.runner))
+            await asyncio.to_thread(handler, Delivery.of(delivery, self.runner))
 
-        self._run(
-            self._inner.work(
+        self.runner.run(
+            self.inner.work(
                 handle, group=group, lease=lease, concurrency=concurrency, start=start, max_deliver=max_deliver
             )
         )
 
-    def fetch(
-        self,
-        *,
-        group: str | None = None,
-        limit: int = 100,
-        wait: float = 0.5,
-        lease: float | None = None,
-        start: Start = "earliest",
-        reset: bool = False,
-        max_deliver: int | None = None,
-    ) -> list[Message]:
-        """Fetch once; waits for the first message, up to 4.5 s."""
-        return self._run(
-            self._inner.fetch(
-                group=group, limit=limit, wait=wait, lease=lease, start=start, reset=reset, max_deliver=max_deliver
-            )
-        )
-
-    def ack(self, *messages: Message | int, group: str) -> int:
-        """Acknowledge messages for a group; return how many that settled."""
-        return self._run(self._inner.ack(*messages, group=group))
-
-    def nack(self, *messages: Message | int, group: str, delay: float = 0) -> int:
-        """Give leased messages back; return how many still were leased."""
-        return self._run(self._inner.nack(*messages, group=group, delay=delay))
-
-    def extend(self, *messages: Message | int, group: str, lease: float) -> int:
-        """Lengthen leases to ``lease`` seconds from now; return how many still ran."""
-        return self._run(self._inner.extend(*messages, group=group, lease=lease))
-
-    def query(
-        self,
-        *,
-        key: str | None = None,
-        tags: Sequence[str] = (),
-        since: datetime | None = None,
-        before_id: int | None = None,
-        limit: int = 100,
-        headers_only: bool = False,
-        dead_for: str | None = None,
-    ) -> list[Message]:
-        """Look at messages without moving any group."""
-        return self._run(
-            self._inner.query(
-                key=key,
-                tags=tags,
-                since=since,
-                before_id=before_id,
-                limit=limit,
-                headers_only=headers_only,
-                dead_for=dead_for,
-            )
-        )
-
-    def delete(self, message: Message | int) -> None:
-        """Delete a message for everybody."""
-        self._run(self._inner.delete(message))
-
-    def register(self, card: Mapping[str, Any]) -> str:
-        """Register an agent that is reached at this mailbox, unless its card names another; return the address."""
-        return self._run(self._inner.register(card))
-
     @contextmanager
     def registered(self, card: Mapping[str, Any], *, ttl: float = 60.0) -> Iterator[Registration]:
         """Keep an agent that is reached at this mailbox registered while the block runs."""
-        with self.client.registered(self._inner.with_mailbox(card), ttl=ttl) as registration:
+        with self.client.registered(self.inner.with_mailbox(card), ttl=ttl) as registration:
             yield registration
-
-    def discover(
-        self,
-        text: str = "",
-        *,
-        limit: int = 10,
-        by_words: bool = False,
-        tags: Sequence[str] = (),
-        skills: Sequence[str] = (),
-        min_score: float | None = None,
-        explain: bool = False,
-    ) -> list[Agent]:
-        """Find agents by what they can do, best first."""
-        return self.client.discover(
-            text, limit=limit, by_words=by_words, tags=tags, skills=skills, min_score=min_score, explain=explain
-        )
 
 
 async def _wait(work: Awaitable[T]) -> T:
