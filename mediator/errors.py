@@ -22,6 +22,15 @@ class MediatorError(Exception):
     reply: Mapping[str, Any] = {}
     """The reply that reported it to a client; empty where none did."""
 
+    def __init_subclass__(
+        cls, code: str | None = None, status: int | None = None, retry: bool | None = None, problem: str | None = None
+    ) -> None:
+        """Set what differs from the class above: ``class NoSuchRunError(MediatorError, code="run_not_found", …)``."""
+        given = {"code": code, "status": status, "retry": retry, "problem": problem}
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text or self.text)
 
@@ -33,12 +42,8 @@ class MediatorError(Exception):
         return error
 
 
-class BadRequestError(MediatorError):
+class BadRequestError(MediatorError, code="bad_request", status=400, problem="e.p.msg"):
     """A field is wrong in type, range, encoding or size (N3); nothing was changed."""
-
-    code = "bad_request"
-    status = 400
-    problem = "e.p.msg"
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -52,217 +57,150 @@ class BadRequestError(MediatorError):
         return error
 
 
-class MessageTooLargeError(BadRequestError):
+class MessageTooLargeError(
+    BadRequestError, code="message_too_large", status=413, problem="e.p.me.res.storage.message_too_big"
+):
     """The message with its headers is above the limit that the text names (N7)."""
-
-    code = "message_too_large"
-    status = 413
-    problem = "e.p.me.res.storage.message_too_big"
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__("payload", f"message_too_large, {size} bytes with headers, the limit is {limit}")
 
 
-class UnknownSubjectError(MediatorError):
+class UnknownSubjectError(MediatorError, code="unknown_subject", status=404):
     """A subject below ``$mq9.AI.`` that no edition of the protocol defines (N2)."""
-
-    code = "unknown_subject"
-    status = 404
 
     def __init__(self, subject: str) -> None:
         super().__init__(f"unknown subject {subject[:200]}")
 
 
-class NoSuchMailboxError(MediatorError):
+class NoSuchMailboxError(MediatorError, code="mailbox_not_found", status=404):
     """The mailbox was never created, has expired or was deleted."""
-
-    code = "mailbox_not_found"
-    status = 404
 
     def __init__(self, address: str) -> None:
         super().__init__(f"mailbox {address} does not exist")
 
 
-class SendOnlyError(MediatorError):
+class SendOnlyError(MediatorError, code="send_only", status=403):
     """The address takes SEND and nothing else (A10)."""
-
-    code = "send_only"
-    status = 403
 
     def __init__(self, address: str) -> None:
         super().__init__(f"mailbox {address} is send-only: this address takes SEND and nothing else")
 
 
-class MailboxExistsError(MediatorError):
+class MailboxExistsError(MediatorError, code="mailbox_exists", status=409):
     """CREATE of an address that is taken (M2)."""
-
-    code = "mailbox_exists"
-    status = 409
 
     def __init__(self, address: str) -> None:
         super().__init__(f"mailbox {address} already exists")
 
 
-class AlreadyRunningError(MediatorError):
+class AlreadyRunningError(MediatorError, code="already_running", status=409, retry=True):
     """A run was asked for while one like it runs, on an instance that runs one at a time."""
-
-    code = "already_running"
-    status = 409
-    retry = True
 
     def __init__(self, what: str) -> None:
         super().__init__(f"already running: {what}")
 
 
-class NoSuchMessageError(MediatorError):
+class NoSuchMessageError(MediatorError, code="message_not_found", status=404):
     """DELETE of a message that does not exist (Q2)."""
 
-    code = "message_not_found"
-    status = 404
     text = "message not found"
 
 
-class NoSuchRunError(MediatorError):
+class NoSuchRunError(MediatorError, code="run_not_found", status=404):
     """A run of the pipeline that is not kept."""
 
-    code = "run_not_found"
-    status = 404
     text = "run not found"
 
 
-class WrongTokenError(MediatorError):
+class WrongTokenError(MediatorError, code="wrong_token", status=403):
     """The token is not the one CREATE handed out (M3)."""
 
-    code = "wrong_token"
-    status = 403
     text = "token: does not match the one given at CREATE"
 
 
-class TooManyGroupsError(MediatorError):
+class TooManyGroupsError(MediatorError, code="too_many_groups", status=429):
     """The mailbox has as many consumer groups as it may (A4)."""
-
-    code = "too_many_groups"
-    status = 429
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"group_name: too_many_groups, a mailbox has at most {limit}")
 
 
-class QuotaExceededError(MediatorError):
+class QuotaExceededError(MediatorError, code="quota_exceeded", status=429, retry=True, problem="e.p.me.res.storage"):
     """A quota of the mailbox or the tenant is reached; the text names limit and use (S7)."""
-
-    code = "quota_exceeded"
-    status = 429
-    retry = True
-    problem = "e.p.me.res.storage"
 
     def __init__(self, what: str, limit: int, use: int) -> None:
         super().__init__(f"quota_exceeded: {what}, limit {limit}, in use {use}")
 
 
-class RateLimitedError(MediatorError):
+class RateLimitedError(MediatorError, code="rate_limited", status=429, retry=True, problem="e.p.me.res.rate"):
     """More messages a second than an address or a connection may send; HTTP says in Retry-After when to go on."""
-
-    code = "rate_limited"
-    status = 429
-    retry = True
-    problem = "e.p.me.res.rate"
 
     def __init__(self, what: str, seconds: int) -> None:
         super().__init__(f"rate_limited: too many messages from this {what}, retry after {seconds} s")
         self.seconds = seconds
 
 
-class DeniedError(MediatorError):
+class DeniedError(MediatorError, code="denied", status=403, problem="e.p.req.denied"):
     """The operator denies this sender, or the network it comes from."""
 
-    code = "denied"
-    status = 403
-    problem = "e.p.req.denied"
     text = "denied: the operator of this mediator refuses messages from here"
 
 
-class ArchiveBacklogFullError(MediatorError):
+class ArchiveBacklogFullError(MediatorError, code="archive_backlog_full", status=503, retry=True):
     """Too many messages wait for the archive (S6)."""
-
-    code = "archive_backlog_full"
-    status = 503
-    retry = True
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"archive_backlog_full: {limit} messages wait for the archive")
 
 
-class TenantRefusedError(MediatorError):
+class TenantRefusedError(MediatorError, code="tenant_refused", status=403):
     """The caller belongs to no tenant, and there is more than one (A6)."""
 
-    code = "tenant_refused"
-    status = 403
     text = "no tenant: this account is not mapped to one"
 
 
-class NotAuthenticatedError(MediatorError):
+class NotAuthenticatedError(MediatorError, code="not_authenticated", status=401):
     """An HTTP request without the API token that it needs, or with an unknown one (A6)."""
 
-    code = "not_authenticated"
-    status = 401
     text = "expected the API token of a tenant, as Authorization: Bearer TOKEN"
 
 
-class NotSignedInError(NotAuthenticatedError):
+class NotSignedInError(NotAuthenticatedError, code="not_signed_in"):
     """A request to the console or the admin API by nobody whom the settings know."""
 
-    code = "not_signed_in"
     text = "expected the token of an operator, as Authorization: Bearer TOKEN, or a session of the console"
 
 
-class ForgedRequestError(MediatorError):
+class ForgedRequestError(MediatorError, code="forged_request", status=403):
     """A browser sent a change in somebody's name from a page that is not the console's."""
 
-    code = "forged_request"
-    status = 403
     text = "this request did not come from a page of the console; reload the page and repeat it"
 
 
-class TooManyAttemptsError(MediatorError):
+class TooManyAttemptsError(MediatorError, code="too_many_attempts", status=429, retry=True):
     """An address failed to sign in too often."""
-
-    code = "too_many_attempts"
-    status = 429
-    retry = True
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"too many wrong tokens from this address; try again in {seconds} s")
 
 
-class SignInFailedError(MediatorError):
+class SignInFailedError(MediatorError, code="sign_in_failed", status=403, retry=True):
     """The OpenID Connect provider did not say who somebody is, or the settings give that person no role."""
-
-    code = "sign_in_failed"
-    status = 403
-    retry = True
 
     def __init__(self, why: str) -> None:
         super().__init__(f"sign-in failed: {why}")
 
 
-class NotAllowedError(MediatorError):
+class NotAllowedError(MediatorError, code="not_allowed", status=403):
     """An operator without the right that the operation needs."""
-
-    code = "not_allowed"
-    status = 403
 
     def __init__(self, right: str) -> None:
         super().__init__(f"this needs the right {right}")
 
 
-class UnavailableError(MediatorError):
+class UnavailableError(MediatorError, code="unavailable", status=503, retry=True, problem="e.p.me.res"):
     """The store cannot be read or written now; nothing was changed (A9)."""
-
-    code = "unavailable"
-    status = 503
-    retry = True
-    problem = "e.p.me.res"
 
     _what = "unavailable"
 
@@ -270,210 +208,135 @@ class UnavailableError(MediatorError):
         super().__init__(f"{self._what}: {why}")
 
 
-class UncertainError(UnavailableError):
+class UncertainError(UnavailableError, code="uncertain"):
     """The database did not confirm the commit, which may have happened; a dedup id makes a retry safe."""
-
-    code = "uncertain"
 
     def __init__(self) -> None:
         super().__init__("the database did not confirm the commit, which may have happened")
 
 
-class BusyError(UnavailableError):
+class BusyError(UnavailableError, code="busy"):
     """More requests are in progress than the limit in the text allows; retry a little later."""
 
-    code = "busy"
     _what = "server busy"
 
 
-class StoreDamagedError(UnavailableError):
+class StoreDamagedError(UnavailableError, code="store_damaged", retry=False):
     """The database file is damaged, so a retry fails as well (A9)."""
-
-    code = "store_damaged"
-    retry = False
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the database is damaged ({why}); run mediator doctor to see where")
 
 
-class StorageFullError(MediatorError):
+class StorageFullError(MediatorError, code="storage_full", status=507, retry=True, problem="e.p.me.res.storage"):
     """The database's disk is full (A9): what adds data is refused; FETCH, ACK, DELETE and clean-up work."""
 
-    code = "storage_full"
-    status = 507
-    retry = True
-    problem = "e.p.me.res.storage"
     text = "unavailable: storage_full, the disk has no room; acknowledge or delete mail, or try later"
 
 
-class EnvelopeError(BadRequestError):
+class EnvelopeError(BadRequestError, code="bad_envelope", problem="e.p.trust.crypto"):
     """Not a DIDComm envelope for one of our keys, or not what it claims to be (D8, D12)."""
-
-    code = "bad_envelope"
-    problem = "e.p.trust.crypto"
 
     def __init__(self, problem: str) -> None:
         super().__init__("envelope", problem)
 
 
-class UnresolvedDidError(MediatorError):
+class UnresolvedDidError(MediatorError, code="did_unresolved", status=400, problem="e.p.did"):
     """A DID without a document: malformed, of a method that is not supported, or not available now."""
 
-    code = "did_unresolved"
-    status = 400
-    problem = "e.p.did"
 
-
-class UnsupportedMessageError(MediatorError):
+class UnsupportedMessageError(MediatorError, code="unsupported_message", status=400, problem="e.p.msg.unsupported"):
     """A DIDComm message of a protocol or version that is not supported (D12)."""
-
-    code = "unsupported_message"
-    status = 400
-    problem = "e.p.msg.unsupported"
 
     def __init__(self, type: str) -> None:
         super().__init__(f"type: {type[:200]} is not supported")
 
 
-class MediationDeniedError(MediatorError):
+class MediationDeniedError(MediatorError, code="mediation_denied", status=403, problem="e.p.req.denied"):
     """The mediator's policy does not give this peer mediation."""
-
-    code = "mediation_denied"
-    status = 403
-    problem = "e.p.req.denied"
 
     def __init__(self, why: str = "mediation is not granted") -> None:
         super().__init__(why)
 
 
-class NotEnrolledError(MediatorError):
+class NotEnrolledError(MediatorError, code="not_enrolled", status=403, problem="e.p.trust.not-enrolled"):
     """The sender of the message has no mediation here, or is anonymous (D8)."""
-
-    code = "not_enrolled"
-    status = 403
-    problem = "e.p.trust.not-enrolled"
 
     def __init__(self, why: str = "the sender has no mediation here") -> None:
         super().__init__(why)
 
 
-class LiveModeError(MediatorError):
+class LiveModeError(MediatorError, code="live_mode_not_supported", status=400, problem="e.m.live-mode-not-supported"):
     """Live mode was requested on a connection that cannot carry it (D6)."""
 
-    code = "live_mode_not_supported"
-    status = 400
-    problem = "e.m.live-mode-not-supported"
     text = "Connection does not support Live Delivery"
 
 
-class NoSuchInvitationError(MediatorError):
+class NoSuchInvitationError(MediatorError, code="invitation_not_found", status=404, problem="e.p.req.invitation"):
     """The invitation was never made, is used up, or has expired."""
 
-    code = "invitation_not_found"
-    status = 404
-    problem = "e.p.req.invitation"
     text = "invitation: unknown, used up or expired"
 
 
-class NoSuchConnectionError(MediatorError):
+class NoSuchConnectionError(MediatorError, code="connection_not_found", status=404):
     """The DIDComm connection that an operator names does not exist."""
-
-    code = "connection_not_found"
-    status = 404
 
     def __init__(self, no: int) -> None:
         super().__init__(f"connection {no} does not exist")
 
 
-class NoSuchTenantError(MediatorError):
+class NoSuchTenantError(MediatorError, code="tenant_not_found", status=404):
     """The tenant that an operator names does not exist, or was removed."""
-
-    code = "tenant_not_found"
-    status = 404
 
     def __init__(self, name: str) -> None:
         super().__init__(f"tenant {name} does not exist")
 
 
-class NoSuchAgentError(MediatorError):
+class NoSuchAgentError(MediatorError, code="agent_not_found", status=404):
     """The agent that the request names is not registered (G2)."""
-
-    code = "agent_not_found"
-    status = 404
 
     def __init__(self, who: str) -> None:
         super().__init__(f"agent {who} is not registered")
 
 
-class StoreHeldError(MediatorError):
+class StoreHeldError(MediatorError, code="store_held", status=503):
     """Another process owns the SQLite file; the text says which."""
 
-    code = "store_held"
-    status = 503
 
-
-class SchemaError(MediatorError):
+class SchemaError(MediatorError, code="schema"):
     """The database was written by a newer program than this one, or a migration failed."""
 
-    code = "schema"
 
-
-class SetupError(MediatorError):
+class SetupError(MediatorError, code="setup"):
     """The service cannot start as configured; the text says what to change."""
 
-    code = "setup"
 
-
-class LostDataError(MediatorError):
+class LostDataError(MediatorError, code="data_loss", status=410):
     """Data that a reader would get next is gone, in part or as a whole."""
 
-    code = "data_loss"
-    status = 410
 
-
-class DamagedError(MediatorError):
+class DamagedError(MediatorError, code="damaged"):
     """A line of the journal does not follow docs/journal.md; the text names the file and the byte."""
 
-    code = "damaged"
 
-
-class UnreachableError(MediatorError):
+class UnreachableError(MediatorError, code="unreachable", status=502, retry=True, problem="e.p.me.res.net"):
     """A server of somebody else did not answer, or not correctly; a retry may help (D10)."""
 
-    code = "unreachable"
-    status = 502
-    retry = True
-    problem = "e.p.me.res.net"
 
-
-class AddressRefusedError(UnreachableError):
+class AddressRefusedError(UnreachableError, code="address_refused", status=400, retry=False, problem="e.p.msg"):
     """A stranger chose an address that the mediator never calls (D10)."""
 
-    code = "address_refused"
-    status = 400
-    retry = False
-    problem = "e.p.msg"
 
-
-class NoReplyError(UnreachableError):
+class NoReplyError(UnreachableError, code="no_reply", status=504):
     """A client sent a request and got no answer in time; nobody knows whether it was carried out."""
 
-    code = "no_reply"
-    status = 504
 
-
-class LoginRefusedError(MediatorError):
+class LoginRefusedError(MediatorError, code="login_refused", status=401):
     """The NATS server does not let a client in as whom it says it is."""
 
-    code = "login_refused"
-    status = 401
 
-
-class PartlyRefusedError(MediatorError):
+class PartlyRefusedError(MediatorError, code="partly_refused", status=207):
     """Some messages of a client's batch were refused; the others are on disk (S8)."""
-
-    code = "partly_refused"
-    status = 207
 
     def __init__(self, refused: int, total: int, first: str) -> None:
         super().__init__(f"{refused} of {total} messages were refused, the first because of {first}")
