@@ -21,6 +21,10 @@ from registry.memory.records import USEFUL, Vote
 
 NEIGHBOURS: Final = 64
 """Remembered requests that are listened to."""
+HEARD: Final = 4
+"""Requests in which a voter is heard, the nearest ones; further ones take no other voter's place."""
+WIDE: Final = 1024
+"""Requests that are looked at where one voter's crowd out those of others."""
 FLOOR: Final = 0.3
 """Cosine from which on a request says something about another one."""
 MOST: Final = 0.3
@@ -107,17 +111,41 @@ class RequestMemory:
         """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MOST`."""
         if self._vectors is None or not self._slots or len(vector) != self._vectors.dims:
             return {}
-        found = self._vectors.search(vector[None], NEIGHBOURS, _NOBODY)
-        nearness = (found.card[:, 0] - FLOOR) / (1 - FLOOR)
-        near = np.flatnonzero(nearness > 0)
-        if not len(near):
-            return {}
-        packed = [self._votes[slot] for slot in found.slots[near].tolist()]
-        votes = np.frombuffer(b"".join(packed), _VOTE)
-        counts = [len(each) // _VOTE.itemsize for each in packed]
+        near, votes, request = self._nearest(self._vectors, vector, NEIGHBOURS)
+        heard = _heard(votes["voter"], request)
+        if len(heard) < len(near) == NEIGHBOURS:
+            near, votes, request = self._nearest(self._vectors, vector, WIDE)
+            heard = _heard(votes["voter"], request)[:NEIGHBOURS]
+        if len(heard) < len(near):
+            kept = np.isin(request, heard)
+            votes, request = votes[kept], request[kept]
         faded = 0.5 ** (np.maximum(now - votes["at"], 0) / HALF_LIFE)
-        weights = np.repeat(nearness[near].astype(np.float64), counts) * faded * votes["value"] / USEFUL
-        return _shares(votes["agent"], votes["voter"], weights)
+        return _shares(votes["agent"], votes["voter"], near[request] * faded * votes["value"] / USEFUL)
+
+    def _nearest(
+        self, vectors: VectorIndex, vector: NDArray[np.float32], limit: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.void], NDArray[np.intp]]:
+        """Return how near the nearest requests are, nearest first; all votes on them, and which request each is on."""
+        found = vectors.search(vector[None], limit, _NOBODY)
+        nearness = (found.card[:, 0].astype(np.float64) - FLOOR) / (1 - FLOOR)
+        order = np.argsort(-nearness, kind="stable")[: np.count_nonzero(nearness > 0)]
+        packed = [self._votes[slot] for slot in found.slots[order].tolist()]
+        votes = np.frombuffer(b"".join(packed), _VOTE)
+        return (
+            nearness[order],
+            votes,
+            np.repeat(np.arange(len(order)), [len(each) // _VOTE.itemsize for each in packed]),
+        )
+
+
+def _heard(voters: NDArray[np.int64], requests: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the requests, by nearness, that have a voter who is not heard in :data:`HEARD` nearer ones."""
+    _, first = np.unique(voters, return_inverse=True)
+    if np.bincount(first).max(initial=0) <= HEARD:
+        return np.unique(requests)
+    who, request = np.divmod(np.unique(first * (requests[-1] + 1) + requests), requests[-1] + 1)
+    nth = np.arange(len(who)) - np.searchsorted(who, who)
+    return np.unique(request[nth < HEARD])
 
 
 def _shares(agents: NDArray[np.int64], voters: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[int, float]:

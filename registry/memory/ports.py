@@ -14,7 +14,10 @@ class Memory(Protocol):
         """Remember a request, or that it was asked again; return its number."""
 
     def vote(self, vote: Vote, limit: int) -> None:
-        """Keep a vote in place of the voter's former one on this agent; beyond ``limit`` votes the oldest go."""
+        """Keep a vote in place of the voter's former one on this agent.
+
+        Beyond ``limit`` votes the oldest go, of the voters with the most.
+        """
 
     def find_vote(self, query: AskedQuery, agent_no: int, voter: int) -> int | None:
         """Return the value of a voter's vote on an agent for this request, None without one."""

@@ -8,7 +8,7 @@ from registry.memory.ports import MemoryTables
 from registry.memory.records import SIGN, AskedQuery, Vote
 
 MAX_VOTES = 64
-"""Votes on one request; more of them take the place of the oldest."""
+"""Votes on one request; more of them take the place of the oldest, of the voters with the most."""
 MAX_FORGOTTEN = 20
 """Requests that one vote takes the place of."""
 REMEMBERED = DAY

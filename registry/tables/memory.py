@@ -43,8 +43,11 @@ class Memory(Table):
             vote,
         )
         self._session.dialect.execute(
+            # Of a voter who said much the oldest word goes before the only one of another.
             "DELETE FROM request_vote WHERE request_no = ? AND (agent_no, voter) IN (SELECT agent_no, voter FROM"
-            " request_vote WHERE request_no = ? ORDER BY voted_at DESC, agent_no, voter LIMIT 1000 OFFSET ?)",
+            " (SELECT agent_no, voter, voted_at, row_number() OVER (PARTITION BY voter"
+            " ORDER BY voted_at DESC, agent_no) AS nth FROM request_vote WHERE request_no = ?) AS own"
+            " ORDER BY nth, voted_at DESC, agent_no, voter LIMIT 1000 OFFSET ?)",
             (vote.request_no, vote.request_no, limit),
         )
 

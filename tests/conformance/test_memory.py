@@ -102,6 +102,17 @@ def test_votes_and_requests_are_bounded(store, monkeypatch):
 
 
 @pytest.mark.rule("G7")
+def test_one_voter_takes_no_other_ones_place(store, monkeypatch):
+    monkeypatch.setattr(remembering, "MAX_VOTES", 4)
+    with within(store.transaction(), RegistryTables) as tx:
+        agents = [add(tx, f"boats{n}") for n in range(8)]
+        vote(tx, query("x", *agents), "boats0", voter=BOB)
+        for at, agent in enumerate(agents):
+            vote(tx, query("x", *agents), agent.address, now=T0 + 1 + at)
+        assert votes(tx) == [(agents[0].no, BOB, USEFUL), *((agent.no, ANN, USEFUL) for agent in agents[-3:])]
+
+
+@pytest.mark.rule("G7")
 def test_the_clean_up_forgets_what_is_old_and_of_no_agent(store):
     with within(store.transaction(), RegistryTables) as tx:
         boats, tide = add(tx), add(tx, "tide")

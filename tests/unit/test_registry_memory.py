@@ -67,6 +67,21 @@ def test_a_voter_counts_once_nearby():
 
 
 @pytest.mark.rule("G6")
+@pytest.mark.parametrize("liars", [1, 2])
+def test_near_copies_do_not_crowd_others_out(liars):
+    near, nearer = unit(*(AXES[0] + 0.6 * AXES[1:6])), unit(*(AXES[0] + 0.1 * AXES[10:40]))
+    remembered = memory(*(request(no, row, (BOATS, no)) for no, row in enumerate(near, 1)))
+    honest = lift(remembered)
+    remembered.put(
+        request(100 + no, row, *((TIDE, 90 + liar) for liar in range(liars)))
+        for no, row in enumerate(np.tile(nearer, (20, 1)))
+    )
+    # Each liar counts as one more voter, who said something else.
+    assert lift(remembered) == pytest.approx(honest * (5 + 1) / (5 + liars + 1), rel=0.1)
+    assert lift(remembered, TIDE) < lift(remembered)
+
+
+@pytest.mark.rule("G6")
 def test_a_word_against_takes_no_more_than_one_gave():
     praised = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9)))
     blamed = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9), (BOATS, 6, USELESS)))
