@@ -284,7 +284,7 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
     updater = TenantUpdater(host.broker, host.tenants, apply, host.announcer("tenants"))
     await updater.open()
     host.add_job(updater.look, LOOK_SECONDS, "changes of tenants")
-    TenantOperations(host.broker, host.settings, host.tenants, updater).register(host.operations)
+    host.operations.add_methods(TenantOperations(host.broker, host.settings, host.tenants, updater))
     try:
         yield
     finally:
@@ -304,22 +304,22 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
     """Add the core's operations, and what leads to them over HTTP."""
     sign_in = SignIn(host.access, host.settings, host.http_port)
     sign_in.add_routes(host.app)
-    MailboxOperations(host.broker).register(host.operations)
-    MessageOperations(host.broker).register(host.operations)
-    DeadOperations(host.broker).register(host.operations)
-    ForgetOperations(Forgetting(host.broker, host.settings)).register(host.operations)
-    LongTaskOperations(tasks, host.settings).register(host.operations)
+    host.operations.add_methods(MailboxOperations(host.broker))
+    host.operations.add_methods(MessageOperations(host.broker))
+    host.operations.add_methods(DeadOperations(host.broker))
+    host.operations.add_methods(ForgetOperations(Forgetting(host.broker, host.settings)))
+    host.operations.add_methods(LongTaskOperations(tasks, host.settings))
     service = ServiceOperations(
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
     )
-    service.register(host.operations)
+    host.operations.add_methods(service)
 
     def take(newer: Settings) -> None:
         host.access.take(newer)
         # Live pages of somebody who was removed end as well; those of others connect again.
         host.console.streams.end()
 
-    SettingsOperations(host.settings, take).register(host.operations)
+    host.operations.add_methods(SettingsOperations(host.settings, take))
     sign_in.render = await open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
 
@@ -327,7 +327,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
 def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:
     audit = AuditLog(broker, settings.instance)
     operations = Operations(audit.record)
-    audit.register(operations)
+    operations.add_methods(audit)
     operations.add(
         Operation(
             "journal-rotate",

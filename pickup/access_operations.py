@@ -1,7 +1,7 @@
 """The operations on the operator's allow and deny lists."""
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, Schema, about, many, obj, whole
 from pickup.access_lists import AccessLists
 from pickup.mediation.access import MAX_NOTE, MAX_RULES
@@ -11,6 +11,8 @@ _VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verd
 _NAME = about(TEXT, "A DID, a key (base58 or did:key), an IP address or a network.", minLength=1)
 _RULE = obj(list=_VERDICT, name=TEXT, note=TEXT, created_at=TIME)
 
+_FIELDS = {"list": _VERDICT, "name": _NAME}
+
 
 class AccessOperations:
     """List, add and remove. Changes hold on all instances, and end what is denied; times are Unix seconds."""
@@ -18,48 +20,19 @@ class AccessOperations:
     def __init__(self, access: AccessLists) -> None:
         self._access = access
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        fields = {"list": _VERDICT, "name": _NAME}
-        operations.add(
-            Operation(
-                "access-list",
-                self._list,
-                Right.READ,
-                "The allow or the deny list of the DIDComm door",
-                obj(names=many(_RULE), total=about(COUNT, "How many there are to be paged through.")),
-                fields={
-                    "list": _VERDICT,
-                    "text": about(TEXT, "Only what has this in its name or its note."),
-                    "skip": whole("Leave out the first.", 0, MAX_RULES, default=0),
-                    "limit": whole("List at most this many.", 1, MAX_RULES, default=MAX_RULES),
-                },
-                path="/access/{list}",
-            ),
-            Operation(
-                "access-add",
-                self._add,
-                Right.OPERATE,
-                "Allow or deny a DID, a key or a network",
-                _RULE,
-                fields={**fields, "note": about(TEXT, "Why, for other operators.", maxLength=MAX_NOTE, default="")},
-                required=("name",),
-                method="POST",
-                path="/access/{list}",
-            ),
-            Operation(
-                "access-remove",
-                self._remove,
-                Right.OPERATE,
-                "Take a name off the allow or the deny list",
-                obj(list=_VERDICT, name=TEXT, removed=FLAG),
-                fields=fields,
-                required=("name",),
-                method="DELETE",
-                path="/access/{list}",
-            ),
-        )
-
+    @operation(
+        "access-list",
+        Right.READ,
+        "The allow or the deny list of the DIDComm door",
+        obj(names=many(_RULE), total=about(COUNT, "How many there are to be paged through.")),
+        fields={
+            "list": _VERDICT,
+            "text": about(TEXT, "Only what has this in its name or its note."),
+            "skip": whole("Leave out the first.", 0, MAX_RULES, default=0),
+            "limit": whole("List at most this many.", 1, MAX_RULES, default=MAX_RULES),
+        },
+        path="/access/{list}",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         text, skip = read_text(request, "text").lower(), read_number(request, "skip", 0, MAX_RULES)
         limit = read_number(request, "limit", 1, MAX_RULES)
@@ -67,10 +40,30 @@ class AccessOperations:
         found = [rule for rule in rules if text in rule.name.lower() or text in rule.note.lower()]
         return {"names": [_rule(rule) for rule in found[skip : skip + limit]], "total": len(found)}
 
+    @operation(
+        "access-add",
+        Right.OPERATE,
+        "Allow or deny a DID, a key or a network",
+        _RULE,
+        fields={**_FIELDS, "note": about(TEXT, "Why, for other operators.", maxLength=MAX_NOTE, default="")},
+        required=("name",),
+        method="POST",
+        path="/access/{list}",
+    )
     async def _add(self, request: OperationRequest) -> Answer:
         name, note = read_text(request, "name"), read_text(request, "note")
         return _rule(await self._access.add(_verdict(request), name, note))
 
+    @operation(
+        "access-remove",
+        Right.OPERATE,
+        "Take a name off the allow or the deny list",
+        obj(list=_VERDICT, name=TEXT, removed=FLAG),
+        fields=_FIELDS,
+        required=("name",),
+        method="DELETE",
+        path="/access/{list}",
+    )
     async def _remove(self, request: OperationRequest) -> Answer:
         verdict = _verdict(request)
         name = await self._access.remove(verdict, read_text(request, "name"))

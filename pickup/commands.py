@@ -5,10 +5,9 @@ from dataclasses import asdict
 from mediator.mailboxes.address import parse_address
 from mediator.ops.operations import (
     Answer,
-    Operation,
     OperationRequest,
-    Operations,
     Right,
+    operation,
     read_number,
     read_optional_number,
     read_text,
@@ -49,6 +48,9 @@ _INVITATION: dict[str, Schema] = {
 }
 _URLS = dict.fromkeys(("v1_url", "v1_short_url", "v2_url", "v2_short_url", "old_url", "page_url"), TEXT)
 
+_TENANT = {"tenant": TENANT}
+_KEY = {**_TENANT, "key": about(TEXT, "A public key or DID.")}
+
 
 class DidcommOperations:
     """Invitations, attached keys and identities. Times in replies are Unix seconds."""
@@ -65,103 +67,22 @@ class DidcommOperations:
         self._identities = identities
         self._tenants = tenants
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        tenant = {"tenant": TENANT}
-        key = {**tenant, "key": about(TEXT, "A public key or DID.")}
-        operations.add(
-            Operation(
-                "invite",
-                self._invite,
-                Right.OPERATE,
-                "Make an invitation",
-                obj(**_INVITATION, **_URLS),
-                fields={
-                    **tenant,
-                    "label": about(TEXT, "How the mediator introduces itself."),
-                    "ttl_ms": or_null(whole("Milliseconds until it expires.", 1, MAX_TTL)),
-                    "uses": or_null(whole("How often it may be accepted.", 1, MAX_USES)),
-                },
-                method="POST",
-                path="/invitations",
-            ),
-            Operation(
-                "invitations-list",
-                self._list_invitations,
-                Right.READ,
-                "The invitations of a tenant, the newest first",
-                obj(invitations=many(obj(**_INVITATION, open=FLAG)), total=COUNT),
-                fields={
-                    **tenant,
-                    "skip": whole("Leave out the first.", 0, MAX_INVITATIONS, default=0),
-                    "limit": limit(MAX_INVITATIONS),
-                },
-                path="/invitations",
-            ),
-            Operation(
-                "invitations-show",
-                self._show_invitation,
-                # Its links let a wallet connect.
-                Right.OPERATE,
-                "One invitation with its links",
-                obj(**_INVITATION, open=FLAG, **_URLS),
-                fields={**tenant, "id": TEXT},
-                path="/invitations/{id}",
-            ),
-            Operation(
-                "invitations-remove",
-                self._remove_invitation,
-                Right.OPERATE,
-                "Withdraw an invitation",
-                obj(id=TEXT, removed=FLAG),
-                fields={**tenant, "id": TEXT},
-                method="DELETE",
-                path="/invitations/{id}",
-            ),
-            Operation(
-                "key-attach",
-                self._attach,
-                Right.OPERATE,
-                "Deliver mail for a key to a mailbox",
-                ROUTE,
-                fields={**key, "mail_address": MAIL_ADDRESS},
-                required=("key", "mail_address"),
-                method="POST",
-                path="/keys",
-            ),
-            Operation(
-                "key-detach",
-                self._detach,
-                Right.OPERATE,
-                "Deliver no more mail for a key",
-                obj(key=TEXT, detached=FLAG),
-                fields=key,
-                method="DELETE",
-                path="/keys/{key}",
-            ),
-            Operation(
-                "key-list",
-                self._list_keys,
-                Right.READ,
-                "The keys attached to mailboxes",
-                obj(keys=many(ROUTE)),
-                fields={**tenant, "limit": limit(MAX_ATTACHED)},
-                path="/keys",
-            ),
-            Operation(
-                "identity-rotate",
-                self._rotate,
-                Right.ADMIN,
-                "Give a tenant a new DIDComm identity; the old one keeps working",
-                obj(tenant=TEXT, key=TEXT, did=TEXT),
-                fields=tenant,
-                method="POST",
-                path="/identity/rotate",
-            ),
-        )
-
     # Invitations.
 
+    @operation(
+        "invite",
+        Right.OPERATE,
+        "Make an invitation",
+        obj(**_INVITATION, **_URLS),
+        fields={
+            **_TENANT,
+            "label": about(TEXT, "How the mediator introduces itself."),
+            "ttl_ms": or_null(whole("Milliseconds until it expires.", 1, MAX_TTL)),
+            "uses": or_null(whole("How often it may be accepted.", 1, MAX_USES)),
+        },
+        method="POST",
+        path="/invitations",
+    )
     async def _invite(self, request: OperationRequest) -> Answer:
         made = await self._invitations.make(
             await self._tenants.of(request),
@@ -175,6 +96,18 @@ class DidcommOperations:
         written = asdict(self._invitations.written(invitation))
         return {name: url for name, url in written.items() if name.endswith("_url")}
 
+    @operation(
+        "invitations-list",
+        Right.READ,
+        "The invitations of a tenant, the newest first",
+        obj(invitations=many(obj(**_INVITATION, open=FLAG)), total=COUNT),
+        fields={
+            **_TENANT,
+            "skip": whole("Leave out the first.", 0, MAX_INVITATIONS, default=0),
+            "limit": limit(MAX_INVITATIONS),
+        },
+        path="/invitations",
+    )
     async def _list_invitations(self, request: OperationRequest) -> Answer:
         tenant, skip = await self._tenants.of(request), read_number(request, "skip", 0, MAX_INVITATIONS)
         limit = read_number(request, "limit", 1, MAX_INVITATIONS)
@@ -183,11 +116,29 @@ class DidcommOperations:
         shown = [{**_invitation(one), "open": one.open(now)} for one in found[skip : skip + limit]]
         return {"invitations": shown, "total": len(found)}
 
+    @operation(
+        "invitations-show",
+        # Its links let a wallet connect.
+        Right.OPERATE,
+        "One invitation with its links",
+        obj(**_INVITATION, open=FLAG, **_URLS),
+        fields={**_TENANT, "id": TEXT},
+        path="/invitations/{id}",
+    )
     async def _show_invitation(self, request: OperationRequest) -> Answer:
         tenant, id = await self._tenants.of(request), read_text(request, "id")
         found = await self._mediation.get_invitation(tenant, id)
         return {**_invitation(found), "open": found.open(self._mediation.clock()), **self._urls(found)}
 
+    @operation(
+        "invitations-remove",
+        Right.OPERATE,
+        "Withdraw an invitation",
+        obj(id=TEXT, removed=FLAG),
+        fields={**_TENANT, "id": TEXT},
+        method="DELETE",
+        path="/invitations/{id}",
+    )
     async def _remove_invitation(self, request: OperationRequest) -> Answer:
         id = read_text(request, "id")
         await self._mediation.remove_invitation(await self._tenants.of(request), id)
@@ -195,22 +146,58 @@ class DidcommOperations:
 
     # Keys.
 
+    @operation(
+        "key-attach",
+        Right.OPERATE,
+        "Deliver mail for a key to a mailbox",
+        ROUTE,
+        fields={**_KEY, "mail_address": MAIL_ADDRESS},
+        required=("key", "mail_address"),
+        method="POST",
+        path="/keys",
+    )
     async def _attach(self, request: OperationRequest) -> Answer:
         tenant, key = await self._tenants.of(request), read_text(request, "key")
         route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")))
         return write_route(route)
 
+    @operation(
+        "key-detach",
+        Right.OPERATE,
+        "Deliver no more mail for a key",
+        obj(key=TEXT, detached=FLAG),
+        fields=_KEY,
+        method="DELETE",
+        path="/keys/{key}",
+    )
     async def _detach(self, request: OperationRequest) -> Answer:
         tenant, key = await self._tenants.of(request), read_text(request, "key")
         await self._mediation.detach_key(tenant, key)
         return {"key": key, "detached": True}
 
+    @operation(
+        "key-list",
+        Right.READ,
+        "The keys attached to mailboxes",
+        obj(keys=many(ROUTE)),
+        fields={**_TENANT, "limit": limit(MAX_ATTACHED)},
+        path="/keys",
+    )
     async def _list_keys(self, request: OperationRequest) -> Answer:
         tenant, limit = await self._tenants.of(request), read_number(request, "limit", 1, MAX_ATTACHED)
         return {"keys": [write_route(route) for route in await self._mediation.list_attached_keys(tenant, limit)]}
 
     # Identities.
 
+    @operation(
+        "identity-rotate",
+        Right.ADMIN,
+        "Give a tenant a new DIDComm identity; the old one keeps working",
+        obj(tenant=TEXT, key=TEXT, did=TEXT),
+        fields=_TENANT,
+        method="POST",
+        path="/identity/rotate",
+    )
     async def _rotate(self, request: OperationRequest) -> Answer:
         identity = await self._identities.rotate(await self._tenants.of(request))
         return {"tenant": identity.tenant, "key": identity.key, "did": identity.v2_did}

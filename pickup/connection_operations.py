@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Final
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import (
     COUNT,
     FLAG,
@@ -69,6 +69,9 @@ _KEYS = {
     "idle": lambda row: row.seen_at,
 }
 
+_TENANT = {"tenant": TENANT}
+_ONE = {**_TENANT, "connection": whole("The number of a connection.", 0, MAX_NUMBER)}
+
 
 class ConnectionOperations:
     """Times in replies are Unix seconds."""
@@ -81,106 +84,46 @@ class ConnectionOperations:
         self._look: tuple[tuple[str, str], float, list[ConnectionRow]] = ("", ""), 0.0, []
         """The last question, when it was asked, and what was found."""
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        tenant = {"tenant": TENANT}
-        one = {**tenant, "connection": whole("The number of a connection.", 0, MAX_NUMBER)}
-        operations.add(
-            Operation(
-                "connections-list",
-                self._list,
-                Right.READ,
-                "The DIDComm connections of a tenant",
-                obj(connections=many(obj(**_CONNECTION)), more=FLAG, total=COUNT),
-                fields={
-                    **tenant,
-                    "after": whole("Begin behind this connection.", 0, MAX_NUMBER, default=0),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/connections",
-            ),
-            Operation(
-                "connections-rank",
-                self._rank,
-                Right.READ,
-                "DIDComm connections by age, mail or last use, all or those that a text finds",
-                obj(
-                    connections=many(obj(**_CONNECTION, oldest_at=or_null(TIME))),
-                    found=about(COUNT, "How many there are to be paged through."),
-                    complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
-                ),
-                fields={
-                    **tenant,
-                    "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with."),
-                    "order": about(
-                        {"type": "string", "enum": list(ORDERS), "default": "newest"},
-                        "The newest, those with most mail, most bytes or the oldest mail, or those longest unused.",
-                    ),
-                    "waiting": about(FLAG, "Only those for which mail waits.", default=False),
-                    "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/connection-ranking",
-            ),
-            Operation(
-                "connections-show",
-                self._show,
-                Right.READ,
-                "One DIDComm connection with its keys",
-                obj(
-                    **_CONNECTION,
-                    their_did=or_null(TEXT),
-                    callers=TEXTS,
-                    endpoint=or_null(TEXT),
-                    push=or_null(TEXT),
-                    invitation=or_null(TEXT),
-                    policy=about(TEXT, "Who is granted mediation here.", enum=[policy.value for policy in Policy]),
-                    on_list=about(or_null(TEXT), "The operator's list that its peer is on: allow or deny."),
-                    routes=many(ROUTE),
-                ),
-                fields=one,
-                path="/connections/{connection}",
-            ),
-            Operation(
-                "connections-remove",
-                self._remove,
-                Right.OPERATE,
-                "Remove a DIDComm connection with its queue",
-                obj(connection=COUNT, removed=FLAG),
-                fields=one,
-                method="DELETE",
-                path="/connections/{connection}",
-            ),
-            Operation(
-                "didcomm-stats",
-                self._statistics,
-                Right.READ,
-                "Totals over the connections of a tenant",
-                obj(
-                    connections=COUNT,
-                    counted=COUNT,
-                    live=about(COUNT, "Holders with a session on this instance, of all tenants."),
-                    messages=COUNT,
-                    bytes=COUNT,
-                    didcomm=_COUNTS,
-                    pickup=_COUNTS,
-                    transport=_COUNTS,
-                    created=_COUNTS,
-                    seen=_COUNTS,
-                    queues=_COUNTS,
-                    hours=many(obj(began_at=TIME, **dict.fromkeys(TRAFFIC, COUNT))),
-                ),
-                fields=tenant,
-                path="/didcomm/stats",
-            ),
-        )
-
+    @operation(
+        "connections-list",
+        Right.READ,
+        "The DIDComm connections of a tenant",
+        obj(connections=many(obj(**_CONNECTION)), more=FLAG, total=COUNT),
+        fields={
+            **_TENANT,
+            "after": whole("Begin behind this connection.", 0, MAX_NUMBER, default=0),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/connections",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant = await self._tenants.of(request)
         after, limit = read_number(request, "after", 0, MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
         page = await self._mediation.list_connections(tenant, after, limit)
         return {"connections": [self._listed(view) for view in page.views], "more": page.more, "total": page.total}
 
+    @operation(
+        "connections-rank",
+        Right.READ,
+        "DIDComm connections by age, mail or last use, all or those that a text finds",
+        obj(
+            connections=many(obj(**_CONNECTION, oldest_at=or_null(TIME))),
+            found=about(COUNT, "How many there are to be paged through."),
+            complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
+        ),
+        fields={
+            **_TENANT,
+            "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with."),
+            "order": about(
+                {"type": "string", "enum": list(ORDERS), "default": "newest"},
+                "The newest, those with most mail, most bytes or the oldest mail, or those longest unused.",
+            ),
+            "waiting": about(FLAG, "Only those for which mail waits.", default=False),
+            "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/connection-ranking",
+    )
     async def _rank(self, request: OperationRequest) -> Answer:
         tenant, text, order = await self._tenants.of(request), read_text(request, "text"), read_text(request, "order")
         skip, limit = read_number(request, "skip", 0, LOOKED_AT), read_number(request, "limit", 1, MAX_LISTED)
@@ -212,6 +155,24 @@ class ConnectionOperations:
                 self._look = (tenant, text), now, rows
             return rows
 
+    @operation(
+        "connections-show",
+        Right.READ,
+        "One DIDComm connection with its keys",
+        obj(
+            **_CONNECTION,
+            their_did=or_null(TEXT),
+            callers=TEXTS,
+            endpoint=or_null(TEXT),
+            push=or_null(TEXT),
+            invitation=or_null(TEXT),
+            policy=about(TEXT, "Who is granted mediation here.", enum=[policy.value for policy in Policy]),
+            on_list=about(or_null(TEXT), "The operator's list that its peer is on: allow or deny."),
+            routes=many(ROUTE),
+        ),
+        fields=_ONE,
+        path="/connections/{connection}",
+    )
     async def _show(self, request: OperationRequest) -> Answer:
         tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
         view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
@@ -229,6 +190,15 @@ class ConnectionOperations:
             "routes": [write_route(route) for route in view.routes],
         }
 
+    @operation(
+        "connections-remove",
+        Right.OPERATE,
+        "Remove a DIDComm connection with its queue",
+        obj(connection=COUNT, removed=FLAG),
+        fields=_ONE,
+        method="DELETE",
+        path="/connections/{connection}",
+    )
     async def _remove(self, request: OperationRequest) -> Answer:
         tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
         await self._mediation.disconnect(tenant, no)
@@ -256,6 +226,27 @@ class ConnectionOperations:
             **asdict(view.use.traffic),
         }
 
+    @operation(
+        "didcomm-stats",
+        Right.READ,
+        "Totals over the connections of a tenant",
+        obj(
+            connections=COUNT,
+            counted=COUNT,
+            live=about(COUNT, "Holders with a session on this instance, of all tenants."),
+            messages=COUNT,
+            bytes=COUNT,
+            didcomm=_COUNTS,
+            pickup=_COUNTS,
+            transport=_COUNTS,
+            created=_COUNTS,
+            seen=_COUNTS,
+            queues=_COUNTS,
+            hours=many(obj(began_at=TIME, **dict.fromkeys(TRAFFIC, COUNT))),
+        ),
+        fields=_TENANT,
+        path="/didcomm/stats",
+    )
     async def _statistics(self, request: OperationRequest) -> Answer:
         collected = await statistics.collect(self._mediation, await self._tenants.of(request))
         return {"live": self._sessions.count, **collected}

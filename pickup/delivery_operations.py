@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import COUNT, TEXT, TIME, about, limit, many, obj, whole
 from pickup.endpoint_relay import MAX_WORKERS, EndpointRelay
 from pickup.live_sessions import MAX_SESSIONS, LiveSessions
@@ -19,54 +19,31 @@ class DeliveryOperations:
         self._outbound = outbound
         self._relay = relay
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        operations.add(
-            Operation(
-                "live-sessions",
-                self._list,
-                Right.READ,
-                "Wallets that get their mail pushed by this instance, the newest sessions first",
+    @operation(
+        "live-sessions",
+        Right.READ,
+        "Wallets that get their mail pushed by this instance, the newest sessions first",
+        obj(
+            sessions=many(
                 obj(
-                    sessions=many(
-                        obj(
-                            tenant=TEXT,
-                            connection=COUNT,
-                            label=TEXT,
-                            since=TIME,
-                            mode=about(TEXT, "live, or implicit: bare envelopes (RFC 0212)."),
-                            pushed=about(COUNT, "Messages since then."),
-                            client=TEXT,
-                        )
-                    ),
-                    total=COUNT,
-                ),
-                fields={
-                    "tenant": about(TEXT, "Of this tenant alone."),
-                    "skip": whole("Leave out the first.", 0, MAX_SESSIONS, default=0),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/didcomm/sessions",
+                    tenant=TEXT,
+                    connection=COUNT,
+                    label=TEXT,
+                    since=TIME,
+                    mode=about(TEXT, "live, or implicit: bare envelopes (RFC 0212)."),
+                    pushed=about(COUNT, "Messages since then."),
+                    client=TEXT,
+                )
             ),
-            Operation(
-                "didcomm-outbound",
-                self._show,
-                Right.READ,
-                "Envelopes that this instance is sending to endpoints of peers",
-                obj(
-                    messages=COUNT,
-                    bytes=COUNT,
-                    max_messages=COUNT,
-                    max_bytes=COUNT,
-                    relayed=about(COUNT, "Connections with an endpoint of their own whose mail is being sent there."),
-                    max_relayed=COUNT,
-                    servers=many(obj(server=TEXT, messages=COUNT)),
-                ),
-                fields={"limit": limit(MAX_MESSAGES)},
-                path="/didcomm/outbound",
-            ),
-        )
-
+            total=COUNT,
+        ),
+        fields={
+            "tenant": about(TEXT, "Of this tenant alone."),
+            "skip": whole("Leave out the first.", 0, MAX_SESSIONS, default=0),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/didcomm/sessions",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         skip, limit = read_number(request, "skip", 0, MAX_SESSIONS), read_number(request, "limit", 1, MAX_LISTED)
         found, total = self._sessions.list(read_text(request, "tenant"), skip, limit)
@@ -84,6 +61,22 @@ class DeliveryOperations:
         ]
         return {"sessions": shown, "total": total}
 
+    @operation(
+        "didcomm-outbound",
+        Right.READ,
+        "Envelopes that this instance is sending to endpoints of peers",
+        obj(
+            messages=COUNT,
+            bytes=COUNT,
+            max_messages=COUNT,
+            max_bytes=COUNT,
+            relayed=about(COUNT, "Connections with an endpoint of their own whose mail is being sent there."),
+            max_relayed=COUNT,
+            servers=many(obj(server=TEXT, messages=COUNT)),
+        ),
+        fields={"limit": limit(MAX_MESSAGES)},
+        path="/didcomm/outbound",
+    )
     async def _show(self, request: OperationRequest) -> Answer:
         messages, size = self._outbound.usage
         servers = self._outbound.servers[: read_number(request, "limit", 1, MAX_MESSAGES)]

@@ -181,7 +181,7 @@ async def didcomm_door(
             DeliveryOperations(sessions, outbound, relay),
             TrialOperations(mediation, invitations, named),
         ):
-            each.register(operations)
+            operations.add_methods(each)
         await stack.enter_async_context(_follow_tenants(tenants, identities, transports, sockets))
         await sessions.open()
         stack.push_async_callback(sessions.close)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final
 
 from mediator.errors import BadRequestError, BusyError, MediatorError, NoSuchInvitationError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
 from mediator.ops.schemas import COUNT, FLAG, TENANT, TEXT, TIME, Schema, about, many, obj
 from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
@@ -33,6 +33,8 @@ _TRIAL = obj(
     steps=many(obj(step=TEXT, what=TEXT, ms=_MS, ok=FLAG)),
 )
 
+_GENERATION: Schema = {"type": "string", "enum": [each.value for each in Generation], "default": "v1"}
+
 
 class TrialOperations:
     """One attempt at a time, through the URL that wallets use."""
@@ -44,33 +46,25 @@ class TrialOperations:
         self._trying = asyncio.Lock()
         self._trials: deque[Answer] = deque(maxlen=KEPT)
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        generation: Schema = {"type": "string", "enum": [each.value for each in Generation], "default": "v1"}
-        operations.add(
-            Operation(
-                "didcomm-try",
-                self._try,
-                Right.OPERATE,
-                "Try the DIDComm door as a wallet would, through its public URL",
-                _TRIAL,
-                fields={"tenant": TENANT, "didcomm": generation},
-                method="POST",
-                path="/didcomm/try",
-            ),
-            Operation(
-                "didcomm-tries",
-                self._list,
-                Right.READ,
-                "How the DIDComm door was tried last on this instance",
-                obj(tries=many(_TRIAL), most=COUNT),
-                path="/didcomm/try",
-            ),
-        )
-
+    @operation(
+        "didcomm-tries",
+        Right.READ,
+        "How the DIDComm door was tried last on this instance",
+        obj(tries=many(_TRIAL), most=COUNT),
+        path="/didcomm/try",
+    )
     async def _list(self, _request: OperationRequest) -> Answer:
         return {"tries": list(self._trials), "most": KEPT}
 
+    @operation(
+        "didcomm-try",
+        Right.OPERATE,
+        "Try the DIDComm door as a wallet would, through its public URL",
+        _TRIAL,
+        fields={"tenant": TENANT, "didcomm": _GENERATION},
+        method="POST",
+        path="/didcomm/try",
+    )
     async def _try(self, request: OperationRequest) -> Answer:
         tenant, generation = await self._tenants.of(request), read_text(request, "didcomm")
         if generation not in list(Generation):

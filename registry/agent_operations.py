@@ -10,7 +10,7 @@ import orjson
 
 from mediator.fields import Fields
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import (
     COUNT,
     FLAG,
@@ -50,6 +50,8 @@ _AGENT: dict[str, Schema] = {
     "status": about({}, "The last report, null if there is none."),
 }
 
+_ONE = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent, or its send-only address.")}
+
 
 class AgentOperations:
     """The operations ``agent-list``, ``agent-show`` and ``agent-unregister``."""
@@ -57,82 +59,37 @@ class AgentOperations:
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        one = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent, or its send-only address.")}
-        operations.add(
-            Operation(
-                "agent-list",
-                self._list,
-                Right.READ,
-                "Agents of a tenant, all or those that a search finds, best first",
-                obj(
-                    agents=many(
-                        obj(
-                            **_AGENT,
-                            score={"type": "number"},
-                            explanation=or_null(about(explanation(), "Null unless `explain` asked for it.")),
-                        )
-                    ),
-                    mode=TEXT,
-                    total=COUNT,
-                    next=or_null(about(TEXT, "The cursor of the next page.")),
-                    note=TEXT,
-                ),
-                fields={
-                    "tenant": TENANT,
-                    "text": about(TEXT, "Search by words."),
-                    "semantic": about(TEXT, "Search by meaning."),
-                    "state": about(many({"type": "string", "enum": [*State]}), "All but gone agents if it is absent."),
-                    "tags": about(TEXTS, "Tags that an agent must have, its own or those of its skills."),
-                    "skills": about(TEXTS, "Skills that an agent must have, by id or name."),
-                    "explain": about(FLAG, "Say why each agent is found where it is."),
-                    "cursor": about(TEXT, "`next` of the page before."),
-                    "page": whole("The page, from 1.", 1, codec.MAX_PAGES, default=1),
-                    "limit": limit(MAX_PAGE),
-                },
-                path="/agents",
-            ),
-            Operation(
-                "agent-show",
-                self._show,
-                Right.READ,
-                "One agent with its card",
+    @operation(
+        "agent-list",
+        Right.READ,
+        "Agents of a tenant, all or those that a search finds, best first",
+        obj(
+            agents=many(
                 obj(
                     **_AGENT,
-                    text=about(TEXT, "The card, byte for byte as it was registered."),
-                    warnings=TEXTS,
-                    send_address=or_null(
-                        about(TEXT, "The send-only address of its mailbox, null if no such mailbox lives here.")
-                    ),
-                    embedding=about({"enum": [*EmbeddingState]}, "Whether it is found by meaning."),
-                    vectors=about(COUNT, "How many its card has: one of the whole, one for each skill."),
-                ),
-                fields=one,
-                path="/agents/{mailbox}",
+                    score={"type": "number"},
+                    explanation=or_null(about(explanation(), "Null unless `explain` asked for it.")),
+                )
             ),
-            Operation(
-                "agent-unregister",
-                self._unregister,
-                Right.OPERATE,
-                "Remove an agent from the registry",
-                obj(mailbox=TEXT, removed=FLAG),
-                fields=one,
-                method="DELETE",
-                path="/agents/{mailbox}",
-            ),
-            Operation(
-                "agent-forget-use",
-                self._forget_use,
-                Right.ADMIN,
-                "Forget which requests agents served, those of one agent or all of a tenant",
-                obj(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
-                fields={"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of the agent; all agents without one.")},
-                method="POST",
-                path="/registry/forget-use",
-            ),
-        )
-
+            mode=TEXT,
+            total=COUNT,
+            next=or_null(about(TEXT, "The cursor of the next page.")),
+            note=TEXT,
+        ),
+        fields={
+            "tenant": TENANT,
+            "text": about(TEXT, "Search by words."),
+            "semantic": about(TEXT, "Search by meaning."),
+            "state": about(many({"type": "string", "enum": [*State]}), "All but gone agents if it is absent."),
+            "tags": about(TEXTS, "Tags that an agent must have, its own or those of its skills."),
+            "skills": about(TEXTS, "Skills that an agent must have, by id or name."),
+            "explain": about(FLAG, "Say why each agent is found where it is."),
+            "cursor": about(TEXT, "`next` of the page before."),
+            "page": whole("The page, from 1.", 1, codec.MAX_PAGES, default=1),
+            "limit": limit(MAX_PAGE),
+        },
+        path="/agents",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         fields: dict[str, Any] = {name: read_text(request, name) or None for name in ("text", "semantic", "cursor")}
         for name, highest in {"limit": MAX_PAGE, "page": codec.MAX_PAGES}.items():
@@ -152,6 +109,23 @@ class AgentOperations:
         ]
         return {"agents": agents, "mode": page.mode, "total": page.total, "next": page.next, "note": page.note}
 
+    @operation(
+        "agent-show",
+        Right.READ,
+        "One agent with its card",
+        obj(
+            **_AGENT,
+            text=about(TEXT, "The card, byte for byte as it was registered."),
+            warnings=TEXTS,
+            send_address=or_null(
+                about(TEXT, "The send-only address of its mailbox, null if no such mailbox lives here.")
+            ),
+            embedding=about({"enum": [*EmbeddingState]}, "Whether it is found by meaning."),
+            vectors=about(COUNT, "How many its card has: one of the whole, one for each skill."),
+        ),
+        fields=_ONE,
+        path="/agents/{mailbox}",
+    )
     async def _show(self, request: OperationRequest) -> Answer:
         found = await self._find(request)
         return {
@@ -163,6 +137,15 @@ class AgentOperations:
             "vectors": found.vectors,
         }
 
+    @operation(
+        "agent-unregister",
+        Right.OPERATE,
+        "Remove an agent from the registry",
+        obj(mailbox=TEXT, removed=FLAG),
+        fields=_ONE,
+        method="DELETE",
+        path="/agents/{mailbox}",
+    )
     async def _unregister(self, request: OperationRequest) -> Answer:
         address = (await self._find(request)).agent.address
         await self._directory.unregister(_tenant(request), AgentReference(address=address))
@@ -171,6 +154,15 @@ class AgentOperations:
     async def _find(self, request: OperationRequest) -> AgentRecord:
         return await self._directory.inspect(_tenant(request), mailbox_address(read_text(request, "mailbox")))
 
+    @operation(
+        "agent-forget-use",
+        Right.ADMIN,
+        "Forget which requests agents served, those of one agent or all of a tenant",
+        obj(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
+        fields={"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of the agent; all agents without one.")},
+        method="POST",
+        path="/registry/forget-use",
+    )
     async def _forget_use(self, request: OperationRequest) -> Answer:
         mailbox = read_text(request, "mailbox")
         address = mailbox_address(mailbox) if mailbox else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.operations import MAX_LONG_REQUEST, Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.operations import MAX_LONG_REQUEST, OperationRequest, Right, operation, read_text
 from mediator.ops.schemas import ANY, COUNT, FLAG, TENANT, TEXT, many, obj, or_null
 from registry.agents.records import CardVectors
 from registry.cards.card import Card
@@ -26,6 +26,8 @@ MAX_SPACE = 1024
 _NORM_TOLERANCE = 0.01
 """How far the length of a vector may be from one; half precision needs less."""
 
+_IN_BULK = {"space": TEXT, "agents": many(ANY)}
+
 
 class RegistryOperations:
     """The operations ``registry``, ``agents-put`` and ``agents-embed``."""
@@ -35,50 +37,20 @@ class RegistryOperations:
         self._updater = updater
         self._models = models
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations; cards and vectors in bulk come by the pipeline's commands."""
-        in_bulk = {"space": TEXT, "agents": many(ANY)}
-        operations.add(
-            Operation(
-                "registry",
-                self._status,
-                Right.READ,
-                "The index of agents, and the model that embeds them",
-                obj(
-                    loaded=FLAG,
-                    problem=or_null(TEXT),
-                    agents=COUNT,
-                    embedded=COUNT,
-                    space=or_null(TEXT),
-                    model=or_null(
-                        obj(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)
-                    ),
-                ),
-                path="/registry",
-            ),
-            Operation(
-                "agents-put",
-                self._put,
-                Right.ADMIN,
-                "Register agents with their vectors",
-                obj(),
-                fields={"tenant": TENANT, **in_bulk},
-                method="POST",
-                longest=MAX_LONG_REQUEST,
-            ),
-            Operation(
-                "agents-embed",
-                self._embed,
-                Right.ADMIN,
-                "Keep vectors of agents",
-                obj(embedded=COUNT),
-                fields=in_bulk,
-                method="POST",
-                audited=False,
-                longest=MAX_LONG_REQUEST,
-            ),
-        )
-
+    @operation(
+        "registry",
+        Right.READ,
+        "The index of agents, and the model that embeds them",
+        obj(
+            loaded=FLAG,
+            problem=or_null(TEXT),
+            agents=COUNT,
+            embedded=COUNT,
+            space=or_null(TEXT),
+            model=or_null(obj(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)),
+        ),
+        path="/registry",
+    )
     async def _status(self, _request: OperationRequest) -> dict[str, Any]:
         updater, models = self._updater, self._models
         return {
@@ -98,6 +70,15 @@ class RegistryOperations:
             },
         }
 
+    @operation(
+        "agents-put",
+        Right.ADMIN,
+        "Register agents with their vectors",
+        obj(),
+        fields={"tenant": TENANT, **_IN_BULK},
+        method="POST",
+        longest=MAX_LONG_REQUEST,
+    )
     async def _put(self, request: OperationRequest) -> dict[str, Any]:
         """Register cards with their vectors; ``agents``: lists of a card as text and its packed vectors in base64."""
         space = self._own_space(read_text(request, "space"))
@@ -115,6 +96,16 @@ class RegistryOperations:
         tenant = read_text(request, "tenant") or DEFAULT_TENANT
         return (await self._directory.register_many(tenant, space, cards, packed))._asdict()
 
+    @operation(
+        "agents-embed",
+        Right.ADMIN,
+        "Keep vectors of agents",
+        obj(embedded=COUNT),
+        fields=_IN_BULK,
+        method="POST",
+        audited=False,
+        longest=MAX_LONG_REQUEST,
+    )
     async def _embed(self, request: OperationRequest) -> dict[str, Any]:
         """Keep vectors; ``agents``: lists of number, card revision, and the packed vectors of that card in base64.
 

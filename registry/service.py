@@ -154,8 +154,8 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         if models is not None:
             metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
         host.add_health_check("registry", updater.check)
-        RegistryOperations(made.directory, updater, models).register(host.operations)
-        AgentOperations(made.directory).register(host.operations)
+        host.operations.add_methods(RegistryOperations(made.directory, updater, models))
+        host.operations.add_methods(AgentOperations(made.directory))
         host.add_doctor_check(partial(examine, updater, models, outside.reranker))
         signs = WeakSigns(made.directory.sign)
         signs.start()

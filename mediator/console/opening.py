@@ -20,7 +20,7 @@ async def open_console(host: Host, health: Health) -> Callable[[SignInView], Awa
     """Serve the console on the application; return what writes the page of the sign-in."""
     activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(TOPIC))
     await activity.open(host.operations)
-    RankingOperations(host.broker).register(host.operations)
+    host.operations.add_methods(RankingOperations(host.broker))
     console = host.console
     overview, mailboxes = Overview(console, activity), MailboxPages(console, host.broker)
     api = Page("/api", "Admin API", _show_api, "Service")

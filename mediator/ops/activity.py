@@ -13,7 +13,7 @@ from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.http.health import Health
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.sampling import COLUMNS, KEPT, LOOKED_AT, Sample, Sampler
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, many, obj, or_null, table
 from mediator.parts import Announcer
@@ -61,35 +61,7 @@ class Activity:
 
     async def open(self, operations: Operations) -> None:
         """Register the operations, and listen to the other instances."""
-        operations.add(
-            Operation(
-                "activity",
-                self._now,
-                Right.READ,
-                "What the instances did in the last seconds, and what is stored",
-                obj(
-                    instance=about(TEXT, "The instance that answers; the others share its database."),
-                    instances=many(_INSTANCE),
-                    database=TEXT,
-                    depth=obj(messages=COUNT, bytes=COUNT),
-                    oldest=about(
-                        or_null(obj(tenant=TEXT, mail_address=TEXT, created_at=TIME)),
-                        "The oldest message that waits for an ACK which removes it, among the first "
-                        f"{LOOKED_AT} mailboxes of each tenant.",
-                    ),
-                    storage=about(table(COUNT), "Bytes on disk."),
-                ),
-                path="/activity",
-            ),
-            Operation(
-                "activity-history",
-                self._history,
-                Right.READ,
-                "What this instance did in the last hour, a row for each few seconds",
-                obj(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
-                path="/activity/history",
-            ),
-        )
+        operations.add_methods(self)
         if self._announcer is not None:
             await self._announcer.listen(self._hear)
 
@@ -125,6 +97,24 @@ class Activity:
             "waiting": self._broker.waiting,
         }
 
+    @operation(
+        "activity",
+        Right.READ,
+        "What the instances did in the last seconds, and what is stored",
+        obj(
+            instance=about(TEXT, "The instance that answers; the others share its database."),
+            instances=many(_INSTANCE),
+            database=TEXT,
+            depth=obj(messages=COUNT, bytes=COUNT),
+            oldest=about(
+                or_null(obj(tenant=TEXT, mail_address=TEXT, created_at=TIME)),
+                "The oldest message that waits for an ACK which removes it, among the first "
+                f"{LOOKED_AT} mailboxes of each tenant.",
+            ),
+            storage=about(table(COUNT), "Bytes on disk."),
+        ),
+        path="/activity",
+    )
     async def _now(self, _request: OperationRequest) -> Answer:
         usage, oldest = self._sampler.stored
         return {
@@ -151,6 +141,13 @@ class Activity:
         files = {"log": [log.with_name(f"{log.name}-wal")], "journal": (folder / JOURNAL_FOLDER).glob("*")}
         return {name: sum(path.stat().st_size for path in paths if path.is_file()) for name, paths in files.items()}
 
+    @operation(
+        "activity-history",
+        Right.READ,
+        "What this instance did in the last hour, a row for each few seconds",
+        obj(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
+        path="/activity/history",
+    )
     async def _history(self, _request: OperationRequest) -> Answer:
         samples = list(self._sampler.samples)
         return {"kept": KEPT, "columns": {name: [each[name] for each in samples] for name in ("at", *COLUMNS)}}

@@ -17,8 +17,8 @@ from mediator.ops.operations import (
     Answer,
     Operation,
     OperationRequest,
-    Operations,
     Right,
+    operation,
     read_number,
     read_optional_number,
     read_optional_time,
@@ -98,6 +98,19 @@ class OldAudits(CleanupStep):
         return SliceResult(count, count >= limit, {self.name: count})
 
 
+_ENTRY = obj(
+    no=COUNT,
+    at=TIME,
+    instance=TEXT,
+    actor=TEXT,
+    via=TEXT,
+    operation=TEXT,
+    tenant=TEXT,
+    fields=table({}),
+    result=about(TEXT, "`ok`, or the code of the error."),
+)
+
+
 class AuditLog:
     """Keeps what operators do, and lists it. Used on the event loop."""
 
@@ -123,39 +136,22 @@ class AuditLog:
         except MediatorError as error:
             _log.error("an act is missing in the audit log", **about, reason=str(error))
 
-    def register(self, operations: Operations) -> None:
-        """Register the operation ``audit-list``."""
-        entry = obj(
-            no=COUNT,
-            at=TIME,
-            instance=TEXT,
-            actor=TEXT,
-            via=TEXT,
-            operation=TEXT,
-            tenant=TEXT,
-            fields=table({}),
-            result=about(TEXT, "`ok`, or the code of the error."),
-        )
-        operations.add(
-            Operation(
-                "audit-list",
-                self._list,
-                Right.READ,
-                "What operators changed, and which payloads they read, the newest first",
-                obj(entries=many(entry), more=FLAG),
-                fields={
-                    "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
-                    "actor": about(TEXT, "Of this operator alone."),
-                    "operation": about(TEXT, "Of this operation alone."),
-                    "since": or_null(about({"type": "number"}, "From this time on, Unix seconds.")),
-                    "until": or_null(about({"type": "number"}, "Before this time, Unix seconds.")),
-                    "result": about(TEXT, f"With this result alone; `{NOT_OK}`: with any but `ok`."),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/audit",
-            )
-        )
-
+    @operation(
+        "audit-list",
+        Right.READ,
+        "What operators changed, and which payloads they read, the newest first",
+        obj(entries=many(_ENTRY), more=FLAG),
+        fields={
+            "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
+            "actor": about(TEXT, "Of this operator alone."),
+            "operation": about(TEXT, "Of this operation alone."),
+            "since": or_null(about({"type": "number"}, "From this time on, Unix seconds.")),
+            "until": or_null(about({"type": "number"}, "Before this time, Unix seconds.")),
+            "result": about(TEXT, f"With this result alone; `{NOT_OK}`: with any but `ok`."),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/audit",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         limit, result = read_number(request, "limit", 1, MAX_LISTED), read_text(request, "result")
         asked = {

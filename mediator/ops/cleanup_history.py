@@ -10,10 +10,9 @@ import orjson
 from mediator.broker import Broker
 from mediator.ops.operations import (
     Answer,
-    Operation,
     OperationRequest,
-    Operations,
     Right,
+    operation,
     read_number,
     read_optional_number,
 )
@@ -134,45 +133,32 @@ class CleanupRecorder:
             self._unwritten = []
 
 
+_ABOUT: dict[str, Schema] = {
+    "passes": COUNT,
+    "seconds": {"type": "number"},
+    "removed": table(COUNT),
+    "failed": COUNT,
+    "error": TEXT,
+}
+
+
 class CleanupHistoryOperations:
     """The operations ``cleanup-history`` and ``cleanup-hours``. Times in answers are Unix seconds."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        about: dict[str, Schema] = {
-            "passes": COUNT,
-            "seconds": {"type": "number"},
-            "removed": table(COUNT),
-            "failed": COUNT,
-            "error": TEXT,
-        }
-        operations.add(
-            Operation(
-                "cleanup-history",
-                self._list,
-                Right.READ,
-                "What passes of the clean-up removed, by instance and minute, the newest first",
-                obj(minutes=many(obj(no=COUNT, instance=TEXT, at=TIME, **about)), more=FLAG),
-                fields={
-                    "before": or_null(whole("Minutes older than this one.", 0, 2**63 - 1)),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/cleanup/history",
-            ),
-            Operation(
-                "cleanup-hours",
-                self._sum_up,
-                Right.READ,
-                "What the clean-up of all instances removed in each of the last hours, the oldest first",
-                obj(hours=many(obj(at=TIME, **about))),
-                fields={"hours": whole("How many hours, this one among them.", 1, MAX_HOURS, default=48)},
-                path="/cleanup/hours",
-            ),
-        )
-
+    @operation(
+        "cleanup-history",
+        Right.READ,
+        "What passes of the clean-up removed, by instance and minute, the newest first",
+        obj(minutes=many(obj(no=COUNT, instance=TEXT, at=TIME, **_ABOUT)), more=FLAG),
+        fields={
+            "before": or_null(whole("Minutes older than this one.", 0, 2**63 - 1)),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/cleanup/history",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         limit, before = (
             read_number(request, "limit", 1, MAX_LISTED),
@@ -182,6 +168,14 @@ class CleanupHistoryOperations:
         minutes = [{"no": no, "instance": one.instance, **_described(one)} for no, one in found[:limit]]
         return {"minutes": minutes, "more": len(found) > limit}
 
+    @operation(
+        "cleanup-hours",
+        Right.READ,
+        "What the clean-up of all instances removed in each of the last hours, the oldest first",
+        obj(hours=many(obj(at=TIME, **_ABOUT))),
+        fields={"hours": whole("How many hours, this one among them.", 1, MAX_HOURS, default=48)},
+        path="/cleanup/hours",
+    )
     async def _sum_up(self, request: OperationRequest) -> Answer:
         this = self._broker.clock() // HOUR
         first = this - read_number(request, "hours", 1, MAX_HOURS) + 1

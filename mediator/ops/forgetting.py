@@ -14,7 +14,7 @@ from mediator.mailboxes.send_only import is_send_only
 from mediator.mailboxes.showing import remove
 from mediator.ops.audit import AuditLog
 from mediator.ops.mailbox_operations import read_place
-from mediator.ops.operations import Actor, Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Actor, Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import COUNT, PLACE, REDACTED, TEXT, TEXTS, about, obj, table
 from mediator.ops.store_access import open_broker
 from mediator.parts import find_parts
@@ -141,28 +141,22 @@ class ForgetOperations:
         self._forgetting = forgetting
         self._alone = alone
 
-    def register(self, operations: Operations) -> None:
-        """Register the operation."""
-        operations.add(
-            Operation(
-                "mailbox-forget",
-                self._forget,
-                Right.ADMIN,
-                "Remove a mailbox and all that the database has of its address, and overwrite it",
-                obj(
-                    mail_address=TEXT,
-                    removed=about(table(COUNT), "How much, by kind."),
-                    left=about(TEXTS, "Where bytes of it may still be, and what to do."),
-                ),
-                # What is to be forgotten must not stay in the audit log.
-                fields={**PLACE, "mail_address": {**PLACE["mail_address"], REDACTED: True}},
-                required=("mail_address",),
-                method="POST",
-                path="/mailboxes/{mail_address}/forget",
-                within=FORGET_SECONDS,
-            )
-        )
-
+    @operation(
+        "mailbox-forget",
+        Right.ADMIN,
+        "Remove a mailbox and all that the database has of its address, and overwrite it",
+        obj(
+            mail_address=TEXT,
+            removed=about(table(COUNT), "How much, by kind."),
+            left=about(TEXTS, "Where bytes of it may still be, and what to do."),
+        ),
+        # What is to be forgotten must not stay in the audit log.
+        fields={**PLACE, "mail_address": {**PLACE["mail_address"], REDACTED: True}},
+        required=("mail_address",),
+        method="POST",
+        path="/mailboxes/{mail_address}/forget",
+        within=FORGET_SECONDS,
+    )
     async def _forget(self, request: OperationRequest) -> Answer:
         return await self._forgetting.forget(*read_place(request), alone=self._alone)
 
@@ -171,5 +165,5 @@ async def forget_offline(settings: Settings, fields: OperationRequest) -> Answer
     """Run the operation on the store itself, where no service runs."""
     async with open_broker(settings, "forget") as broker:
         operations = Operations(AuditLog(broker, settings.instance).record)
-        ForgetOperations(Forgetting(broker, settings), alone=broker.alone).register(operations)
+        operations.add_methods(ForgetOperations(Forgetting(broker, settings), alone=broker.alone))
         return await operations.run(Actor(getuser(), frozenset(Right), "command"), "mailbox-forget", fields)

@@ -10,7 +10,7 @@ from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.ops.diagnosis import diagnose
 from mediator.ops.mailbox_view import GroupView, MailboxView, inspect_mailbox
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import (
     COUNT,
     FINDINGS,
@@ -76,6 +76,8 @@ _SHOWN = obj(
     groups=many(_GROUP),
 )
 
+_PATH = "/mailboxes/{mail_address}"
+
 
 class MailboxOperations:
     """The operations. Times in their answers are Unix seconds."""
@@ -83,62 +85,20 @@ class MailboxOperations:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        one, path = PLACE, "/mailboxes/{mail_address}"
-        operations.add(
-            Operation(
-                "mailbox-list",
-                self._list,
-                Right.READ,
-                "Mailboxes in order of tenant and address; of all tenants if none is named",
-                obj(mailboxes=many(obj(**_LISTED)), more=FLAG),
-                fields={
-                    "tenant": about(TEXT, "Of this tenant alone."),
-                    "prefix": about(TEXT, "Addresses that begin so."),
-                    "after_tenant": about(TEXT, "With `after`: the tenant of the last mailbox of the page before."),
-                    "after": about(TEXT, "The last address of the page before."),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/mailboxes",
-            ),
-            Operation("mailbox-show", self._show, Right.READ, "One mailbox in detail", _SHOWN, fields=one, path=path),
-            Operation(
-                "mailbox-set",
-                self._set,
-                Right.OPERATE,
-                "Change how long a message is leased to the member of a group that fetched it",
-                obj(mail_address=TEXT, ack_wait_ms=or_null(COUNT)),
-                fields={
-                    **one,
-                    "ack_wait_ms": or_null(
-                        whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)
-                    ),
-                },
-                method="PATCH",
-                path=path,
-            ),
-            Operation(
-                "mailbox-delete",
-                self._delete,
-                Right.OPERATE,
-                "Delete a mailbox with all its mail",
-                obj(mail_address=TEXT, deleted=FLAG),
-                fields=one,
-                method="DELETE",
-                path=path,
-            ),
-            Operation(
-                "doctor",
-                self._doctor,
-                Right.READ,
-                "Why a mailbox is stuck",
-                obj(findings=FINDINGS),
-                fields=one,
-                path=f"{path}/doctor",
-            ),
-        )
-
+    @operation(
+        "mailbox-list",
+        Right.READ,
+        "Mailboxes in order of tenant and address; of all tenants if none is named",
+        obj(mailboxes=many(obj(**_LISTED)), more=FLAG),
+        fields={
+            "tenant": about(TEXT, "Of this tenant alone."),
+            "prefix": about(TEXT, "Addresses that begin so."),
+            "after_tenant": about(TEXT, "With `after`: the tenant of the last mailbox of the page before."),
+            "after": about(TEXT, "The last address of the page before."),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/mailboxes",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         """List mailboxes in order of tenant and address; all tenants if none is named."""
         tenant, after_tenant = read_text(request, "tenant"), read_text(request, "after_tenant")
@@ -156,6 +116,7 @@ class MailboxOperations:
         found, more = await self._broker.read(look)
         return {"mailboxes": [_listed(mailbox) for mailbox in found], "more": more}
 
+    @operation("mailbox-show", Right.READ, "One mailbox in detail", _SHOWN, fields=PLACE, path=_PATH)
     async def _show(self, request: OperationRequest) -> Answer:
         return _shown(await self._look(request), self._broker.bounds.default_ack_wait)
 
@@ -166,6 +127,18 @@ class MailboxOperations:
             lambda tx, now: inspect_mailbox(tx, tenant, address, broker.bounds.tenant, now, broker.hooks)
         )
 
+    @operation(
+        "mailbox-set",
+        Right.OPERATE,
+        "Change how long a message is leased to the member of a group that fetched it",
+        obj(mail_address=TEXT, ack_wait_ms=or_null(COUNT)),
+        fields={
+            **PLACE,
+            "ack_wait_ms": or_null(whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)),
+        },
+        method="PATCH",
+        path=_PATH,
+    )
     async def _set(self, request: OperationRequest) -> Answer:
         ack_wait = None
         if request.get("ack_wait_ms") is not None:
@@ -175,11 +148,23 @@ class MailboxOperations:
         mailbox = await self._broker.set_ack_wait(*read_place(request), ack_wait)
         return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
 
+    @operation(
+        "mailbox-delete",
+        Right.OPERATE,
+        "Delete a mailbox with all its mail",
+        obj(mail_address=TEXT, deleted=FLAG),
+        fields=PLACE,
+        method="DELETE",
+        path=_PATH,
+    )
     async def _delete(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         await self._broker.delete_mailbox(tenant, address)
         return {"mail_address": address, "deleted": True}
 
+    @operation(
+        "doctor", Right.READ, "Why a mailbox is stuck", obj(findings=FINDINGS), fields=PLACE, path=f"{_PATH}/doctor"
+    )
     async def _doctor(self, request: OperationRequest) -> Answer:
         view = await self._look(request)
         return {"findings": [asdict(one) for one in diagnose(view, self._broker.bounds, self._broker.clock())]}

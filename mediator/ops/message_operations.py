@@ -16,10 +16,9 @@ from mediator.mailboxes.sending import Send
 from mediator.ops.mailbox_operations import read_place, seconds
 from mediator.ops.operations import (
     Answer,
-    Operation,
     OperationRequest,
-    Operations,
     Right,
+    operation,
     read_number,
     read_optional_number,
     read_optional_time,
@@ -77,6 +76,9 @@ _SENDERS: dict[str, Schema] = {
 """What only its sender can have written."""
 _FREQUENT = many(obj(name=TEXT, messages=COUNT))
 
+_PATH = "/mailboxes/{mail_address}/messages"
+_ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
+
 
 class MessageOperations:
     """The operations. Times in their answers are Unix seconds."""
@@ -84,84 +86,29 @@ class MessageOperations:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        path = "/mailboxes/{mail_address}/messages"
-        one = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
-        operations.add(
-            Operation(
-                "message-list",
-                self._list,
-                Right.READ,
-                "The messages of a mailbox without payloads, the newest first",
-                obj(
-                    messages=many(obj(**_HEAD, **{name: payload(schema) for name, schema in _NAMES.items()})),
-                    next=or_null(COUNT),
-                    looked_at=about(COUNT, "How many messages were read to find these."),
-                    lanes=about(table(COUNT), "How many of those are in each lane."),
-                    keys=payload(about(_FREQUENT, "Their most frequent keys.")),
-                    tags=payload(about(_FREQUENT, "Their most frequent tags.")),
-                    recipients=payload(about(_FREQUENT, "The keys of wallets that most of them are for.")),
-                ),
-                fields={
-                    **PLACE,
-                    "lane": {"type": "string", "enum": [_ANY, *LANE["enum"]], "default": _ANY},
-                    "since": or_null(about({"type": "number"}, "Messages from this time on, Unix seconds.")),
-                    "before": or_null(whole("Messages older than this one: `next` of the page before.", 0, _MAX_ID)),
-                    "after": or_null(whole("Messages newer than this one.", 0, _MAX_ID)),
-                    "limit": limit(MAX_LISTED),
-                },
-                path=path,
-            ),
-            Operation(
-                "message-show",
-                self._show,
-                Right.READ_PAYLOAD,
-                "One message with its payload; who reads it stands in the audit log",
-                obj(**_HEAD, **{name: payload(schema) for name, schema in _SENDERS.items()}),
-                fields=one,
-                path=f"{path}/{{msg_id}}",
-            ),
-            Operation(
-                "message-send",
-                self._send,
-                Right.OPERATE,
-                "Send a test message",
-                obj(mail_address=TEXT, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
-                fields={
-                    **PLACE,
-                    "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),
-                    "lane": {**LANE, "default": "normal"},
-                    "delay": or_null(whole("Seconds until it becomes visible.", 0, MAX_DELAY_SECONDS)),
-                },
-                required=("payload",),
-                method="POST",
-                path=path,
-            ),
-            Operation(
-                "message-delete",
-                self._delete,
-                Right.OPERATE,
-                "Remove a message for all groups",
-                obj(msg_id=COUNT, deleted=FLAG),
-                fields=one,
-                method="DELETE",
-                path=f"{path}/{{msg_id}}",
-            ),
-            Operation(
-                "delayed-list",
-                self._delayed,
-                Right.READ,
-                "Messages that are not yet visible, the first due first",
-                obj(
-                    messages=many(obj(due_at=TIME, lane=LANE, size=COUNT, sent_at=TIME)),
-                    complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
-                ),
-                fields={**PLACE, "limit": limit(MAX_LISTED)},
-                path="/mailboxes/{mail_address}/delayed",
-            ),
-        )
-
+    @operation(
+        "message-list",
+        Right.READ,
+        "The messages of a mailbox without payloads, the newest first",
+        obj(
+            messages=many(obj(**_HEAD, **{name: payload(schema) for name, schema in _NAMES.items()})),
+            next=or_null(COUNT),
+            looked_at=about(COUNT, "How many messages were read to find these."),
+            lanes=about(table(COUNT), "How many of those are in each lane."),
+            keys=payload(about(_FREQUENT, "Their most frequent keys.")),
+            tags=payload(about(_FREQUENT, "Their most frequent tags.")),
+            recipients=payload(about(_FREQUENT, "The keys of wallets that most of them are for.")),
+        ),
+        fields={
+            **PLACE,
+            "lane": {"type": "string", "enum": [_ANY, *LANE["enum"]], "default": _ANY},
+            "since": or_null(about({"type": "number"}, "Messages from this time on, Unix seconds.")),
+            "before": or_null(whole("Messages older than this one: `next` of the page before.", 0, _MAX_ID)),
+            "after": or_null(whole("Messages newer than this one.", 0, _MAX_ID)),
+            "limit": limit(MAX_LISTED),
+        },
+        path=_PATH,
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         limit = read_number(request, "limit", 1, MAX_LISTED)
@@ -196,6 +143,14 @@ class MessageOperations:
             "recipients": _frequent(message.recipient for message in seen),
         }
 
+    @operation(
+        "message-show",
+        Right.READ_PAYLOAD,
+        "One message with its payload; who reads it stands in the audit log",
+        obj(**_HEAD, **{name: payload(schema) for name, schema in _SENDERS.items()}),
+        fields=_ONE,
+        path=f"{_PATH}/{{msg_id}}",
+    )
     async def _show(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         msg_id = read_number(request, "msg_id", 0, _MAX_ID)
@@ -212,6 +167,21 @@ class MessageOperations:
             "payload": base64.b64encode(message.payload).decode(),
         }
 
+    @operation(
+        "message-send",
+        Right.OPERATE,
+        "Send a test message",
+        obj(mail_address=TEXT, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
+        fields={
+            **PLACE,
+            "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),
+            "lane": {**LANE, "default": "normal"},
+            "delay": or_null(whole("Seconds until it becomes visible.", 0, MAX_DELAY_SECONDS)),
+        },
+        required=("payload",),
+        method="POST",
+        path=_PATH,
+    )
     async def _send(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         text = read_text(request, "payload").encode()
@@ -221,12 +191,32 @@ class MessageOperations:
         draft = Draft(text, parse_lane(read_text(request, "lane"), "lane"), delay=delay * 1000 if delay else None)
         return {"mail_address": address, "msg_id": await self._broker.send(Send(tenant, address, draft))}
 
+    @operation(
+        "message-delete",
+        Right.OPERATE,
+        "Remove a message for all groups",
+        obj(msg_id=COUNT, deleted=FLAG),
+        fields=_ONE,
+        method="DELETE",
+        path=f"{_PATH}/{{msg_id}}",
+    )
     async def _delete(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         msg_id = read_number(request, "msg_id", 0, _MAX_ID)
         await self._broker.delete(tenant, address, msg_id)
         return {"msg_id": msg_id, "deleted": True}
 
+    @operation(
+        "delayed-list",
+        Right.READ,
+        "Messages that are not yet visible, the first due first",
+        obj(
+            messages=many(obj(due_at=TIME, lane=LANE, size=COUNT, sent_at=TIME)),
+            complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
+        ),
+        fields={**PLACE, "limit": limit(MAX_LISTED)},
+        path="/mailboxes/{mail_address}/delayed",
+    )
     async def _delayed(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         limit = read_number(request, "limit", 1, MAX_LISTED)

@@ -1,15 +1,16 @@
 """What operators can ask of a running service: one registry for the control socket, the admin API and the console.
 
 An :class:`Operation` takes a JSON object and returns one. It says which right it needs, and describes its fields and
-its answer as JSON schemas, from which the admin API and its OpenAPI document are made. :meth:`Operations.run` checks
-the right, runs the operation, and audits what changes something; doors call nothing else.
+its answer as JSON schemas, from which the admin API and its OpenAPI document are made. Most are methods that the
+decorator :func:`operation` describes. :meth:`Operations.run` checks the right, runs the operation, and audits what
+changes something; doors call nothing else.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
 from mediator.ops.schemas import ONCE, RIGHT, Schema
@@ -18,6 +19,10 @@ MAX_REQUEST = 64 * 1024
 """Bytes of a request, unless its operation allows more, up to :data:`MAX_LONG_REQUEST`."""
 MAX_LONG_REQUEST = 4 * 1024 * 1024
 OPERATION_SECONDS = 25.0
+_DESCRIBED = "describe_operation"
+"""The attribute of a method that makes its :class:`Operation`."""
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 OperationRequest = dict[str, Any]
 Answer = dict[str, Any]
@@ -91,6 +96,30 @@ class Operation:
         return {name: value for name, value in answer.items() if value and ONCE in shown.get(name, {})}
 
 
+class OperationOptions(TypedDict, total=False):
+    """The fields of :class:`Operation` that have defaults."""
+
+    fields: Mapping[str, Schema]
+    required: tuple[str, ...]
+    method: str
+    path: str | None
+    audited: bool
+    within: float
+    longest: int
+
+
+def operation(
+    name: str, right: Right, summary: str, answer: Schema, **options: Unpack[OperationOptions]
+) -> Callable[[C], C]:
+    """Describe the operation that the decorated method runs; :meth:`Operations.add_methods` adds it."""
+
+    def describe(method: C) -> C:
+        setattr(method, _DESCRIBED, lambda run: Operation(name, run, right, summary, answer, **options))
+        return method
+
+    return describe
+
+
 Audit = Callable[[Actor, Operation, OperationRequest, str], Awaitable[None]]
 """Keeps an act and its result: ``ok``, or the code of the error."""
 
@@ -109,6 +138,12 @@ class Operations:
                 if other.name == one.name or (one.path and (other.method, other.path) == (one.method, one.path)):
                     raise SetupError(f"two parts bring the operation {one.name}; uninstall one of them")
             self._operations[one.name] = one
+
+    def add_methods(self, owner: object) -> None:
+        """Add the operations that methods of ``owner`` are decorated as; raises as :meth:`add`."""
+        for name, method in vars(type(owner)).items():
+            if (describe := getattr(method, _DESCRIBED, None)) is not None:
+                self.add(describe(getattr(owner, name)))
 
     def all(self) -> list[Operation]:
         """Return the operations in order of their names."""

@@ -10,7 +10,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import MailboxRow
 from mediator.ops.mailbox_operations import seconds
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, limit, many, obj, or_null, whole
 from mediator.store.base import Transaction
 
@@ -47,6 +47,20 @@ class _Question:
     next_ids: dict[int, int]
 
 
+_ROW = obj(
+    mail_address=TEXT,
+    tenant=TEXT,
+    kind=TEXT,
+    retention=TEXT,
+    messages=COUNT,
+    bytes=COUNT,
+    newest_at=or_null(TIME),
+    oldest_at=or_null(TIME),
+    expire_at=or_null(TIME),
+    rate=about(or_null({"type": "number"}), "Messages a second that came lately; null: not known yet."),
+)
+
+
 class RankingOperations:
     """The operation, and the looks that it compares."""
 
@@ -55,42 +69,24 @@ class RankingOperations:
         self._questions: OrderedDict[tuple[str, str], _Question] = OrderedDict()
         self._looking = asyncio.Lock()
 
-    def register(self, operations: Operations) -> None:
-        """Register the operation."""
-        row = obj(
-            mail_address=TEXT,
-            tenant=TEXT,
-            kind=TEXT,
-            retention=TEXT,
-            messages=COUNT,
-            bytes=COUNT,
-            newest_at=or_null(TIME),
-            oldest_at=or_null(TIME),
-            expire_at=or_null(TIME),
-            rate=about(or_null({"type": "number"}), "Messages a second that came lately; null: not known yet."),
-        )
-        operations.add(
-            Operation(
-                "mailbox-rank",
-                self._rank,
-                Right.READ,
-                "Mailboxes by depth, size, age of the oldest message, or rate",
-                obj(
-                    mailboxes=many(row),
-                    looked_at=about(COUNT, "How many mailboxes were compared."),
-                    complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
-                ),
-                fields={
-                    "tenant": about(TEXT, "Of this tenant alone."),
-                    "prefix": about(TEXT, "Addresses that begin so."),
-                    "order": {"type": "string", "enum": list(ORDERS), "default": "depth"},
-                    "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/mailbox-ranking",
-            )
-        )
-
+    @operation(
+        "mailbox-rank",
+        Right.READ,
+        "Mailboxes by depth, size, age of the oldest message, or rate",
+        obj(
+            mailboxes=many(_ROW),
+            looked_at=about(COUNT, "How many mailboxes were compared."),
+            complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
+        ),
+        fields={
+            "tenant": about(TEXT, "Of this tenant alone."),
+            "prefix": about(TEXT, "Addresses that begin so."),
+            "order": {"type": "string", "enum": list(ORDERS), "default": "depth"},
+            "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/mailbox-ranking",
+    )
     async def _rank(self, request: OperationRequest) -> Answer:
         tenant, prefix = read_text(request, "tenant"), read_text(request, "prefix")
         skip, limit = read_number(request, "skip", 0, LOOKED_AT), read_number(request, "limit", 1, MAX_LISTED)

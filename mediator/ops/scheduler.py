@@ -21,7 +21,7 @@ from mediator.ops.clock import steady_clock
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.metrics import Metrics
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.releaser import Releaser
 from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, many, obj, or_null, table
 
@@ -115,72 +115,8 @@ class Scheduler:
         )
         self._pulse: asyncio.Task[None] | None = None
         self.beat_at = time.monotonic()
-        operations.add(
-            Operation(
-                "cleanup",
-                self._clean_up_now,
-                Right.OPERATE,
-                "Remove now what has expired",
-                obj(removed=table(COUNT)),
-                method="POST",
-                path="/cleanup",
-                within=PASS_SECONDS,
-            ),
-            Operation(
-                "cleanup-plan",
-                self._plan,
-                Right.READ,
-                "What the clean-up would remove now, and why",
-                obj(
-                    findings=many(obj(what=TEXT, why=TEXT, count=COUNT, examples=many(ANY), more=FLAG)),
-                    paused=or_null(TEXT),
-                ),
-                path="/cleanup/plan",
-            ),
-            Operation(
-                "confirm-clock",
-                self._confirm_clock,
-                Right.OPERATE,
-                "Accept a clock that jumped ahead, so that mail expires again",
-                obj(ahead_seconds={"type": "integer"}),
-                method="POST",
-                path="/clock/confirm",
-            ),
-            Operation(
-                "status",
-                self._status,
-                Right.READ,
-                "The scheduler of the instance that answers",
-                obj(
-                    pid=COUNT,
-                    scheduler=or_null(TEXT),
-                    collecting=FLAG,
-                    last_removed=table(COUNT),
-                    next_due=or_null(TIME),
-                ),
-                path="/status",
-            ),
-            Operation(
-                "job-list",
-                self._list_jobs,
-                Right.READ,
-                "The periodic jobs of the instance that answers: when each runs next, and how the last run went",
-                obj(
-                    jobs=many(
-                        obj(
-                            job=TEXT,
-                            every_seconds=COUNT,
-                            next_at=or_null(TIME),
-                            last_at=or_null(TIME),
-                            took_seconds={"type": "number"},
-                            error=TEXT,
-                        )
-                    )
-                ),
-                path="/jobs",
-            ),
-        )
-        CleanupHistoryOperations(broker).register(operations)
+        operations.add_methods(self)
+        operations.add_methods(CleanupHistoryOperations(broker))
 
     async def start(self) -> None:
         """Start; mail that fell due while no service ran is released at once (S4)."""
@@ -259,17 +195,57 @@ class Scheduler:
 
     # Operations.
 
+    @operation(
+        "cleanup",
+        Right.OPERATE,
+        "Remove now what has expired",
+        obj(removed=table(COUNT)),
+        method="POST",
+        path="/cleanup",
+        within=PASS_SECONDS,
+    )
     async def _clean_up_now(self, _request: OperationRequest) -> dict[str, Any]:
         return {"removed": dict(await self.collector.run(self._broker))}
 
+    @operation(
+        "cleanup-plan",
+        Right.READ,
+        "What the clean-up would remove now, and why",
+        obj(
+            findings=many(obj(what=TEXT, why=TEXT, count=COUNT, examples=many(ANY), more=FLAG)),
+            paused=or_null(TEXT),
+        ),
+        path="/cleanup/plan",
+    )
     async def _plan(self, _request: OperationRequest) -> dict[str, Any]:
         findings = await self.collector.plan(self._broker)
         return {"findings": [asdict(finding) for finding in findings], "paused": self.collector.paused}
 
+    @operation(
+        "confirm-clock",
+        Right.OPERATE,
+        "Accept a clock that jumped ahead, so that mail expires again",
+        obj(ahead_seconds={"type": "integer"}),
+        method="POST",
+        path="/clock/confirm",
+    )
     async def _confirm_clock(self, _request: OperationRequest) -> dict[str, Any]:
         ahead = self.collector.confirm(self._broker.clock())
         return {"ahead_seconds": ahead // 1000}
 
+    @operation(
+        "status",
+        Right.READ,
+        "The scheduler of the instance that answers",
+        obj(
+            pid=COUNT,
+            scheduler=or_null(TEXT),
+            collecting=FLAG,
+            last_removed=table(COUNT),
+            next_due=or_null(TIME),
+        ),
+        path="/status",
+    )
     async def _status(self, _request: OperationRequest) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
@@ -279,5 +255,23 @@ class Scheduler:
             "next_due": None if self.releaser.next_due is None else self.releaser.next_due / 1000,
         }
 
+    @operation(
+        "job-list",
+        Right.READ,
+        "The periodic jobs of the instance that answers: when each runs next, and how the last run went",
+        obj(
+            jobs=many(
+                obj(
+                    job=TEXT,
+                    every_seconds=COUNT,
+                    next_at=or_null(TIME),
+                    last_at=or_null(TIME),
+                    took_seconds={"type": "number"},
+                    error=TEXT,
+                )
+            )
+        ),
+        path="/jobs",
+    )
     async def _list_jobs(self, _request: OperationRequest) -> dict[str, Any]:
         return {"jobs": [state.describe() for state in self._states]}

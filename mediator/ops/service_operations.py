@@ -22,7 +22,7 @@ from mediator.ops.installation import (
     journal_findings,
 )
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import COUNT, FINDINGS, FLAG, TEXT, TIME, about, obj, or_null, table
 from mediator.ops.units import format_time
 from mediator.tenants.directory import TenantDirectory
@@ -55,50 +55,14 @@ class ServiceOperations:
         self._further = further
         self._since = time.time()
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        operations.add(
-            Operation(
-                "installation",
-                self._installation,
-                Right.READ,
-                "What the doctor finds about the service",
-                obj(findings=FINDINGS),
-                fields={"quick": about(FLAG, "Leave out what reads the whole database.")},
-                path="/doctor",
-            ),
-            Operation(
-                "overview",
-                self._overview,
-                Right.READ,
-                "The instance that answers, whether it is ready, and the use of each tenant",
-                obj(
-                    version=TEXT,
-                    pid=COUNT,
-                    instance=TEXT,
-                    since=TIME,
-                    nats=TEXT,
-                    http_port=COUNT,
-                    data_dir=TEXT,
-                    database=TEXT,
-                    ready=FLAG,
-                    checks=table(TEXT),
-                    pending=COUNT,
-                    waiting=COUNT,
-                    tenants=table(obj(messages=COUNT, bytes=COUNT)),
-                ),
-                path="/overview",
-            ),
-            Operation(
-                "endpoints",
-                self._endpoints,
-                Right.READ,
-                "Where clients connect, and the certificate they see there",
-                obj(nats=TEXT, certificate=or_null(TEXT), http_port=COUNT),
-                path="/endpoints",
-            ),
-        )
-
+    @operation(
+        "installation",
+        Right.READ,
+        "What the doctor finds about the service",
+        obj(findings=FINDINGS),
+        fields={"quick": about(FLAG, "Leave out what reads the whole database.")},
+        path="/doctor",
+    )
     async def _installation(self, request: OperationRequest) -> Answer:
         report = await self._health.report()
         files = await asyncio.to_thread(self._files)
@@ -145,6 +109,13 @@ class ServiceOperations:
                     f"Find out what is blocked, or raise {option}.",
                 )
 
+    @operation(
+        "endpoints",
+        Right.READ,
+        "Where clients connect, and the certificate they see there",
+        obj(nats=TEXT, certificate=or_null(TEXT), http_port=COUNT),
+        path="/endpoints",
+    )
     async def _endpoints(self, _request: OperationRequest) -> Answer:
         """Return where clients on this machine connect, and the certificate they see there, if known."""
         certificate = self._settings.gateway.tls_cert if self._settings.nats_url is None else None
@@ -154,6 +125,27 @@ class ServiceOperations:
             "http_port": self._http_port,
         }
 
+    @operation(
+        "overview",
+        Right.READ,
+        "The instance that answers, whether it is ready, and the use of each tenant",
+        obj(
+            version=TEXT,
+            pid=COUNT,
+            instance=TEXT,
+            since=TIME,
+            nats=TEXT,
+            http_port=COUNT,
+            data_dir=TEXT,
+            database=TEXT,
+            ready=FLAG,
+            checks=table(TEXT),
+            pending=COUNT,
+            waiting=COUNT,
+            tenants=table(obj(messages=COUNT, bytes=COUNT)),
+        ),
+        path="/overview",
+    )
     async def _overview(self, _request: OperationRequest) -> Answer:
         settings, broker = self._settings, self._broker
         names = sorted({*(settings.tenants or [DEFAULT_TENANT]), *self._tenants.living})

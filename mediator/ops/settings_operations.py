@@ -7,7 +7,7 @@ import structlog
 
 from mediator.config.settings import TOKENS, Settings
 from mediator.errors import BadRequestError, SetupError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import ANY, TEXT, TEXTS, about, many, obj
 
 _log = structlog.get_logger("operators")
@@ -23,49 +23,40 @@ class SettingsOperations:
         self._turn = asyncio.Lock()
         """Held while the settings are read: no older ones take the place of newer ones."""
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        operations.add(
-            Operation(
-                "settings",
-                self._list,
-                Right.READ,
-                "The settings in force, where each came from, and what it means; secrets are masked",
+    @operation(
+        "settings",
+        Right.READ,
+        "The settings in force, where each came from, and what it means; secrets are masked",
+        obj(
+            options=many(
                 obj(
-                    options=many(
-                        obj(
-                            option=TEXT,
-                            value=ANY,
-                            source=about(
-                                TEXT, "`default`, `the command line`, a file, or the variable of the environment."
-                            ),
-                            description=about(TEXT, "What it protects, and when to change it."),
-                            variable=about(TEXT, "The variable of the environment that sets it."),
-                        )
-                    )
-                ),
-                path="/settings",
-            ),
-            Operation(
-                "operators-reload",
-                self._reload,
-                Right.ADMIN,
-                "Read the operators' tokens of the settings again, which hold from then on",
-                obj(
-                    source=about(TEXT, "Where the tokens are from: a file, a variable, `default` if nowhere."),
-                    added=about(TEXTS, "Names of operators that are new."),
-                    removed=about(TEXTS, "Those that have no token any more, whose sessions are over."),
-                    changed=about(TEXTS, "Those with another token or other roles."),
-                    waiting=about(TEXTS, "Other options that differ from those in force; a restart takes them over."),
-                ),
-                method="POST",
-                path="/operators/reload",
-            ),
-        )
-
+                    option=TEXT,
+                    value=ANY,
+                    source=about(TEXT, "`default`, `the command line`, a file, or the variable of the environment."),
+                    description=about(TEXT, "What it protects, and when to change it."),
+                    variable=about(TEXT, "The variable of the environment that sets it."),
+                )
+            )
+        ),
+        path="/settings",
+    )
     async def _list(self, _request: OperationRequest) -> Answer:
         return {"options": self._settings.in_force()}
 
+    @operation(
+        "operators-reload",
+        Right.ADMIN,
+        "Read the operators' tokens of the settings again, which hold from then on",
+        obj(
+            source=about(TEXT, "Where the tokens are from: a file, a variable, `default` if nowhere."),
+            added=about(TEXTS, "Names of operators that are new."),
+            removed=about(TEXTS, "Those that have no token any more, whose sessions are over."),
+            changed=about(TEXTS, "Those with another token or other roles."),
+            waiting=about(TEXTS, "Other options that differ from those in force; a restart takes them over."),
+        ),
+        method="POST",
+        path="/operators/reload",
+    )
     async def _reload(self, _request: OperationRequest) -> Answer:
         async with self._turn:
             return await self._read_again()

@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import bcrypt
@@ -12,7 +11,7 @@ import bcrypt
 from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchTenantError
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, about, limit, many, obj, once, or_null, table, whole
 from mediator.store.base import Transaction
 from mediator.tenants import rules
@@ -35,6 +34,26 @@ _COST: Final = 5
 Change = Callable[[KeptTenants, Tenant, int], Tenant]
 """Takes all tenants, the one to change and the time."""
 
+_NAME, _USER = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
+_TOKEN, _SOME = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
+_QUOTAS = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
+_SECRET = {"tenant": TEXT, "passwords": once(table(TEXT)), "tokens": once(table(TEXT))}
+_EXTERNAL = about(FLAG, "Whether the NATS server is your own, whose accounts are the tenants.")
+_SHOWN = {
+    "name": TEXT,
+    "origin": about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
+    "users": many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
+    "tokens": many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
+    "accounts": TEXTS,
+    "quotas": about(_QUOTAS, "What it may take; null is without a limit."),
+    "own_quotas": about(table(COUNT), "Those of its own; the others are as for all. 0 is without a limit."),
+    "use": obj(
+        **dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT),
+        rate=about(or_null({"type": "number"}), "Messages a second lately; null: not limited, or not known yet."),
+    ),
+}
+_GRACE = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
+
 
 class TenantOperations:
     """Secrets are in the answer that made them, and nowhere else. Times in answers are Unix seconds."""
@@ -47,147 +66,20 @@ class TenantOperations:
         self._looks: dict[str, list[tuple[float, int]]] = {}
         """When it was looked at how many messages a tenant had sent: the look that rates are of, and one after it."""
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        name, user = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
-        token, some = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
-        quotas = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
-        secret = {"tenant": TEXT, "passwords": once(table(TEXT)), "tokens": once(table(TEXT))}
-        external = about(FLAG, "Whether the NATS server is your own, whose accounts are the tenants.")
-        shown = {
-            "name": TEXT,
-            "origin": about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
-            "users": many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
-            "tokens": many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
-            "accounts": TEXTS,
-            "quotas": about(quotas, "What it may take; null is without a limit."),
-            "own_quotas": about(table(COUNT), "Those of its own; the others are as for all. 0 is without a limit."),
-            "use": obj(
-                **dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT),
-                rate=about(
-                    or_null({"type": "number"}), "Messages a second lately; null: not limited, or not known yet."
-                ),
-            ),
-        }
-        grace = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
-        operations.add(
-            Operation(
-                "tenant-list",
-                self._list,
-                Right.READ,
-                "Tenants with their quotas and use",
-                obj(tenants=many(obj(**shown)), more=FLAG, external=external),
-                fields={
-                    "prefix": about(TEXT, "Names that begin so."),
-                    "after": about(TEXT, "Begin behind this name."),
-                    "limit": limit(MAX_LISTED),
-                },
-                path="/tenants",
-            ),
-            Operation(
-                "tenant-show",
-                self._show,
-                Right.READ,
-                "One tenant with its users, API tokens, quotas and use",
-                obj(**shown, external=external),
-                fields=name,
-                path="/tenants/{tenant}",
-            ),
-            Operation(
-                "tenant-add",
-                self._add,
-                Right.ADMIN,
-                "Add a tenant",
-                obj(**secret, mailboxes=COUNT, anonymous=FLAG),
-                fields={
-                    **name,
-                    "users": some,
-                    "nkeys": table(TEXT),
-                    "tokens": some,
-                    "accounts": some,
-                    "quotas": quotas,
-                },
-                required=("tenant",),
-                method="POST",
-                path="/tenants",
-            ),
-            Operation(
-                "tenant-remove",
-                self._remove,
-                Right.ADMIN,
-                "Remove a tenant with its users and API tokens",
-                obj(tenant=TEXT, removed=FLAG, deleted=COUNT, mailboxes=COUNT, messages=COUNT),
-                fields={**name, "delete_mail": about(FLAG, "Else its mailboxes stay, unreachable.", default=False)},
-                method="DELETE",
-                path="/tenants/{tenant}",
-                within=DELETE_SECONDS,
-            ),
-            Operation(
-                "tenant-set",
-                self._set,
-                Right.ADMIN,
-                "Set quotas of a tenant, and its accounts of an external NATS server",
-                obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
-                fields={**name, "quotas": quotas, "accounts": or_null(some)},
-                method="PATCH",
-                path="/tenants/{tenant}",
-            ),
-            Operation(
-                "tenant-rotate",
-                self._rotate,
-                Right.ADMIN,
-                "Make new passwords and API tokens",
-                obj(**secret),
-                fields={**name, "users": or_null(some), "tokens": or_null(some), "grace_ms": grace},
-                method="POST",
-                path="/tenants/{tenant}/rotate",
-            ),
-            Operation(
-                "tenant-user-add",
-                self._add_user,
-                Right.ADMIN,
-                "Add a user",
-                obj(**secret),
-                fields={**name, **user, "nkey": or_null(TEXT)},
-                required=("user",),
-                method="POST",
-                path="/tenants/{tenant}/users",
-            ),
-            Operation(
-                "tenant-user-remove",
-                partial(self._remove_one, "user", rules.remove_user),
-                Right.ADMIN,
-                "Remove a user",
-                obj(tenant=TEXT),
-                fields={**name, **user},
-                method="DELETE",
-                path="/tenants/{tenant}/users/{user}",
-            ),
-            Operation(
-                "tenant-token-add",
-                self._add_token,
-                Right.ADMIN,
-                "Add an API token",
-                obj(**secret),
-                fields={**name, **token},
-                required=("token",),
-                method="POST",
-                path="/tenants/{tenant}/tokens",
-            ),
-            Operation(
-                "tenant-token-remove",
-                partial(self._remove_one, "token", rules.remove_token),
-                Right.ADMIN,
-                "Remove an API token",
-                obj(tenant=TEXT),
-                fields={**name, **token},
-                method="DELETE",
-                path="/tenants/{tenant}/tokens/{token}",
-            ),
-        )
-
     # Looking.
 
+    @operation(
+        "tenant-list",
+        Right.READ,
+        "Tenants with their quotas and use",
+        obj(tenants=many(obj(**_SHOWN)), more=FLAG, external=_EXTERNAL),
+        fields={
+            "prefix": about(TEXT, "Names that begin so."),
+            "after": about(TEXT, "Begin behind this name."),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/tenants",
+    )
     async def _list(self, request: OperationRequest) -> Answer:
         directory, after, prefix = self._directory, read_text(request, "after"), read_text(request, "prefix")
         most = read_number(request, "limit", 1, MAX_LISTED)
@@ -204,6 +96,14 @@ class TenantOperations:
 
         return await self._broker.read(look)
 
+    @operation(
+        "tenant-show",
+        Right.READ,
+        "One tenant with its users, API tokens, quotas and use",
+        obj(**_SHOWN, external=_EXTERNAL),
+        fields=_NAME,
+        path="/tenants/{tenant}",
+    )
     async def _show(self, request: OperationRequest) -> Answer:
         name = read_text(request, "tenant")
 
@@ -289,6 +189,23 @@ class TenantOperations:
 
         return await self._updater.change(rule)
 
+    @operation(
+        "tenant-add",
+        Right.ADMIN,
+        "Add a tenant",
+        obj(**_SECRET, mailboxes=COUNT, anonymous=FLAG),
+        fields={
+            **_NAME,
+            "users": _SOME,
+            "nkeys": table(TEXT),
+            "tokens": _SOME,
+            "accounts": _SOME,
+            "quotas": _QUOTAS,
+        },
+        required=("tenant",),
+        method="POST",
+        path="/tenants",
+    )
     async def _add(self, request: OperationRequest) -> Answer:
         name, claims = read_text(request, "tenant"), self._directory.claims
         nkeys = _texts_by_name(request, "nkeys")
@@ -313,6 +230,16 @@ class TenantOperations:
             "anonymous": self._settings.nats_url is None and self._settings.anonymous,
         }
 
+    @operation(
+        "tenant-remove",
+        Right.ADMIN,
+        "Remove a tenant with its users and API tokens",
+        obj(tenant=TEXT, removed=FLAG, deleted=COUNT, mailboxes=COUNT, messages=COUNT),
+        fields={**_NAME, "delete_mail": about(FLAG, "Else its mailboxes stay, unreachable.", default=False)},
+        method="DELETE",
+        path="/tenants/{tenant}",
+        within=DELETE_SECONDS,
+    )
     async def _remove(self, request: OperationRequest) -> Answer:
         name, delete = read_text(request, "tenant"), request.get("delete_mail")
         if type(delete) is not bool:
@@ -323,6 +250,15 @@ class TenantOperations:
         usage, left = await self._broker.read(lambda tx, now: (tx.mailboxes.usage(name), tx.mailboxes.count(name, now)))
         return {"tenant": name, "removed": True, "deleted": deleted, "mailboxes": left, "messages": usage.messages}
 
+    @operation(
+        "tenant-set",
+        Right.ADMIN,
+        "Set quotas of a tenant, and its accounts of an external NATS server",
+        obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
+        fields={**_NAME, "quotas": _QUOTAS, "accounts": or_null(_SOME)},
+        method="PATCH",
+        path="/tenants/{tenant}",
+    )
     async def _set(self, request: OperationRequest) -> Answer:
         quotas, claims = _quotas(request), self._directory.claims
         accounts = None if request.get("accounts") is None else _texts(request, "accounts")
@@ -334,6 +270,15 @@ class TenantOperations:
         tenant = await self._change(request, change)
         return {"tenant": tenant.name, "quotas": dict(tenant.quotas), "accounts": list(tenant.accounts)}
 
+    @operation(
+        "tenant-rotate",
+        Right.ADMIN,
+        "Make new passwords and API tokens",
+        obj(**_SECRET),
+        fields={**_NAME, "users": or_null(_SOME), "tokens": or_null(_SOME), "grace_ms": _GRACE},
+        method="POST",
+        path="/tenants/{tenant}/rotate",
+    )
     async def _rotate(self, request: OperationRequest) -> Answer:
         grace = read_number(request, "grace_ms", 0, rules.MAX_GRACE)
         name = read_text(request, "tenant")
@@ -357,6 +302,16 @@ class TenantOperations:
         await self._change(request, change)
         return _secrets(name, passwords, tokens)
 
+    @operation(
+        "tenant-user-add",
+        Right.ADMIN,
+        "Add a user",
+        obj(**_SECRET),
+        fields={**_NAME, **_USER, "nkey": or_null(TEXT)},
+        required=("user",),
+        method="POST",
+        path="/tenants/{tenant}/users",
+    )
     async def _add_user(self, request: OperationRequest) -> Answer:
         user, nkey = read_text(request, "user"), request.get("nkey")
         if nkey is not None and not isinstance(nkey, str):
@@ -367,11 +322,45 @@ class TenantOperations:
         tenant = await self._change(request, lambda kept, tenant, _now: rules.add_user(kept, claims, tenant, made))
         return _secrets(tenant.name, passwords, {})
 
+    @operation(
+        "tenant-token-add",
+        Right.ADMIN,
+        "Add an API token",
+        obj(**_SECRET),
+        fields={**_NAME, **_TOKEN},
+        required=("token",),
+        method="POST",
+        path="/tenants/{tenant}/tokens",
+    )
     async def _add_token(self, request: OperationRequest) -> Answer:
         name, value, claims = read_text(request, "token"), _new_token(), self._directory.claims
         made = TenantToken(name, digest_of(value))
         tenant = await self._change(request, lambda kept, tenant, _now: rules.add_token(kept, claims, tenant, made))
         return _secrets(tenant.name, {}, {name: value})
+
+    @operation(
+        "tenant-user-remove",
+        Right.ADMIN,
+        "Remove a user",
+        obj(tenant=TEXT),
+        fields={**_NAME, **_USER},
+        method="DELETE",
+        path="/tenants/{tenant}/users/{user}",
+    )
+    async def _remove_user(self, request: OperationRequest) -> Answer:
+        return await self._remove_one("user", rules.remove_user, request)
+
+    @operation(
+        "tenant-token-remove",
+        Right.ADMIN,
+        "Remove an API token",
+        obj(tenant=TEXT),
+        fields={**_NAME, **_TOKEN},
+        method="DELETE",
+        path="/tenants/{tenant}/tokens/{token}",
+    )
+    async def _remove_token(self, request: OperationRequest) -> Answer:
+        return await self._remove_one("token", rules.remove_token, request)
 
     async def _remove_one(self, what: str, rule: Callable[[Tenant, str], Tenant], request: OperationRequest) -> Answer:
         which = read_text(request, what)

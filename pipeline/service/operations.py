@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
 from mediator.ops.runs.history import SCHEDULED
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, obj, or_null
 from pipeline.service.scheduler import PipelineScheduler
@@ -24,49 +24,41 @@ class PipelineOperations:
         self._report = report_file(data_dir)
         self._every = every
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        operations.add(
-            Operation(
-                "run-start",
-                self._start,
-                Right.OPERATE,
-                "Begin a run of the pipeline now, as a child process of the instance that answers",
-                obj(run=COUNT),
-                fields={"name": about(TEXT, "The command of the pipeline.", enum=list(SCHEDULED))},
-                required=("name",),
-                method="POST",
-                path="/runs",
-            ),
-            Operation(
-                "run-cancel",
-                self._cancel,
-                Right.OPERATE,
-                "End the run of the pipeline that the instance that answers has begun",
-                obj(cancelled=FLAG),
-                method="POST",
-                path="/pipeline/cancel",
-            ),
-            Operation(
-                "pipeline-state",
-                self._show,
-                Right.READ,
-                "What the instance that answers runs of the pipeline, and the newest report",
-                obj(
-                    every=about(COUNT, "Hours between runs that the service begins; 0: it begins none."),
-                    running=or_null(obj(run=COUNT, command=TEXT)),
-                    report=or_null(obj(at=TIME, bytes=COUNT)),
-                ),
-                path="/pipeline",
-            ),
-        )
-
+    @operation(
+        "run-start",
+        Right.OPERATE,
+        "Begin a run of the pipeline now, as a child process of the instance that answers",
+        obj(run=COUNT),
+        fields={"name": about(TEXT, "The command of the pipeline.", enum=list(SCHEDULED))},
+        required=("name",),
+        method="POST",
+        path="/runs",
+    )
     async def _start(self, request: OperationRequest) -> Answer:
         return {"run": await self._scheduler.start(read_text(request, "name"))}
 
+    @operation(
+        "run-cancel",
+        Right.OPERATE,
+        "End the run of the pipeline that the instance that answers has begun",
+        obj(cancelled=FLAG),
+        method="POST",
+        path="/pipeline/cancel",
+    )
     async def _cancel(self, _request: OperationRequest) -> Answer:
         return {"cancelled": await self._scheduler.cancel()}
 
+    @operation(
+        "pipeline-state",
+        Right.READ,
+        "What the instance that answers runs of the pipeline, and the newest report",
+        obj(
+            every=about(COUNT, "Hours between runs that the service begins; 0: it begins none."),
+            running=or_null(obj(run=COUNT, command=TEXT)),
+            report=or_null(obj(at=TIME, bytes=COUNT)),
+        ),
+        path="/pipeline",
+    )
     async def _show(self, _request: OperationRequest) -> Answer:
         running = self._scheduler.running
         shown = None if running is None else {"run": running.no, "command": running.command}

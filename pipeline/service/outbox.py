@@ -9,7 +9,7 @@ from mediator.config.settings import Settings
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import Copy
 from mediator.ops.adaptive_limit import AdaptiveLimit
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right
+from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import ANY, COUNT, many, obj
 from mediator.ops.store_access import ask_or_use_store
 from mediator.store.base import Store, Transaction
@@ -26,21 +26,15 @@ class ArchiveOperations:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def register(self, operations: Operations) -> None:
-        """Register the operation; the history of runs is its log."""
-        operations.add(
-            Operation(
-                "archive-remove",
-                self._remove,
-                Right.ADMIN,
-                "Remove archived messages from the outbox",
-                obj(removed=COUNT),
-                fields={"copies": many(ANY)},
-                method="POST",
-                audited=False,
-            )
-        )
-
+    @operation(
+        "archive-remove",
+        Right.ADMIN,
+        "Remove archived messages from the outbox",
+        obj(removed=COUNT),
+        fields={"copies": many(ANY)},
+        method="POST",
+        audited=False,
+    )
     async def _remove(self, request: OperationRequest) -> dict[str, Any]:
         """Remove copies while senders leave time for it; return how many were there."""
         copies = _read_copies(request.get("copies"))

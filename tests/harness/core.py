@@ -95,7 +95,7 @@ async def core(
         metrics = Metrics()
         audit = AuditLog(broker, "core")
         operations = Operations(audit.record if audited else None)
-        audit.register(operations)
+        operations.add_methods(audit)
         control = ControlServer(data_dir, operations)
         cleanup = CleanupSettings(enabled=enabled, interval_seconds=1)
         steps = [UnusedConnections(MediationRules().idle), OldReplays(), SilentAgents(Liveness()), RemovedAgents()]

@@ -61,7 +61,7 @@ async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(outbox_module, "ask_or_use_store", counting)
     async with core(tmp_path) as home:
-        ArchiveOperations(home.broker).register(home.operations)
+        home.operations.add_methods(ArchiveOperations(home.broker))
         outbox = OutboxClient(Settings.of(data_dir=tmp_path))
         assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
         assert asked == [MAX_COPIES, MAX_COPIES, 5]
@@ -82,7 +82,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
             tx.outbox.add(other, put(tx, other, created_at=former[0].created_at + 1))
     store.close()
     async with core(tmp_path / "now") as home:
-        ArchiveOperations(home.broker).register(home.operations)
+        home.operations.add_methods(ArchiveOperations(home.broker))
         await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path / "now")).remove, former[1:])
         assert home.rows("outbox") == 3
 
@@ -105,7 +105,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
 async def test_what_cannot_be_copies_is_refused(tmp_path: Path, copies: Any) -> None:
     fill(tmp_path, 3)
     async with core(tmp_path) as home:
-        ArchiveOperations(home.broker).register(home.operations)
+        home.operations.add_methods(ArchiveOperations(home.broker))
         answer = await home.ask("archive-remove", copies=copies)
         assert answer["error"].startswith("copies: expected ")
         assert home.rows("outbox") == 3

@@ -259,9 +259,9 @@ async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path
 
     def open_part(host: Host) -> None:
         book = RunHistory(host.broker, host.settings.instance, host.metrics)
-        RunOperations(book, 0).register(host.operations)
+        host.operations.add_methods(RunOperations(book, 0))
         scheduler = PipelineScheduler(book, host.broker, host.settings)
-        PipelineOperations(scheduler, host.settings.data_dir, 0).register(host.operations)
+        host.operations.add_methods(PipelineOperations(scheduler, host.settings.data_dir, 0))
         add_pages(host.console, host.settings.data_dir)
 
     async with console_site(tmp_path, open_part) as site:

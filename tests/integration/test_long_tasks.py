@@ -103,7 +103,7 @@ async def test_rights_and_a_missing_folder_refuse(tmp_path: Path, site: ConsoleS
         with pytest.raises(NotAllowedError):
             await run(site.host.operations, name, role, name="x")
     settings, operations = Settings.of(data_dir=tmp_path), Operations()
-    LongTaskOperations(LongTasks(settings), settings).register(operations)
+    operations.add_methods(LongTaskOperations(LongTasks(settings), settings))
     with pytest.raises(BadRequestError, match="backup_dir: expected a folder in the settings"):
         await run(operations, "backup")
     assert (await run(operations, "backup-list"))["folder"] is None

@@ -48,7 +48,7 @@ def access(settings: Settings) -> Access:
 @pytest.fixture
 def operations(settings: Settings, access: Access) -> Operations:
     made = Operations()
-    SettingsOperations(settings, access.take).register(made)
+    made.add_methods(SettingsOperations(settings, access.take))
     return made
 
 
@@ -108,7 +108,7 @@ async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkey
     monkeypatch.setenv("MEDIATOR_OPERATORS__TOKENS", f'[{{"name": "eve", "token": "{EVE}"}}]')
     settings = Settings.load(file, data_dir=tmp_path)
     access, operations = Access(settings, CookieSealer(b"k" * 32)), Operations()
-    SettingsOperations(settings, access.take).register(operations)
+    operations.add_methods(SettingsOperations(settings, access.take))
     write(file, ada=(BEN, "admin"))
     answer = await reload(operations)
     assert (answer["source"], answer["changed"]) == ("MEDIATOR_OPERATORS__TOKENS", [])
@@ -117,6 +117,6 @@ async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkey
 
 async def test_settings_without_a_source_cannot_be_read_again(tmp_path: Path) -> None:
     operations = Operations()
-    SettingsOperations(Settings.of(data_dir=tmp_path), lambda _settings: None).register(operations)
+    operations.add_methods(SettingsOperations(Settings.of(data_dir=tmp_path), lambda _settings: None))
     with pytest.raises(BadRequestError, match="they were not read from a file or the environment"):
         await reload(operations)

@@ -39,7 +39,7 @@ def _no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(home: Core) -> None:
-    RunOperations(RunHistory(home.broker, "here", home.metrics), 0).register(home.operations)
+    home.operations.add_methods(RunOperations(RunHistory(home.broker, "here", home.metrics), 0))
 
 
 # Where they are kept.

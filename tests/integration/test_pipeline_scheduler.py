@@ -322,7 +322,7 @@ async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) 
         " numbers={'events': 7}))"
     )
     async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
-        RunOperations(book, 1).register(home.operations)
+        home.operations.add_methods(RunOperations(book, 1))
         runs = await ran(made, book)
         assert [run.numbers for run in runs] == [{"events": 7}] * len(SCHEDULED)
         assert home.value("mediator_pipeline_runs_total", outcome="succeeded") == len(SCHEDULED)
@@ -338,8 +338,8 @@ async def test_a_program_that_cannot_be_started_is_a_failed_run(tmp_path: Path) 
 
 async def test_an_operator_starts_a_run_and_cancels_it(tmp_path: Path) -> None:
     async with core(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
-        RunOperations(book, 1).register(home.operations)
-        PipelineOperations(made, tmp_path, 1).register(home.operations)
+        home.operations.add_methods(RunOperations(book, 1))
+        home.operations.add_methods(PipelineOperations(made, tmp_path, 1))
         assert "name: expected one of ingest" in (await home.ask("run-start", name="compact"))["error"]
         no = (await home.ask("run-start", name="report"))["run"]
         await until(waiting)
@@ -361,7 +361,7 @@ async def ended(home: Core, no: int) -> dict[str, Any] | None:
 async def test_a_failed_run_keeps_the_end_of_its_output(tmp_path: Path) -> None:
     code = "print('one'); print('password=hush'); raise SystemExit(3)"
     async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
-        RunOperations(book, 1).register(home.operations)
+        home.operations.add_methods(RunOperations(book, 1))
         run, _ = await ran(made, book)
         assert (await home.ask("run-show", run=run.no))["log"] == ["one", "password=…"]
 
@@ -390,7 +390,7 @@ async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
 ) -> None:
     async with core(tmp_path) as home:
         book = RunHistory(home.broker, "here", home.metrics)
-        RunOperations(book, 0).register(home.operations)
+        home.operations.add_methods(RunOperations(book, 0))
         no = await book.begin("ingest", [], process_name())
         assert no == 1
         assert await home.ask(command, **fields) == {"error": error}
@@ -400,7 +400,7 @@ async def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
 
 async def test_a_run_over_the_socket_from_its_beginning_to_its_end(tmp_path: Path) -> None:
     async with core(tmp_path) as home:
-        RunOperations(RunHistory(home.broker, "here", home.metrics), 0).register(home.operations)
+        home.operations.add_methods(RunOperations(RunHistory(home.broker, "here", home.metrics), 0))
         begun = await home.ask(
             "run-begin", name="replay", arguments=["--password", "HUSH", *["x"] * 100], process=process_name()
         )

@@ -17,7 +17,7 @@ from mediator.errors import BadRequestError, UnavailableError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.backup import WORKING
 from mediator.ops.long_tasks.runner import LongTask, LongTasks
-from mediator.ops.operations import Answer, Operation, OperationRequest, Operations, Right, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
 from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, about, many, obj, or_null
 
 MAX_LISTED: Final = 1000
@@ -44,81 +44,40 @@ class LongTaskOperations:
         self._folder = settings.backup_dir
         self._instance = settings.instance
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations."""
-        operations.add(
-            Operation(
-                "verify",
-                self._verify,
-                Right.OPERATE,
-                "Begin to check database and journal for damage, as `mediator verify` does",
-                obj(task=_TASK),
-                method="POST",
-                path="/verify",
-            ),
-            Operation(
-                "verify-state",
-                self._show_verify,
-                Right.READ,
-                "The check of the database that runs, or the last one since the instance that answers started",
-                obj(task=or_null(_TASK)),
-                path="/verify",
-            ),
-            Operation(
-                "backup",
-                self._back_up,
-                # The file holds payloads and keys.
-                Right.ADMIN,
-                "Begin to write a backup into `backup_dir`, as `mediator backup` does",
-                obj(task=_TASK),
-                fields={
-                    "name": about(_BACKUP_NAME, "The name of the new file; by default instance and time."),
-                    "with_keys": about(FLAG, "Include the keys that are kept beside the database."),
-                },
-                method="POST",
-                path="/backups",
-            ),
-            Operation(
-                "backup-list",
-                self._list,
-                Right.READ,
-                "The backups in `backup_dir`, the newest first, and the one that is being made or was made last",
-                obj(
-                    folder=or_null(TEXT),
-                    files=many(obj(name=TEXT, bytes=COUNT, at=TIME)),
-                    free=or_null(about(COUNT, "Free bytes there.")),
-                    task=or_null(_TASK),
-                ),
-                path="/backups",
-            ),
-            Operation(
-                "backup-remove",
-                self._remove,
-                Right.ADMIN,
-                "Remove a backup from `backup_dir`",
-                obj(name=TEXT),
-                fields={"name": _BACKUP_NAME},
-                required=("name",),
-                method="DELETE",
-                path="/backups/{name}",
-            ),
-            Operation(
-                "task-cancel",
-                self._cancel,
-                Right.OPERATE,
-                "End the backup or the check that runs",
-                obj(cancelled=FLAG),
-                method="POST",
-                path="/tasks/cancel",
-            ),
-        )
-
+    @operation(
+        "verify",
+        Right.OPERATE,
+        "Begin to check database and journal for damage, as `mediator verify` does",
+        obj(task=_TASK),
+        method="POST",
+        path="/verify",
+    )
     async def _verify(self, _request: OperationRequest) -> Answer:
         return {"task": _described(self._tasks.start("verify"))}
 
+    @operation(
+        "verify-state",
+        Right.READ,
+        "The check of the database that runs, or the last one since the instance that answers started",
+        obj(task=or_null(_TASK)),
+        path="/verify",
+    )
     async def _show_verify(self, _request: OperationRequest) -> Answer:
         return {"task": _described(self._tasks.last("verify"))}
 
+    @operation(
+        "backup",
+        # The file holds payloads and keys.
+        Right.ADMIN,
+        "Begin to write a backup into `backup_dir`, as `mediator backup` does",
+        obj(task=_TASK),
+        fields={
+            "name": about(_BACKUP_NAME, "The name of the new file; by default instance and time."),
+            "with_keys": about(FLAG, "Include the keys that are kept beside the database."),
+        },
+        method="POST",
+        path="/backups",
+    )
     async def _back_up(self, request: OperationRequest) -> Answer:
         name = read_text(request, "name")
         if not name:
@@ -132,11 +91,33 @@ class LongTaskOperations:
         task = self._tasks.start("backup", file=str(file), with_keys=request.get("with_keys") is True)
         return {"task": _described(task)}
 
+    @operation(
+        "backup-list",
+        Right.READ,
+        "The backups in `backup_dir`, the newest first, and the one that is being made or was made last",
+        obj(
+            folder=or_null(TEXT),
+            files=many(obj(name=TEXT, bytes=COUNT, at=TIME)),
+            free=or_null(about(COUNT, "Free bytes there.")),
+            task=or_null(_TASK),
+        ),
+        path="/backups",
+    )
     async def _list(self, _request: OperationRequest) -> Answer:
         found, free = ([], None) if self._folder is None else await asyncio.to_thread(_look_into, self._folder)
         folder = None if self._folder is None else str(self._folder)
         return {"folder": folder, "files": found, "free": free, "task": _described(self._tasks.last("backup"))}
 
+    @operation(
+        "backup-remove",
+        Right.ADMIN,
+        "Remove a backup from `backup_dir`",
+        obj(name=TEXT),
+        fields={"name": _BACKUP_NAME},
+        required=("name",),
+        method="DELETE",
+        path="/backups/{name}",
+    )
     async def _remove(self, request: OperationRequest) -> Answer:
         name = read_text(request, "name")
         file = self._file(name)
@@ -144,6 +125,14 @@ class LongTaskOperations:
             raise BadRequestError("name", "no such backup")
         return {"name": name}
 
+    @operation(
+        "task-cancel",
+        Right.OPERATE,
+        "End the backup or the check that runs",
+        obj(cancelled=FLAG),
+        method="POST",
+        path="/tasks/cancel",
+    )
     async def _cancel(self, _request: OperationRequest) -> Answer:
         return {"cancelled": await self._tasks.cancel()}
 

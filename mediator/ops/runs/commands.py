@@ -4,7 +4,7 @@ from typing import Any
 
 from mediator.errors import BadRequestError, NoSuchRunError
 from mediator.ops.diagnosis import Finding, Level
-from mediator.ops.operations import Operation, OperationRequest, Operations, Right, read_number, read_text
+from mediator.ops.operations import OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.runs.history import SCHEDULED, RunHistory, describe_run
 from mediator.ops.runs.records import KEPT, Outcome, Run
 from mediator.ops.runs.rules import MAX_ARGUMENTS, find_failed
@@ -34,50 +34,6 @@ class RunOperations:
         self._book = book
         self._every = every
 
-    def register(self, operations: Operations) -> None:
-        """Register the operations. Runs begin and end by commands of the pipeline; this history is their log."""
-        operations.add(
-            Operation(
-                "run-begin",
-                self._begin,
-                Right.ADMIN,
-                "Record that a run of the pipeline begins",
-                obj(run=COUNT),
-                fields={"name": TEXT, "arguments": TEXTS, "process": TEXT},
-                method="POST",
-                audited=False,
-            ),
-            Operation(
-                "run-end",
-                self._end,
-                Right.ADMIN,
-                "Record how a run of the pipeline ended",
-                obj(ended=FLAG),
-                fields={"run": COUNT, "outcome": TEXT, "numbers": table({"type": "number"}), "error_text": TEXT},
-                method="POST",
-                audited=False,
-            ),
-            Operation(
-                "run-list",
-                self._list,
-                Right.READ,
-                "The newest runs of the pipeline",
-                obj(runs=many(_RUN)),
-                fields={"limit": limit(KEPT)},
-                path="/runs",
-            ),
-            Operation(
-                "run-show",
-                self._show,
-                Right.READ,
-                "A run of the pipeline, with the end of its output if the service began it and it failed",
-                obj(**_RUN["properties"], log=TEXTS),
-                fields={"run": COUNT},
-                required=("run",),
-                path="/runs/{run}",
-            ),
-        )
-
     async def examine(self) -> list[Finding]:
         """Return findings about commands whose last run failed."""
         runs = await self._book.newest()
@@ -95,6 +51,15 @@ class RunOperations:
             "`mediator pipeline runs` shows earlier ones. The next successful run does what this one has not done.",
         )
 
+    @operation(
+        "run-begin",
+        Right.ADMIN,
+        "Record that a run of the pipeline begins",
+        obj(run=COUNT),
+        fields={"name": TEXT, "arguments": TEXTS, "process": TEXT},
+        method="POST",
+        audited=False,
+    )
     async def _begin(self, request: OperationRequest) -> dict[str, Any]:
         arguments = request.get("arguments", [])
         if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
@@ -103,6 +68,15 @@ class RunOperations:
         arguments = arguments[: MAX_ARGUMENTS + 1]
         return {"run": await self._book.begin(read_text(request, "name"), arguments, read_text(request, "process"))}
 
+    @operation(
+        "run-end",
+        Right.ADMIN,
+        "Record how a run of the pipeline ended",
+        obj(ended=FLAG),
+        fields={"run": COUNT, "outcome": TEXT, "numbers": table({"type": "number"}), "error_text": TEXT},
+        method="POST",
+        audited=False,
+    )
     async def _end(self, request: OperationRequest) -> dict[str, Any]:
         outcome = _ENDS.get(read_text(request, "outcome"))
         if outcome is None:
@@ -113,9 +87,26 @@ class RunOperations:
         run = read_number(request, "run", 1, _MAX_NUMBER)
         return {"ended": await self._book.end(run, outcome, numbers, read_text(request, "error_text"))}
 
+    @operation(
+        "run-list",
+        Right.READ,
+        "The newest runs of the pipeline",
+        obj(runs=many(_RUN)),
+        fields={"limit": limit(KEPT)},
+        path="/runs",
+    )
     async def _list(self, request: OperationRequest) -> dict[str, Any]:
         return {"runs": [describe_run(run) for run in await self._book.newest(read_number(request, "limit", 1, KEPT))]}
 
+    @operation(
+        "run-show",
+        Right.READ,
+        "A run of the pipeline, with the end of its output if the service began it and it failed",
+        obj(**_RUN["properties"], log=TEXTS),
+        fields={"run": COUNT},
+        required=("run",),
+        path="/runs/{run}",
+    )
     async def _show(self, request: OperationRequest) -> dict[str, Any]:
         found = await self._book.get(read_number(request, "run", 1, _MAX_NUMBER))
         if found is None:
