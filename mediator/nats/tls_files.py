@@ -44,6 +44,25 @@ class TlsFiles:
         return [_stamp(file) for file in self._files]
 
 
+def server_context(cert: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
+    """Return what the gateway encrypts with; with ``client_ca`` clients must show a certificate of it.
+
+    Raises :class:`SetupError`.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise SetupError(f"gateway.tls_cert, gateway.tls_key: {error.strerror or error}") from error
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as error:
+            raise SetupError(f"gateway.tls_client_ca: {error.strerror or error}") from error
+    return context
+
+
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         found = file.stat()

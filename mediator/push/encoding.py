@@ -62,18 +62,11 @@ def _encode(message: Message, *, python: bool) -> bytes:
 
 def _lines(message: Message) -> list[str]:
     """Return the headers that most messages do not have."""
-    if not message.headers and message.key is None and message.reply_to is None and message.dedup_id is None:
-        return [f"mq9-tags: {','.join(message.tags)}"] if message.tags else []
-    lines: list[str] = []
-    if message.key is not None:
-        lines.append(f"mq9-key: {message.key}")
-    if message.tags:
-        lines.append(f"mq9-tags: {','.join(message.tags)}")
-    if message.reply_to is not None:
-        lines.append(f"mq9-reply-to: {message.reply_to}")
-    if message.dedup_id is not None:
-        # Subscribers are promised the name that older senders use.
-        lines.append(f"dedup_id: {message.dedup_id}")
-    # A client that passes a push on may send this header too; it would be taken for ours.
-    lines += [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
-    return lines
+    if not (message.headers or message.tags or message.key or message.reply_to or message.dedup_id):
+        return []
+    # Subscribers are promised dedup_id, the name that older senders use.
+    tags, reply_to = ("mq9-tags", ",".join(message.tags) or None), ("mq9-reply-to", message.reply_to)
+    own = ("mq9-key", message.key), tags, reply_to, ("dedup_id", message.dedup_id)
+    # A client that passes a push on may send its msg_id as a header too; it would be taken for ours.
+    given = [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
+    return [f"{name}: {value}" for name, value in own if value is not None] + given

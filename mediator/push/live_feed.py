@@ -67,8 +67,7 @@ class FeedSubscription:
         items = self.subscriber.confirm(total)
         if items:
             self._feed.confirmed(items)
-            if not self._feed.is_live(self):
-                self.catch_up_soon()
+            self.resume()
 
     def resume(self) -> None:
         """Take note that the client has read."""

@@ -102,7 +102,8 @@ async def run_gateway(
     clock = asyncio.get_running_loop().time
     in_flight = InFlightCounter(metrics.pushed.inc)
     sources = make_sources(connection, broker, metrics, in_flight, push, encoder)
-    subscriptions = Subscriptions(sources, push, in_flight, clock, None if gate is None else gate.max_subscriptions)
+    limit_of = None if gate is None else lambda tenant: gate.directory.quota(tenant).subscriptions
+    subscriptions = Subscriptions(sources, push, in_flight, clock, limit_of)
     if gate is not None:
         gate.directory.count_subscriptions = subscriptions.count_of
     tls = upstreams.tls()

@@ -91,16 +91,16 @@ class StoredMailSource(ABC):
         feed = self._feeds.get(no)
         if feed is None:
             ended = partial(self._feeds.pop, no, None)
-            feed = LiveFeed(self._broker, self._reads, self._read_marks, place, no, ended, self._encoder)
-            self._feeds[no] = feed
+            feed = self._feeds[no] = LiveFeed(
+                self._broker, self._reads, self._read_marks, place, no, ended, self._encoder
+            )
         return feed
 
     def _group(self, place: Place, no: int, name: str, concerns: Callable[[Message], bool]) -> QueueGroup:
         group = self._groups.get((no, name))
         if group is None:
             ended = partial(self._groups.pop, (no, name), None)
-            group = QueueGroup(self._broker, place, no, name, ended, self._encoder, concerns)
-            self._groups[no, name] = group
+            group = self._groups[no, name] = QueueGroup(self._broker, place, no, name, ended, self._encoder, concerns)
         return group
 
     def pause(self) -> None:

@@ -182,13 +182,14 @@ class InFlightCounter:
         self.waiting = 0
         self._uncounted = 0
         self._count = count
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while no message is in flight."""
+        self.idle.set()
 
     def add(self, count: int) -> None:
         """Count messages that are pushed."""
         if not self.waiting:
-            self._idle.clear()
+            self.idle.clear()
         self.waiting += count
         self._uncounted += count
 
@@ -198,11 +199,7 @@ class InFlightCounter:
         self._uncounted = 0
         self.waiting -= count
         if not self.waiting:
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no message is in flight."""
-        await self._idle.wait()
+            self.idle.set()
 
 
 async def log_failure(work: Awaitable[None]) -> None:

@@ -131,7 +131,6 @@ class ClientConnection(_Side):
         self._opening: asyncio.Task[None] | None = None
         self._early = b""
         """What the client sent before its INFO."""
-        self._admitted = False
         self.unread = 0
         """Bytes of answers that are counted at the gateway: they wait for this client to read."""
         self._writes_soon = False
@@ -141,8 +140,7 @@ class ClientConnection(_Side):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to a server; what the client sends meanwhile waits."""
         super().connection_made(transport)
-        self._admitted = self._gateway.admit(self)
-        if not self._admitted:
+        if not self._gateway.admit(self):
             self.fail("maximum connections exceeded")
             return
         loop = asyncio.get_running_loop()
@@ -242,9 +240,7 @@ class ClientConnection(_Side):
             self._server.end()
             self._server = self.other = None
         self.end()
-        if self._admitted:
-            self._admitted = False
-            self._gateway.leave(self)
+        self._gateway.clients.discard(self)
 
     def _resume(self) -> None:
         self._end_if_refused()

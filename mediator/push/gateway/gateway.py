@@ -2,16 +2,16 @@
 
 import asyncio
 import errno
-import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.nats.door import Door
-from mediator.nats.tls_files import TlsFiles
+from mediator.nats.tls_files import TlsFiles, server_context
 from mediator.push.gateway.connections import ClientConnection, Upstream
 from mediator.push.gateway.identities import ClientIdentities
 from mediator.push.gateway.inboxes import InboxClaims
@@ -44,7 +44,10 @@ class Gateway:
         gate: TenantGate | None = None,
     ) -> None:
         """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
-        self.tls = _tls(settings)
+        self.tls: TlsFiles | None = None
+        if settings.tls_cert is not None:
+            files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+            self.tls = TlsFiles(partial(server_context, *files), files)
         self._listen = listen
         self._settings = settings
         self._upstreams = list(upstreams)
@@ -93,7 +96,7 @@ class Gateway:
         self._public = self._address(self._server.sockets[0].getsockname()[1])
         self._watcher = asyncio.create_task(self._watch(), name="gateway-watch")
         if self._gate is not None:
-            self._gate.on_change(self._check_tenants)
+            self._gate.directory.listen(self._check_tenants)
 
     async def stop(self) -> None:
         """Accept no more clients, and close the connections of all."""
@@ -142,10 +145,6 @@ class Gateway:
         self.clients.add(client)
         return True
 
-    def leave(self, client: ClientConnection) -> None:
-        """Count a client out."""
-        self.clients.discard(client)
-
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
         return GatewaySession(
@@ -170,23 +169,3 @@ class Gateway:
         self._next += 1
         start = self._next % len(self._upstreams)
         return self._upstreams[start:] + self._upstreams[:start]
-
-
-def _tls(settings: GatewaySettings) -> TlsFiles | None:
-    def make() -> ssl.SSLContext:
-        assert settings.tls_cert is not None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
-        except OSError as error:
-            raise SetupError(f"gateway.tls_cert, gateway.tls_key: {error.strerror or error}") from error
-        if settings.tls_client_ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-            try:
-                context.load_verify_locations(settings.tls_client_ca)
-            except OSError as error:
-                raise SetupError(f"gateway.tls_client_ca: {error.strerror or error}") from error
-        return context
-
-    files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    return None if settings.tls_cert is None else TlsFiles(make, files)

@@ -113,7 +113,7 @@ class Subscriptions:
         for source in self._sources.values():
             source.pause()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._in_flight.idle(), min(seconds, CONFIRM_SECONDS))
+            await asyncio.wait_for(self._in_flight.idle.wait(), min(seconds, CONFIRM_SECONDS))
         for subscription in list(self._tenants):
             self.end(subscription, "drained")
         for source in self._sources.values():

@@ -1,7 +1,7 @@
 """What the gateway knows of tenants: whose a connection is, how many each may have, logins that rotate (S7)."""
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -14,20 +14,11 @@ _WITH_INFO: Final = 1
 """The version of the clients' protocol with INFO at any time."""
 
 
-class TenantGate:
+class TenantGate(NamedTuple):
     """The tenants of one gateway."""
 
-    def __init__(self, accounts: AccountMap, directory: TenantDirectory) -> None:
-        self.accounts = accounts
-        self.directory = directory
-
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` when tenants have changed."""
-        self.directory.listen(changed)
-
-    def max_subscriptions(self, tenant: str) -> int:
-        """Return how many subscriptions to stored mail a tenant may have open; 0: any number."""
-        return self.directory.quota(tenant).subscriptions
+    accounts: AccountMap
+    directory: TenantDirectory
 
 
 class TenantMembership:
@@ -72,7 +63,7 @@ class TenantMembership:
             self._gate.directory.enter(tenant)
             self._tenant = tenant
         except TenantRefusedError:
-            return
+            pass
         except QuotaExceededError as error:
             self.problem = str(error)
 
