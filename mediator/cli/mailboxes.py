@@ -13,10 +13,10 @@ from mediator.cli.options import (
     CommandGroup,
     CommandOptions,
     TenantOptions,
-    one_of,
+    one_word,
     seconds,
     span,
-    words_of,
+    timed,
 )
 from mediator.mailboxes.mailbox import Retention
 from mediator.ops.units import format_bytes, format_count, format_duration
@@ -33,27 +33,17 @@ def create(
         str | None,
         typer.Argument(metavar="NAME", help="The address; without it, a random one is generated."),
     ] = None,
-    ttl: Annotated[
-        int | None,
-        typer.Option(metavar=SPAN, parser=seconds, help="Expires after this time; 0: never."),
-    ] = None,
+    ttl: Annotated[int | None, timed(seconds, "Expires after this time; 0: never.")] = None,
     desc: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag of the mailbox; give several.")] = None,
     public: Annotated[
         bool, typer.Option("--public", help="List it publicly; an existing mailbox is then no error.")
     ] = False,
     retention: Annotated[
-        Retention,
-        typer.Option(
-            metavar=words_of(Retention),
-            parser=one_of(Retention),
-            help="until_ack: a work queue, the first ACK removes a message.",
-        ),
+        Retention, one_word(Retention, "until_ack: a work queue, the first ACK removes a message.")
     ] = Retention.KEEP,
     archive: Annotated[bool, typer.Option("--archive", help="Archive every message.")] = False,
-    ack_wait: Annotated[
-        int | None, typer.Option(metavar=SPAN, parser=span, help="Lease for every FETCH that names none; 0: no lease.")
-    ] = None,
+    ack_wait: Annotated[int | None, timed(span, "Lease for every FETCH that names none; 0: no lease.")] = None,
     *,
     options: ClientOptions,
 ) -> None:

@@ -12,20 +12,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
-from mediator.cli.options import (
-    MOMENT,
-    SPAN,
-    Address,
-    CommandGroup,
-    Group,
-    Ids,
-    earlier,
-    later,
-    one_of,
-    seconds,
-    span,
-    words_of,
-)
+from mediator.cli.options import Address, CommandGroup, Group, Ids, earlier, later, one_word, seconds, span, timed
 from mediator.errors import UnreachableError
 
 if TYPE_CHECKING:
@@ -61,15 +48,13 @@ def send(
     address: Address,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The payload; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the payload from this file.")] = None,
-    priority: Annotated[
-        Priority, typer.Option(metavar=words_of(Priority), parser=one_of(Priority), help="The lane.")
-    ] = Priority.NORMAL,
+    priority: Annotated[Priority, one_word(Priority, "The lane.")] = Priority.NORMAL,
     key: Annotated[str | None, typer.Option(help="Replace the older message that has this key.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag to find it by; give several.")] = None,
-    delay: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Visible after this time.")] = None,
-    ttl: Annotated[int | None, typer.Option(metavar=SPAN, parser=seconds, help="Expires after this time.")] = None,
-    send_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Visible at this time.")] = None,
-    expire_at: Annotated[int | None, typer.Option(metavar=MOMENT, parser=later, help="Expires at this time.")] = None,
+    delay: Annotated[int | None, timed(seconds, "Visible after this time.")] = None,
+    ttl: Annotated[int | None, timed(seconds, "Expires after this time.")] = None,
+    send_at: Annotated[int | None, timed(later, "Visible at this time.")] = None,
+    expire_at: Annotated[int | None, timed(later, "Expires at this time.")] = None,
     dedup_id: Annotated[str | None, typer.Option(help="Store it once, however often it is sent.")] = None,
     reply_to: Annotated[str | None, typer.Option(help="Mail address for the answer.")] = None,
     header: Annotated[
@@ -140,28 +125,15 @@ def fetch(
         str | None,
         typer.Option(metavar="NAME", help="Consumer group, whose position is kept; without it none is."),
     ] = None,
-    deliver: Annotated[
-        StartPosition | None,
-        typer.Option(
-            metavar=words_of(StartPosition), parser=one_of(StartPosition), help="Where to start without a position."
-        ),
-    ] = None,
-    from_time: Annotated[int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Start at this time.")] = None,
+    deliver: Annotated[StartPosition | None, one_word(StartPosition, "Where to start without a position.")] = None,
+    from_time: Annotated[int | None, timed(earlier, "Start at this time.")] = None,
     from_id: Annotated[int | None, typer.Option(min=0, help="Start with this msg_id.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Reset the group's position.")] = False,
     num: Annotated[int, typer.Option(min=1, max=1000, help="At most this many messages.")] = 100,
     wait: Annotated[
-        int,
-        typer.Option(
-            metavar=SPAN,
-            parser=span,
-            help="Wait this long for the first message, at most 4.5 s.",
-            show_default="500ms",
-        ),
+        int, timed(span, "Wait this long for the first message, at most 4.5 s.", show_default="500ms")
     ] = 500,
-    ack_wait: Annotated[
-        int | None, typer.Option(metavar=SPAN, parser=span, help="Lease the messages for this time; 0: no lease.")
-    ] = None,
+    ack_wait: Annotated[int | None, timed(span, "Lease the messages for this time; 0: no lease.")] = None,
     max_deliver: Annotated[
         int | None, typer.Option(min=1, help="Leased deliveries after which a message is dead for the group.")
     ] = None,
@@ -247,7 +219,7 @@ def nack(
     address: Address,
     ids: Ids,
     group: Group,
-    delay: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="Deliver them again only after this time.")] = 0,
+    delay: Annotated[int, timed(span, "Deliver them again only after this time.")] = 0,
     *,
     options: ClientOptions,
 ) -> None:
@@ -262,7 +234,7 @@ def extend(
     address: Address,
     ids: Ids,
     group: Group,
-    ack_wait: Annotated[int, typer.Option(metavar=SPAN, parser=span, help="The new lease, counted from now.")],
+    ack_wait: Annotated[int, timed(span, "The new lease, counted from now.")],
     options: ClientOptions,
 ) -> None:
     """Extend leases that have not ended."""
@@ -276,9 +248,7 @@ def query(
     address: Address,
     key: Annotated[str | None, typer.Option(help="Only the message with this key.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only messages that have this tag; give several.")] = None,
-    since: Annotated[
-        int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible since then.")
-    ] = None,
+    since: Annotated[int | None, timed(earlier, "Only messages visible since then.")] = None,
     before: Annotated[int | None, typer.Option(min=0, help="Only messages with a smaller msg_id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
     headers_only: Annotated[bool, typer.Option("--headers-only", help="Do not show payloads.")] = False,

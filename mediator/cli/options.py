@@ -120,6 +120,18 @@ earlier = _parser(lambda text: parse_time(text, int(time.time()), ahead=False))
 SPAN = "SPAN"
 MOMENT = "WHEN"
 
+
+def timed(parser: Callable[[Any], int], help: str, **more: Any) -> Any:
+    """Return an option for a span or a point in time, which one of the parsers above reads."""
+    metavar = MOMENT if parser in (later, earlier) else SPAN
+    return typer.Option(metavar=metavar, parser=parser, help=help, **more)
+
+
+def one_word(kind: type[StrEnum], help: str, **more: Any) -> Any:
+    """Return an option for a word of an enumeration."""
+    return typer.Option(metavar=words_of(kind), parser=one_of(kind), help=help, **more)
+
+
 Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; `mediator init` writes one.", envvar="MEDIATOR_CONFIG")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.options import SPAN, CommandGroup, CommandOptions, span
+from mediator.cli.options import CommandGroup, CommandOptions, span, timed
 from mediator.ops.units import format_bytes, format_count
 
 QUOTAS = ("mailboxes", "messages", "bytes", "rate", "burst", "sockets", "subscriptions")
@@ -132,12 +132,7 @@ def rotate(
     name: Name,
     user: Annotated[list[str] | None, typer.Option(help="Only this user's password; give several.")] = None,
     token: Annotated[list[str] | None, typer.Option(help="Only this API token, by its name; give several.")] = None,
-    grace: Annotated[
-        int,
-        typer.Option(
-            metavar=SPAN, parser=span, help="The present ones stay valid for this long.", show_default="0: not at all"
-        ),
-    ] = 0,
+    grace: Annotated[int, timed(span, "The present ones stay valid for this long.", show_default="0: not at all")] = 0,
     *,
     options: CommandOptions,
 ) -> None:

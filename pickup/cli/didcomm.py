@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.errors import CommandError
-from mediator.cli.options import SPAN, Address, CommandGroup, TenantOptions, span
+from mediator.cli.options import Address, CommandGroup, TenantOptions, span, timed
 from mediator.ops.units import format_time
 from pickup.cli import connections
 
@@ -26,10 +26,7 @@ app = CommandGroup()
 @app.command(epilog="Example: mediator invite --label 'Our mediator' --ttl 7d --png invitation.png")
 def invite(
     label: Annotated[str | None, typer.Option(help="What wallets show.", show_default="as the settings say")] = None,
-    ttl: Annotated[
-        int | None,
-        typer.Option(metavar=SPAN, parser=span, help="Open for this time.", show_default="for ever"),
-    ] = None,
+    ttl: Annotated[int | None, timed(span, "Open for this time.", show_default="for ever")] = None,
     uses: Annotated[
         int | None, typer.Option(min=1, help="How many may connect by it.", show_default="as many as like")
     ] = None,

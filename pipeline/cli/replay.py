@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mediator.cli.client import NatsOptions
-from mediator.cli.options import MOMENT, SPAN, CommandGroup, earlier, seconds
+from mediator.cli.options import CommandGroup, earlier, seconds, timed
 from mediator.mailboxes.address import parse_address
 from pipeline.cli.archive import KeyFile, keys_of
 from pipeline.cli.jobs import SparkOptions, is_small, job, print_result, require_spark
@@ -28,20 +28,13 @@ def replay(
         list[str], typer.Option(metavar="ADDRESS", help="Mailbox whose messages are sent; give several.")
     ],
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose archived messages.")] = "default",
-    since: Annotated[
-        int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible since then.")
-    ] = None,
-    until: Annotated[
-        int | None, typer.Option(metavar=MOMENT, parser=earlier, help="Only messages visible before.")
-    ] = None,
+    since: Annotated[int | None, timed(earlier, "Only messages visible since then.")] = None,
+    until: Annotated[int | None, timed(earlier, "Only messages visible before.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only messages with this tag; give several.")] = None,
     ids: Annotated[
         list[int] | None, typer.Option("--id", metavar="MSG_ID", help="Only this message; give several.", min=0)
     ] = None,
-    ttl: Annotated[
-        int | None,
-        typer.Option(metavar=SPAN, parser=seconds, help="Gone after this time.", show_default="they do not expire"),
-    ] = None,
+    ttl: Annotated[int | None, timed(seconds, "Gone after this time.", show_default="they do not expire")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would be sent.")] = False,
     key_file: KeyFile = None,
     *,

@@ -11,7 +11,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
-from mediator.cli.options import SPAN, CommandGroup, TenantOptions, seconds
+from mediator.cli.options import CommandGroup, TenantOptions, seconds, timed
 from registry.cli import evaluate, import_cards, search
 
 app = CommandGroup(help="Register agents, and find them by keywords or by meaning.", no_args_is_help=True)
@@ -30,10 +30,7 @@ def register(
     ] = None,
     mailbox: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The mailbox, for a card without one.")] = None,
     ttl: Annotated[
-        int | None,
-        typer.Option(
-            metavar=SPAN, parser=seconds, help="The agent becomes stale after this time without a sign of life."
-        ),
+        int | None, timed(seconds, "The agent becomes stale after this time without a sign of life.")
     ] = None,
     *,
     options: ClientOptions,
