@@ -172,7 +172,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         )
         nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))
-        verbs = {subject: verb_of_part(*verb) for subject, verb in host.verbs.items()}
+        verbs = {subject: verb_of_part(directory.user_of, *verb) for subject, verb in host.verbs.items()}
         verbs |= push_verbs(connection, broker)
         door = await stack.enter_async_context(
             open_door(

@@ -39,6 +39,8 @@ SMALL_CARD = 4096
 """Bytes up to which a card is parsed on the event loop: handing it to a thread takes longer."""
 FORGOTTEN = 500
 """Votes or requests that one transaction forgets."""
+OPERATOR = "operator"
+"""Stands for who registers agents in bulk, and votes on none."""
 MAX_READING = 64 * 1024 * 1024
 """Bytes of cards that may wait to be parsed on a thread; more are refused with :class:`BusyError`."""
 
@@ -107,6 +109,7 @@ class Directory:
             parsed = []
             for at, data in enumerate(cards):
                 card, new = _parse(tenant, data)
+                new = replace(new, owner=voter_of(OPERATOR))
                 parsed.append(registering.EmbeddedRegistration(new, packed(at, card)))
             return parsed
 

@@ -24,14 +24,16 @@ class HttpTenants:
         *,
         anonymous: bool,
         further: Callable[[str], str | None] = lambda _digest: None,
+        name: Callable[[str], str | None] = lambda _digest: None,
     ) -> None:
         """``tokens`` by tenant; ``anonymous`` is ``Settings.http_anonymous``.
 
-        ``further`` returns the tenant of another token by its SHA-256 in hexadecimal.
+        ``further`` returns the tenant of another token by its SHA-256 in hexadecimal, and ``name`` its name.
         """
         self._tenants = [(digest_of(token), tenant) for tenant, own in tokens.items() for token in own]
         self._anonymous = anonymous
         self._further = further
+        self._name = name
 
     @classmethod
     def of_service(cls, settings: Settings, directory: TenantDirectory) -> Self:
@@ -39,7 +41,9 @@ class HttpTenants:
         tokens = {
             name: [token.get_secret_value() for token in tenant.api_tokens] for name, tenant in settings.tenants.items()
         }
-        return cls(tokens, anonymous=settings.http_anonymous, further=directory.tenant_of_token)
+        return cls(
+            tokens, anonymous=settings.http_anonymous, further=directory.tenant_of_token, name=directory.name_of_token
+        )
 
     def of(self, headers: MultiMapping[str]) -> str:
         """Return the tenant of a request, or raise :class:`NotAuthenticatedError`."""
@@ -63,11 +67,11 @@ class HttpTenants:
                 found = tenant
         return found or self._further(wanted)
 
-
-def credential_of(headers: MultiMapping[str]) -> str:
-    """Name the token of a request that :meth:`HttpTenants.of` let in, as :mod:`mediator.callers` does; "" for none."""
-    token = headers.get("Authorization", "").partition(" ")[2].strip()
-    return f"token {digest_of(token)}" if token else ""
+    def credential_of(self, headers: MultiMapping[str]) -> str:
+        """Name the token of a request that :meth:`of` let in, as :mod:`mediator.callers` does; "" for none."""
+        token = headers.get("Authorization", "").partition(" ")[2].strip()
+        digest = digest_of(token)
+        return f"token {self._name(digest) or digest}" if token else ""
 
 
 def names_this_machine(host: str) -> bool:

@@ -6,7 +6,6 @@ queue, task and flush for each message would cost as much as all the work of the
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -32,8 +31,6 @@ from mediator.nats.tls import TlsClient
 # A sender's value cannot hold a line break, so this is a line of its own, and the last of its name.
 _CLIENT_LINE = CRLF + CLIENT_INFO
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
-_GENERATION = re.compile(r"~[0-9]+$")
-"""What the login of a user has behind its name while two passwords are valid (mediator/tenants/directory.py)."""
 
 log = structlog.get_logger("nats")
 
@@ -61,8 +58,8 @@ class Request(NamedTuple):
         return self._client_info[0]
 
     @property
-    def user(self) -> str:
-        """The login of the client; empty for anonymous ones, and where the server does not vouch for it."""
+    def login(self) -> str:
+        """The client's login at the server; empty for anonymous ones, and where the server does not vouch for it."""
         return "" if self.subject.startswith(API) else self._client_info[2]
 
     @property
@@ -78,14 +75,13 @@ class Request(NamedTuple):
 
 @lru_cache(maxsize=10_000)
 def _read_client(rest: bytes) -> tuple[str, str, str]:
-    """Return an identifier of the connection, the client's name, and its user."""
+    """Return an identifier of the connection, the client's name, and its login."""
     try:
         fields = orjson.loads(rest.partition(CRLF)[0])
         server, number, name, user = (fields.get(key) for key in ("server", "id", "name", "user"))
     except (orjson.JSONDecodeError, AttributeError):
         return "", "", ""
-    user = _GENERATION.sub("", user) if isinstance(user, str) else ""
-    return f"{server} {number}", name if isinstance(name, str) else "", user
+    return f"{server} {number}", name if isinstance(name, str) else "", user if isinstance(user, str) else ""
 
 
 MessageHandler = Callable[[Request], None]

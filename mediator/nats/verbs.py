@@ -123,11 +123,11 @@ class MailboxVerbs:
         return replies.success(deleted=True)
 
 
-def verb_of_part(name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> Verb:
-    """Return the verb of another part: its subject has no tail."""
+def verb_of_part(user_of: Callable[[str], str], name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> Verb:
+    """Return the verb of another part: its subject has no tail. ``user_of`` returns the user of a login."""
 
     async def answer(call: VerbCall) -> bytes:
-        callers.current.set(f"user {user}" if (user := call.message.user) else "")
+        callers.current.set(f"user {user_of(login)}" if (login := call.message.login) else "")
         callers.connection.set(call.connection)
         return await handler(call.tenant, call.message.data, call.replies.room)
 

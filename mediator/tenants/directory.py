@@ -18,7 +18,7 @@ from mediator.errors import QuotaExceededError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import Quota
 from mediator.store.base import Store
-from mediator.tenants.records import Tenant, TenantUser
+from mediator.tenants.records import Tenant, TenantToken, TenantUser
 from mediator.tenants.rules import KeptTenants, SettingsClaims
 from mediator.tenants.table import TenantTables
 
@@ -52,7 +52,9 @@ class TenantDirectory:
         self.names: list[str] = settings.tenant_names
         """All living tenants in order, ``default`` among them; changed in place."""
         self._quotas: dict[str, Quota] = {}
-        self._tokens: dict[str, tuple[str, int | None]] = {}
+        self._tokens: dict[str, tuple[str, TenantToken]] = {}
+        self._users: dict[str, str] = {}
+        """Names of users by their logins."""
         self._rotating: dict[str, TenantUser] = {}
         """Users with two valid passwords."""
         self.sockets: Counter[str] = Counter()
@@ -96,11 +98,15 @@ class TenantDirectory:
         own |= {name: dict(tenant.quotas) for name, tenant in self.living.items()}
         self._quotas = {name: replace(self._base, **quotas) for name, quotas in own.items() if quotas}
         self._tokens = {
-            token.digest: (tenant.name, token.expires_at)
+            token.digest: (tenant.name, token)
             for tenant in self.living.values()
             for token in tenant.tokens
             if token.digest not in claims.digests
         }
+        own_users = [user for configured in self._settings.tenants.values() for user in configured.users]
+        self._users = {
+            login: user.name for tenant in self.living.values() for user in tenant.users for login in _all_logins(user)
+        } | {login: user.name for user in own_users for login in (user.name, user.nkey) if login}
         self._rotating = {
             user.name: user for tenant in self.living.values() for user in tenant.users if user.previous_hash
         }
@@ -161,8 +167,17 @@ class TenantDirectory:
 
     def tenant_of_token(self, digest: str) -> str | None:
         """Return the tenant of an API token of the database by the token's SHA-256."""
-        tenant, expires_at = self._tokens.get(digest, (None, None))
-        return None if expires_at is not None and expires_at <= self._clock() else tenant
+        tenant, token = self._tokens.get(digest, (None, None))
+        expired = token is not None and token.expires_at is not None and token.expires_at <= self._clock()
+        return None if expired else tenant
+
+    def name_of_token(self, digest: str) -> str | None:
+        """Return the name of an API token of the database, which it keeps when it is rotated."""
+        return self._tokens[digest][1].name if digest in self._tokens else None
+
+    def user_of(self, login: str) -> str:
+        """Return the user behind a login of the NATS server, the same whatever its password or nkey is."""
+        return self._users.get(login, login)
 
     def logins(self) -> dict[str, tuple[ManagedLogin, ...]]:
         """Return the logins of the database's tenants that are valid now."""
@@ -225,8 +240,9 @@ def _logins(user: TenantUser, now: int) -> Iterator[ManagedLogin]:
         yield ManagedLogin(_numbered(user.name, user.generation - 1), former, None)
 
 
-def _all_logins(user: TenantUser) -> set[str | None]:
-    return {user.name, user.nkey, *(_numbered(user.name, user.generation - back) for back in (0, 1))}
+def _all_logins(user: TenantUser) -> set[str]:
+    numbered = (_numbered(user.name, user.generation - back) for back in (0, 1))
+    return {user.name, *numbered, *([user.nkey] if user.nkey else ())}
 
 
 def _numbered(user: str, generation: int) -> str:

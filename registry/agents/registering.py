@@ -60,7 +60,8 @@ def register_many(
     """Store registrations of one tenant with their vectors, all or none; ``limit`` and errors as in :func:`register`.
 
     Of several for one mailbox the last counts. An agent that is registered with this card stays as it is: repeating a
-    bulk registration changes nothing, and is no sign of life since somebody else makes it.
+    bulk registration changes nothing, and is no sign of life since somebody else makes it. For the same reason an agent
+    that gets another card stays that of who registered it before (G6).
     """
     latest = {each.new.address: each for each in read}
     former = {address: tx.agents.find(tenant, address) for address in latest}
@@ -72,7 +73,8 @@ def register_many(
     for address, (new, vectors) in latest.items():
         agent = former[address]
         if agent is None or agent.no not in same:
-            agent = _store(tx, liveness, agent, new, now)
+            owner = new.owner if agent is None else agent.owner
+            agent = _store(tx, liveness, agent, replace(new, owner=owner), now)
         elif agent.no in stored and stored[agent.no].card_revision == agent.card_revision:
             unchanged += 1
             continue

@@ -12,7 +12,7 @@ from yarl import URL
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, parse_body, printable
 from mediator.http.guard import Guard
-from mediator.http.tenants import HttpTenants, credential_of
+from mediator.http.tenants import HttpTenants
 from registry.api import codec
 from registry.api.openapi import document
 from registry.cards.card import parse_card, read_card
@@ -68,7 +68,9 @@ class RegistryApi:
     async def _register(self, request: web.Request) -> web.Response:
         tenant = self._tenant(request)
         data = await _body(request)
-        done = await self._directory.register(tenant, await self._card(data), credential_of(request.headers))
+        done = await self._directory.register(
+            tenant, await self._card(data), self._tenants.credential_of(request.headers)
+        )
         location = {"Location": f"{PATH}/{done.agent.address}"} if done.created else {}
         return _json(codec.encode_registration(done), 201 if done.created else 200, location)
 
@@ -126,7 +128,7 @@ class RegistryApi:
     async def _feedback(self, request: web.Request) -> web.Response:
         tenant, address = self._tenant(request), _address(request)
         said = codec.parse_feedback(parse_body(await _body(request)), address)
-        counted = await self._directory.feedback(tenant, said, credential_of(request.headers))
+        counted = await self._directory.feedback(tenant, said, self._tenants.credential_of(request.headers))
         return _json({"mailbox": address, "counted": counted})
 
     async def _describe(self, _request: web.Request) -> web.Response:

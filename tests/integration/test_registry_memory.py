@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from multidict import CIMultiDict
 
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchAgentError
+from mediator.http.tenants import HttpTenants
 from mediator.nats.client import Request
 from mediator.parts import Announcer
-from mediator.tenants.directory import TenantDirectory
+from mediator.tenants.directory import TenantDirectory, digest_of
+from mediator.tenants.records import Tenant, TenantToken, TenantUser
 from registry.agents.records import CardVectors
 from registry.index.packing import pack_rows
 from registry.index.ranking import MEMORY
@@ -26,6 +29,7 @@ from tests.harness.stores import ram_store
 from tests.harness.waiting import until
 
 SPACE = "model/3/1"
+NKEY = "U" + "A" * 55
 VECTOR = np.ones(4, np.float32) / 2
 ALONE, SHARED = MemoryPolicy("auto"), MemoryPolicy("on", parties=lambda _tenant: 2)
 
@@ -96,6 +100,19 @@ async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, 
         assert await say(one, query_id, caller) is counted
         assert await say(one, query_id, "user bob")
         assert await remembered(one) == 1
+
+
+@pytest.mark.rule("G6")
+async def test_a_bulk_registration_keeps_who_registered() -> None:
+    async with instance(ram_store(), SPACE, policy=SHARED) as one:
+        await one.directory.register("default", b'{"mailbox": "agent.boats"}', "user ann")
+        cards = [b'{"mailbox": "agent.boats", "name": "Boats"}', b'{"mailbox": "agent.tide"}']
+        await one.directory.register_many("default", SPACE, cards, lambda _at, _card: pack_rows(VECTOR[None]))
+        numbers = (await one.updater.index("default")).list_agents(SearchFilter(), 0)
+        query_id = await ask(one, *numbers.tolist())
+        assert not await say(one, query_id, "user ann")
+        assert await say(one, query_id, "")
+        assert await one.directory.feedback("default", FeedbackRequest(query_id, "agent.tide", True), "")
 
 
 @pytest.mark.rule("G7")
@@ -170,13 +187,31 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
 
 
 @pytest.mark.rule("G6")
+def test_who_gets_new_credentials_stays_the_same_voter() -> None:
+    fixed: dict[str, Any] = {"users": [{"name": "eve~2", "password": "secret"}, {"name": "kim", "nkey": NKEY}]}
+    directory = TenantDirectory(Settings.model_validate({"tenants": {"fixed": fixed}}), lambda: 0)
+    tokens = tuple(TenantToken("main", digest_of(text)) for text in ("old" * 6, "new" * 6))
+    directory.take(1, {"acme": Tenant("acme", 0, users=(TenantUser("ann", "hash", generation=3),), tokens=tokens)})
+    logins = ("ann", "ann~2", "ann~3", "eve~2", NKEY, "somebody~4")
+    assert [directory.user_of(login) for login in logins] == ["ann", "ann", "ann", "eve~2", "kim", "somebody~4"]
+    tenants = HttpTenants({"fixed": ["set" * 6]}, anonymous=False, name=directory.name_of_token)
+    credentials = [
+        tenants.credential_of(CIMultiDict(Authorization=f"Bearer {text * 6}")) for text in ("old", "new", "set")
+    ]
+    assert credentials == ["token main", "token main", f"token {digest_of('set' * 6)}"]
+    assert tenants.credential_of(CIMultiDict()) == ""
+
+
+@pytest.mark.rule("G6")
 def test_a_caller_is_who_the_server_vouches_for() -> None:
     block = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"ann~2"}\r\n'
-    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == "ann"
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).login == "ann~2"
     twice = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"eve"}' + block.removeprefix(b"NATS/1.0")
-    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, twice).user == "ann", "the server's is the last"
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, twice).login == "ann~2", (
+        "the server's is the last"
+    )
     # Without accounts the server adds no such line, so a client wrote it.
-    assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).user == ""
+    assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).login == ""
 
 
 @pytest.mark.rule("G5")

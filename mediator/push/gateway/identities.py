@@ -97,8 +97,7 @@ def identity_verb(connection: NatsConnection) -> Verb:
             if not _SECRET.fullmatch(value):
                 raise BadRequestError(name, "expected 26 characters of lowercase base32")
         account, _ = subjects.split_request(call.message.subject)
-        user = call.message.user
-        body = orjson.dumps({"token": token, "tenant": call.tenant, "account": account, "user": user})
+        body = orjson.dumps({"token": token, "tenant": call.tenant, "account": account, "user": call.message.login})
         with suppress(NatsError):
             # Without an answer the gateway asks again.
             await connection.publish([connection.seal(control_messages.GATEWAY + gateway, body)])
