@@ -1,11 +1,13 @@
 """Calls the services that an operator names in ``registry.embeddings_url`` and ``registry.rerank_url``.
 
 The texts of cards and requests leave the machine here and nowhere else. Problems are told in two forms: one for the
-callers of DISCOVER, who must not learn the operator's hosts, and one with details for the operator.
+callers of DISCOVER, who must not learn the operator's hosts, and one with details for the operator. Neither has more of
+an answer than the names of an error in it, since many servers repeat the texts that they were sent.
 """
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -26,7 +28,7 @@ MAX_RETRY_AFTER: Final = 60.0
 _CONNECTIONS: Final = 16
 _SMALL: Final = 64 * 1024
 """Bytes of an answer that is parsed on the event loop: handing it to a thread takes longer."""
-_MAX_DETAIL: Final = 200
+_ERROR_NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _REFUSES_INPUT: Final = (400, 413, 422)
 _TEMPORARY: Final = (408, 425, 429)
 
@@ -99,7 +101,8 @@ class OutsideService:
             result = "late"
             raise OutsideLateError(f"{self.what} gave no answer within {seconds:g} s") from None
         except (ClientError, OSError, ValueError) as error:
-            raise OutsideError(f"{self.what} cannot be reached", str(error) or type(error).__name__) from error
+            why = str(error) if isinstance(error, OSError) else ""
+            raise OutsideError(f"{self.what} cannot be reached", why or type(error).__name__) from error
         except asyncio.CancelledError:
             result = "late"
             raise
@@ -124,7 +127,7 @@ class OutsideService:
         try:
             return _parse(data) if len(data) <= _SMALL else await asyncio.to_thread(_parse, data)
         except (ValueError, RecursionError):
-            raise self.invalid(f"it is not JSON: {_shown(data)}") from None
+            raise self.invalid(f"{len(data)} bytes that are not JSON") from None
 
     def invalid(self, why: str) -> OutsideError:
         """Return the error for an answer that is not as expected."""
@@ -165,7 +168,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _refusal(what: str, response: ClientResponse, body: bytes) -> OutsideError:
-    status, detail = response.status, _shown(body)
+    status, detail = response.status, _error_names(body)
     if status in _REFUSES_INPUT:
         return OutsideRefusedError(f"{what} refuses the input with HTTP {status}", detail)
     if status >= 500 or status in _TEMPORARY:
@@ -184,6 +187,16 @@ def _retry_after(value: str) -> float:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
-def _shown(body: bytes) -> str:
-    """Return the beginning of a body, on one line."""
-    return " ".join(body[: 4 * _MAX_DETAIL].decode(errors="replace").split())[:_MAX_DETAIL]
+def _error_names(body: bytes) -> str:
+    """Return what kind of error a body names, as OpenAI's and text-embeddings-inference's do, and its length.
+
+    Its text is left out: it may repeat what was sent.
+    """
+    try:
+        told = orjson.loads(body)
+    except ValueError:
+        told = None
+    fields = told if isinstance(told, dict) else {}
+    fields = fields["error"] if isinstance(fields.get("error"), dict) else fields
+    names = (str(fields[name]) for name in ("type", "error_type", "code") if isinstance(fields.get(name), str | int))
+    return ", ".join([*filter(_ERROR_NAME.fullmatch, names), f"{len(body)} bytes"])

@@ -1,6 +1,7 @@
 """Models on a server elsewhere: no fault of it fails a DISCOVER or delays a REGISTER, and nothing wrong is stored."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -78,14 +79,18 @@ class Home(Instance):
         return unpack_rows(read[no].vectors)
 
 
+def _settings(server: OutsideServer | None, model: str = "small") -> RegistrySettings:
+    url = {} if server is None else {"embeddings_url": server.url, "embeddings_key": "only-for-this-test"}
+    return RegistrySettings.model_validate({"model": model, **url})
+
+
 @asynccontextmanager
 async def running(
     store: Store, folder: Path, server: OutsideServer | None, model: str = "small"
 ) -> AsyncIterator[Home]:
     counted = CollectorRegistry()
     broker, metrics = Broker(store, Bounds()), RegistryMetrics(counted)
-    url = {} if server is None else {"embeddings_url": server.url, "embeddings_key": "only-for-this-test"}
-    chosen = RegistrySettings.model_validate({"model": model, **url})
+    chosen = _settings(server, model)
     try:
         async with (
             outside_services(chosen, metrics) as services,
@@ -194,6 +199,41 @@ async def test_a_fault_fails_no_request_and_stores_nothing(home: Home, server: O
     await until(home.embedded)
     await until(lambda: _well(home))
     assert np.isfinite(await home.vectors(no)).all()
+
+
+REPEATED = f"no vectors for {REQUEST}"
+
+
+async def _no_http(request: web.Request, _body: object) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.write(f"HTTP/1.1 {REPEATED}\r\n\r\n".encode())
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("behave", "named"),
+    [
+        (
+            outside.status(400, json.dumps({"error": {"message": REPEATED, "type": "bad_input", "code": 7}})),
+            "bad_input, 7,",
+        ),
+        (
+            outside.status(422, json.dumps({"error": REPEATED, "error_type": "Validation", "code": REPEATED})),
+            "Validation,",
+        ),
+        (outside.status(500, REPEATED), "500"),
+        (outside.raw(REPEATED.encode()), f"{len(REPEATED)} bytes that are not JSON"),
+        (_no_http, "cannot be reached"),
+    ],
+)
+async def test_no_text_of_an_answer_is_logged(server: OutsideServer, behave: Handler, named: str):
+    server.behave = behave
+    async with outside_services(_settings(server), RegistryMetrics(CollectorRegistry())) as services:
+        assert services.embeddings is not None
+        with pytest.raises(client.OutsideError) as raised:
+            await services.embeddings.post({"input": [REQUEST]}, 5)
+    assert named in raised.value.detail
+    assert REQUEST not in raised.value.detail
 
 
 async def _problem(home: Home) -> str:
