@@ -42,7 +42,7 @@ def program(*arguments: object) -> list[str]:
 
 def serving(folder: Path, **options: object) -> Iterator[Service]:
     """Run a service, and hold that it ends well."""
-    service = Service("service", folder, semantic=True, **options)
+    service = Service("service", folder, **options)
     service.start()
     try:
         asyncio.run(service.ready())
@@ -617,10 +617,10 @@ def test_wrong_settings_are_a_line_each(tmp_path):
     )
 
 
-def test_migrate_names_its_steps_and_refuses_newer_schemas(tmp_path):
-    first = run("migrate", "--data-dir", tmp_path)
+def test_migrate_names_its_steps_and_refuses_newer_schemas(alone, tmp_path):
+    first = alone("migrate", "--data-dir", tmp_path)
     assert (first.code, first.out) == (0, APPLIED)
-    assert run("migrate", "--data-dir", tmp_path).out == "the schema is up to date\n"
+    assert alone("migrate", "--data-dir", tmp_path).out == "the schema is up to date\n"
     with contextlib.closing(sqlite3.connect(tmp_path / "mediator.db")) as database, database:
         database.execute("INSERT INTO schema_migration (name, applied) VALUES ('9999_later', '2030-01-01')")
     result = run("serve", "--data-dir", tmp_path, "--nats", "127.0.0.1:0", "--http", "127.0.0.1:0")
@@ -630,19 +630,19 @@ def test_migrate_names_its_steps_and_refuses_newer_schemas(tmp_path):
 
 
 @pytest.mark.postgres
-def test_migrate_on_postgresql(postgres, tmp_path):
+def test_migrate_on_postgresql(alone, postgres, tmp_path):
     with postgres.database() as url:
-        assert run("migrate", "--data-dir", tmp_path, "--database-url", url).out == APPLIED
-        assert run("migrate", "--data-dir", tmp_path, "--database-url", url).out == "the schema is up to date\n"
+        assert alone("migrate", "--data-dir", tmp_path, "--database-url", url).out == APPLIED
+        assert alone("migrate", "--data-dir", tmp_path, "--database-url", url).out == "the schema is up to date\n"
 
 
-def test_cleanup_asks_the_running_service(service):
-    result = run("cleanup", "--data-dir", service.data_dir)
+def test_cleanup_asks_the_running_service(mediator):
+    result = mediator("cleanup")
     assert result.code == 0
     assert result.out.startswith(("nothing to remove", "removed "))
-    assert run("cleanup", "--data-dir", service.data_dir, "--dry-run").code == 0
-    assert run("cleanup", "--data-dir", service.data_dir, "--confirm-clock").out == "expiry was not paused\n"
-    assert run("cleanup", "--data-dir", service.data_dir, "--dry-run", "--confirm-clock").code == 2
+    assert mediator("cleanup", "--dry-run").code == 0
+    assert mediator("cleanup", "--confirm-clock").out == "expiry was not paused\n"
+    assert mediator("cleanup", "--dry-run", "--confirm-clock").code == 2
 
 
 def test_on_a_terminal_serve_says_where_it_is_and_what_to_try(tmp_path):

@@ -20,14 +20,20 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 
 from registry.cards.card import MAX_CARD
 from tests.harness.service import Service
-from tests.integration.test_cli import Mediator, Result, alone, environment, mediator, program, service
+from tests.integration.test_cli import Mediator, Result, alone, environment, mediator, program, serving
 
-__all__ = ["alone", "mediator", "service"]
+__all__ = ["alone", "mediator"]
 
 OWN = Path(__file__).parents[1] / "data"
 BAKER = '{ "name":"Bread Baker", "mailbox": "mq9://here/shop.baker","description":"Bakes rye bread.\\nAnd rolls.",'
 BAKER += '"tags":["food"], "skills":[{"id":"bake","name":"bake bread"}], "price": 1.50 }'
 """No parser writes it back like this."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that searches by meaning."""
+    yield from serving(tmp_path_factory.mktemp("service"), semantic=True)
 
 
 @pytest.fixture(autouse=True)

@@ -307,12 +307,13 @@ def test_a_question_that_takes_too_long_is_ended(url, open_store, monkeypatch):
 
 
 def test_readers_are_bounded(url, open_store, monkeypatch):
-    store = open_store(url)
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "READ_SECONDS", 0.01)
+        store = open_store(url)
     create(store)
     with ExitStack() as taken:
         for _ in range(store_module.READERS):
             taken.enter_context(store.reading())
-        monkeypatch.setattr(store_module, "READ_SECONDS", 0.01)
         with pytest.raises(BusyError), store.reading():
             pass
     assert kept(store) == {}
@@ -326,7 +327,7 @@ def test_nothing_can_be_changed_in_a_snapshot(url, open_store):
 
 @pytest.mark.rule("A9")
 def test_a_mailbox_locked_too_long_is_an_error(url, open_store, monkeypatch):
-    monkeypatch.setattr(store_module, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(store_module, "LOCK_SECONDS", 0.2)
     store, other = open_store(url), open_store(url)
     create(store)
     with other.transaction([PLACE]):

@@ -20,6 +20,7 @@ from registry.agents.records import Liveness
 from registry.diagnosis import examine
 from registry.embedding import embedder, encoder, remote, switching
 from registry.embedding.switching import EmbeddingModels
+from registry.index import updater
 from registry.index.packing import unpack_rows
 from registry.metrics import RegistryMetrics
 from registry.requests import DiscoverResult
@@ -113,6 +114,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "SHORTEST_PAUSE", 0.02)
     monkeypatch.setattr(embedder, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(switching, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(updater, "POLL_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ async def test_clients_show_a_certificate_where_asked(tmp_path):
                 await nats.connect(house.gateway.url, error_cb=_ignore, **arguments(trusting(server, own)))
 
 
-async def test_the_service_logs_in_by_certificate_and_nkey(tmp_path):
+async def test_the_service_logs_in_by_certificate_and_nkey(tmp_path, monkeypatch):
     server, own, key = made(tmp_path, "server"), made(tmp_path, "own"), Key("user")
     (tmp_path / "service.nk").write_text(key.seed)
     config = (
@@ -91,6 +91,8 @@ async def test_the_service_logs_in_by_certificate_and_nkey(tmp_path):
         await connection.close()
         stranger = made(tmp_path, "stranger")
         wrong = login | {"tls_cert": str(stranger.cert), "tls_key": str(stranger.key)}
+        # For so long it tries.
+        monkeypatch.setattr("mediator.nats.connection.CONNECT_SECONDS", 1.0)
         with pytest.raises(SetupError, match="cannot connect to NATS"):
             await connect(Upstreams(urls, Login("", **wrong)), "test")
         with pytest.raises(SetupError, match=r"tls_ca: cannot use .*none"):
