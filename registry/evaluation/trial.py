@@ -78,16 +78,20 @@ class Trial:
         agents = await self._broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers))
         return self._keys_of([agents[no] for no in numbers])
 
-    async def with_memory(self, cases: Sequence[EvaluationCase]) -> dict[str, list[str]]:
-        """Search by meaning for each case while all others are remembered as served; return the answers by qid."""
+    async def with_memory(self, cases: Sequence[EvaluationCase]) -> tuple[dict[str, list[str]], float]:
+        """Search by meaning for each case while all others are remembered as served.
+
+        Returns the answers by qid, and the CPU seconds that the memory added to all searches.
+        """
         vectors = [await self._encode(case.query) for case in cases]
         index = await self._registry.updater.index(TENANT)
         stored = await self._broker.read(
             lambda tx, _now: tx.table(RegistryTables).agents.pick(index.list_agents(SearchFilter(), 0).tolist())
         )
         numbers = {self._keys[agent.address]: no for no, agent in stored.items()}
-        ranked = await asyncio.to_thread(rank_leaving_one_out, index, cases, vectors, numbers)
-        return {qid: self._keys_of([stored[no] for no in found]) for qid, found in ranked.items()}
+        found = await asyncio.to_thread(rank_leaving_one_out, index, cases, vectors, numbers)
+        answers = {qid: self._keys_of([stored[no] for no in ranked]) for qid, ranked in found.ranked.items()}
+        return answers, found.cpu_seconds
 
     async def _encode(self, query: str) -> NDArray[np.float32]:
         models = self._registry.models
