@@ -42,6 +42,7 @@ class Mode(StrEnum):
 
     TEXT = "text"
     SEMANTIC = "semantic"
+    RERANKED = "reranked"
     VECTORS = "vectors"
 
 
@@ -81,8 +82,9 @@ def evaluate(
         typer.Option(
             metavar=words_of(Mode),
             parser=one_of(Mode),
-            help="Search by keywords, by keywords and vectors as the service does, or by vectors alone; repeatable.",
-            show_default="all three",
+            help="Search by keywords, by keywords and vectors as the service does, the same re-ranked by the server at "
+            "registry.rerank_url, or by vectors alone; repeatable.",
+            show_default="all that the settings allow",
         ),
     ] = None,
     limit_queries: Annotated[
@@ -116,27 +118,33 @@ def evaluate(
     if limit_queries is not None and limit_queries < len(cases):
         cases = random.Random(0).sample(cases, limit_queries)
     former = None if against is None else _load(against)
-    modes = list(dict.fromkeys(mode or Mode))
     settings = options.load()
     from mediator.ops import logs
     from registry.settings import RegistrySettings
 
     # What goes wrong is said by the command itself.
     logs.setup("error", settings.log_format)
-    needed = (
-        [None] if modes == [Mode.TEXT] else _configurations(settings.section(RegistrySettings), model, embeddings_url)
-    )
+    registry = settings.section(RegistrySettings).model_copy(update={"semantic": True})
+    modes = list(dict.fromkeys(mode or (each for each in Mode if each is not Mode.RERANKED or registry.rerank_url)))
+    if Mode.RERANKED not in modes:
+        registry = registry.model_copy(update={"rerank_url": None})
+    elif registry.rerank_url is None:
+        raise CommandError("--mode reranked needs a server: set registry.rerank_url")
+    needed = [None] if modes == [Mode.TEXT] else _configurations(registry, model, embeddings_url)
     runs: dict[str, Run] = {}
     costs: dict[str, Cost] = {}
+    kept: dict[str, Mapping[str, int]] = {}
     with output.progress(MofNCompleteColumn()) as progress:
         for number, chosen in enumerate(needed):
             # Keywords find the same with every model.
             some = [mode for mode in modes if mode is not Mode.TEXT or not number]
-            found = asyncio.run(_runs(catalog, cases, some, chosen, settings.data_dir, progress))
+            found, first_order = asyncio.run(_runs(catalog, cases, some, chosen, settings.data_dir, progress))
             for way, (run, cost) in found.items():
                 plain = way is Mode.TEXT or len(needed) == 1
                 label = way.value if plain else f"{way.value}, {_name(chosen)}"
                 runs[label], costs[label] = run, cost
+                if way is Mode.RERANKED:
+                    kept[label] = first_order
     if save is not None:
         _save(save, runs)
     about = {
@@ -144,7 +152,7 @@ def evaluate(
         "cards": len(catalog.cards),
         "requests": len(cases),
     }
-    _show(cases, runs, former, costs, about, as_json=options.as_json)
+    _show(cases, runs, former, costs, kept, about, as_json=options.as_json)
 
 
 def _configurations(
@@ -153,7 +161,6 @@ def _configurations(
     from pydantic import ValidationError
 
     from registry.embedding.models import join_models, split_model
-    from registry.settings import RegistrySettings
 
     if not models and url is None:
         return [settings]
@@ -163,10 +170,8 @@ def _configurations(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--model") from None
     try:
-        return [
-            RegistrySettings(model=name, embeddings_url=url, embeddings_key=settings.embeddings_key)
-            for name in dict.fromkeys(names)
-        ]
+        fields = settings.model_dump() | {"models": [], "embeddings_url": url}
+        return [settings.model_validate(fields | {"model": name}) for name in dict.fromkeys(names)]
     except ValidationError as error:
         raise typer.BadParameter(error.errors()[0]["msg"], param_hint="--embeddings-url") from None
 
@@ -182,7 +187,8 @@ async def _runs(
     chosen: "RegistrySettings | None",
     data_dir: Path,
     progress: "Progress",
-) -> dict[Mode, tuple[Run, Cost]]:
+) -> tuple[dict[Mode, tuple[Run, Cost]], Mapping[str, int]]:
+    """Return answers and costs by mode, and why how many requests were not re-ranked."""
     from mediator.system.usage import cpu_seconds, resident_mb
     from registry.evaluation.trial import run_trial
 
@@ -195,7 +201,12 @@ async def _runs(
         progress.update(bars[step], completed=done)
 
     async with run_trial(catalog, chosen, data_dir, update) as asked:
-        ways = {Mode.TEXT: asked.by_text, Mode.SEMANTIC: asked.by_meaning, Mode.VECTORS: asked.by_vectors}
+        ways = {
+            Mode.TEXT: asked.by_text,
+            Mode.SEMANTIC: asked.by_meaning,
+            Mode.RERANKED: asked.by_reranking,
+            Mode.VECTORS: asked.by_vectors,
+        }
         runs: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
         own = dict.fromkeys(modes, 0.0)
         bar = progress.add_task("requests" + of, total=len(cases))
@@ -215,7 +226,7 @@ async def _runs(
             else Cost((own[mode] + encoding) / len(cases) * 1000, memory)
             for mode in modes
         }
-        return {mode: (run, costs[mode]) for mode, run in runs.items()}
+        return {mode: (run, costs[mode]) for mode, run in runs.items()}, asked.not_reranked
 
 
 # Runs in files.
@@ -261,6 +272,7 @@ def _show(
     runs: Mapping[str, Run],
     former: Mapping[str, Run] | None,
     costs: Mapping[str, Cost],
+    kept: Mapping[str, Mapping[str, int]],
     about: Mapping[str, Any],
     *,
     as_json: bool,
@@ -277,7 +289,8 @@ def _show(
             differences[f"{mode} - {mode} saved"] = _named(change)
     if as_json:
         spent = {name: cost._asdict() for name, cost in costs.items()}
-        output.print_json({**about, "modes": _plain(figures), "differences": _plain(differences), "costs": spent})
+        measured = {"modes": _plain(figures), "differences": _plain(differences), "costs": spent}
+        output.print_json({**about, **measured, "not_reranked": {name: dict(why) for name, why in kept.items()}})
         return
     counts = format_count(about["cards"], "card"), format_count(about["requests"], "request")
     output.print_line(", ".join([*counts, about["model"] or "no model"]))
@@ -288,7 +301,12 @@ def _show(
         output.print_table(
             ["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items())
         )
-    output.print_hint("CPU is that of a request, in all processes; memory is that of the processes that hold models.")
+    for name, why in kept.items():
+        for problem, count in why.items():
+            output.print_hint(f"{name}: {format_count(count, 'request')} {problem}")
+    output.print_hint(
+        "CPU is that of a request, in all processes here; memory is that of the processes here that hold models."
+    )
     output.print_hint("In brackets: 95 % bootstrap intervals of the mean.")
     if differences:
         output.print_hint("A difference is significant if its interval does not contain 0.")

@@ -1,9 +1,10 @@
 """Runs a temporary registry with a catalog in memory, to search it as the service would."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,8 @@ from registry.evaluation.memory import rank_leaving_one_out
 from registry.index.tenant import IndexQuery, SearchFilter
 from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
-from registry.requests import DiscoverRequest
+from registry.requests import BY_KEYWORDS, DiscoverRequest
+from registry.search.searcher import Searcher
 from registry.search.splitting import search_texts
 from registry.service import MODELS, RegistryServices, outside_services, run_registry
 from registry.settings import RegistrySettings
@@ -49,6 +51,10 @@ class Trial:
     _registry: RegistryServices
     _keys: dict[str, str]
     """By mailbox."""
+    _reranking: Searcher | None
+    """Beside the registry's, which asks no server to re-rank."""
+    not_reranked: Counter[str] = field(default_factory=Counter)
+    """Why requests of :meth:`by_reranking` kept their first order, and how many."""
 
     @property
     def encoder_pids(self) -> list[int]:
@@ -67,6 +73,17 @@ class Trial:
         found = await self._registry.directory.discover(TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL)
         if found.note:
             raise UnavailableError(found.note)
+        return self._keys_of(found.agents)
+
+    async def by_reranking(self, query: str) -> list[str]:
+        """Search as DISCOVER does with ``semantic`` where ``registry.rerank_url`` is set, which it must be."""
+        assert self._reranking is not None
+        await self._encode(query)
+        found = await self._reranking.discover(TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL)
+        if found.note.startswith(BY_KEYWORDS):
+            raise UnavailableError(found.note)
+        if found.note:
+            self.not_reranked[found.note] += 1
         return self._keys_of(found.agents)
 
     async def by_vectors(self, query: str) -> list[str]:
@@ -113,7 +130,7 @@ async def run_trial(
 
     ``chosen`` says which models, and which server has them; None is for keywords alone. Exports are kept in
     ``data_dir``, as in the service. ``progress`` is called with how many cards are ``registered`` and ``embedded``.
-    Raises :class:`UnavailableError` when the model is not available.
+    Raises :class:`UnavailableError` when the model, or the server that re-ranks, is not available.
     """
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="mediator-trial-"))
@@ -122,6 +139,12 @@ async def run_trial(
         stack.push_async_callback(broker.close)
         meters = RegistryMetrics(CollectorRegistry())
         outside = await stack.enter_async_context(outside_services(chosen or RegistrySettings(semantic=False), meters))
+        if outside.reranker is not None:
+            await outside.reranker.start()
+            stack.push_async_callback(outside.reranker.stop)
+            await outside.reranker.tried.wait()
+            if outside.reranker.problem is not None:
+                raise UnavailableError(outside.reranker.detail)
         model = None if chosen is None else chosen.embedding_model
         models_dir = data_dir / MODELS
         running = run_registry(broker, Liveness(), 0, model, models_dir, meters, embeddings=outside.embeddings)
@@ -131,7 +154,13 @@ async def run_trial(
         keys = await _register(registry.directory, catalog, progress)
         if registry.models is not None:
             await _embedded(registry.updater, registry.models, len(keys), progress)
-        yield Trial(broker, registry, keys)
+        reranking = None
+        if outside.reranker is not None:
+            reranking = Searcher(
+                broker, Liveness(), registry.updater, registry.models, meters, reranker=outside.reranker
+            )
+            stack.callback(reranking.close)
+        yield Trial(broker, registry, keys, reranking)
 
 
 async def _register(directory: Directory, catalog: CardCatalog, progress: Progress) -> dict[str, str]:

@@ -37,6 +37,8 @@ class Reranker:
         """Why nothing is re-ranked; None when it is."""
         self.detail = ""
         """The same in the server's words; only for the operator."""
+        self.tried = asyncio.Event()
+        """Set when the server was reached for the first time, or could not be."""
         self._service = service
         self._model = model
         self._seconds = seconds
@@ -94,9 +96,11 @@ class Reranker:
                 if self.problem is not None:
                     log.info("the re-ranking server answers", url=self.host, field=self._field)
                 self.problem, self.detail, self._failures = None, "", 0
+                self.tried.set()
                 await self._broken.wait()
             except OutsideError as error:
                 self._note(error)
+                self.tried.set()
                 await asyncio.sleep(error.retry_after)
             self._broken.clear()
             if loop.time() - reached > _STABLE:

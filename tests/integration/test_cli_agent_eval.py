@@ -4,10 +4,13 @@ import asyncio
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-from tests.harness.outside import outside_server
+from tests.harness import outside
+from tests.harness.outside import OutsideServer, outside_server
 from tests.integration.test_cli import Result, alone, environment, program
 
 __all__ = ["alone"]
@@ -17,11 +20,12 @@ WHERE = (("within", 2000), ("beyond", 2048))
 OWN = Path(__file__).parents[1] / "data"
 
 
-def evaluate(folder: Path, *options: object) -> Result:
-    """Run the command in a process of its own, since it sets up logging."""
+def evaluate(folder: Path, *options: object, **settings: str) -> Result:
+    """Run the command in a process of its own, since it sets up logging; with ``registry.`` settings."""
+    variables = {f"MEDIATOR_REGISTRY__{name.upper()}": value for name, value in settings.items()}
     command = program("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", *options)
     ended = subprocess.run(
-        command, cwd=folder, env=environment(COLUMNS="400"), capture_output=True, text=True, check=False
+        command, cwd=folder, env=environment(COLUMNS="400", **variables), capture_output=True, text=True, check=False
     )
     return Result(ended.returncode, ended.stdout, ended.stderr)
 
@@ -90,6 +94,53 @@ async def test_models_of_a_server_are_judged_by_name(tmp_path):
     assert result.json["model"] == "its-model"
     assert result.json["costs"]["vectors"]["memory_mb"] == 0
     assert any("high water" in text for text in server.texts)
+
+
+async def re_ranked(folder: Path, embedder: OutsideServer, judge: OutsideServer) -> Result:
+    options = ("--embeddings-url", embedder.url, "--mode", "semantic", "--mode", "reranked", "--save", "run.jsonl")
+    settings = {"rerank_url": judge.rerank_url, "rerank_ms": "10000", "rerank_depth": "12"}
+    return await asyncio.to_thread(evaluate, folder, *options, "--json", **settings)
+
+
+@pytest.mark.rule("G3")
+async def test_a_re_ranking_server_has_a_row_of_its_own(tmp_path):
+    async with outside_server() as embedder, outside_server() as judge:
+        judge.behave = outside.rerank_texts
+        result = await re_ranked(tmp_path, embedder, judge)
+    assert result.code == 0, result.err
+    assert result.json["modes"].keys() == result.json["costs"].keys() == {"semantic", "reranked"}
+    assert result.json["not_reranked"] == {"reranked": {}}
+    lines = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
+    ranked = {(line["mode"], line["qid"]): line["ranked"] for line in lines}
+    asked = [request for request in judge.requests if len(request.get("texts", ())) > 1]
+    assert len(asked) == 20, "each request once: the row without it asks nothing"
+    assert {len(request["texts"]) for request in asked} == {12}
+    assert any(ranked["semantic", qid] != found for (mode, qid), found in ranked.items() if mode == "reranked")
+
+
+@pytest.mark.rule("G3")
+async def test_requests_that_were_not_re_ranked_are_counted(tmp_path):
+    async def fails(request: web.Request, body: Any) -> web.StreamResponse:
+        return await (outside.rerank if len(body["documents"]) == 1 else outside.status(500))(request, body)
+
+    async with outside_server() as embedder, outside_server() as judge:
+        judge.behave = fails
+        result = await re_ranked(tmp_path, embedder, judge)
+        judge.behave = outside.status(500)
+        away = await re_ranked(tmp_path, embedder, judge)
+    assert result.code == 0, result.err
+    (why,) = result.json["not_reranked"].values()
+    assert sum(why.values()) == 20
+    assert all(problem.startswith("not re-ranked: the re-ranking server ") for problem in why)
+    assert result.json["differences"]["reranked - semantic"]["nDCG@10"]["mean"] == 0
+    assert away.code == 1
+    assert "the re-ranking server" in away.err
+
+
+def test_without_its_server_nothing_is_re_ranked(alone):
+    result = alone("agent", "eval", OWN / "catalog.jsonl", OWN / "queries.jsonl", "--mode", "reranked")
+    assert (result.code, result.out) == (1, "")
+    assert "set registry.rerank_url" in result.err
 
 
 @pytest.mark.parametrize("options", [("--model", "A=1+A=2"), ("--model", "A=0+B=1"), ("--embeddings-url", "nowhere")])

@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_written_is_one_line(alone, tmp_path):
         (("fetch", "a", "--deliver", "earlist"), 'expected latest or earliest, got "earlist"; did you mean earliest?'),
         (("mailbox", "create", "--retention", "until"), "did you mean until_ack?"),
         (("agent", "list", "--state", "alve"), 'expected alive, stale or gone, got "alve"; did you mean alive?'),
-        (("agent", "eval", "a", "b", "--mode", "words"), 'expected text, semantic or vectors, got "words"'),
+        (("agent", "eval", "a", "b", "--mode", "words"), 'expected text, semantic, reranked or vectors, got "words"'),
     ],
 )
 def test_a_misspelt_word_is_told_the_nearest_one(alone, monkeypatch, arguments, said):

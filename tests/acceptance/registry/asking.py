@@ -23,6 +23,8 @@ PASSWORD = "only for this test"
 IN_FLIGHT = 64
 ANSWERS_WITHIN = 30.0
 EMBEDDED_WITHIN = 7200.0
+LOOK_EVERY = 0.25
+"""Seconds between two looks at the metrics, which take CPU from the encoders."""
 LACKING = re.compile(r"^mediator_registry_unembedded_agents (\S+)$", re.MULTILINE)
 READY = re.compile(r"^mediator_registry_encoder_up 1\.0$", re.MULTILINE)
 
@@ -112,6 +114,9 @@ async def embedded(service: Service, count: int, told: Callable[[int], object] =
         lacking = LACKING.search(metrics)
         assert lacking is not None, "the metrics tell how many agents have no vectors"
         told(count - int(float(lacking[1])))
-        return float(lacking[1]) == 0 and READY.search(metrics) is not None
+        if float(lacking[1]) == 0 and READY.search(metrics) is not None:
+            return True
+        await asyncio.sleep(LOOK_EVERY)
+        return False
 
     await until(done, EMBEDDED_WITHIN, "all agents have vectors")
