@@ -3,6 +3,8 @@
 Nothing that a peer chooses (keys, DIDs, types, labels) becomes a label.
 """
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 OK = "ok"
@@ -13,50 +15,41 @@ class DidcommMetrics:
     """The counters, and two gauges that their owners set."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._envelopes = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._envelopes = counter(
             "mediator_didcomm_envelopes",
             "Envelopes received, by transport and outcome (ok, or the error's code).",
             ["transport", "outcome"],
-            registry=registry,
         )
         self._outcomes: dict[tuple[str, str], Counter] = {}
-        forwards = Counter(
+        forwards = counter(
             "mediator_didcomm_forwards",
             "Forwarded messages, by outcome: queued, unroutable (nobody has the key), or full (the holder's queue).",
             ["outcome"],
-            registry=registry,
         )
         self._queued = forwards.labels("queued")
         self._unroutable = forwards.labels("unroutable")
         self._full = forwards.labels("full")
-        self._delivered = Counter(
+        self._delivered = counter(
             "mediator_didcomm_delivered",
             "Messages delivered to holders, by way: request, batch, live, implicit, relay.",
             ["way"],
-            registry=registry,
         )
-        self._relays = Counter(
+        self._relays = counter(
             "mediator_didcomm_relays",
             "Attempts to send to endpoints of peers, by outcome: delivered, refused, failed, barred, gave_up, dropped.",
             ["outcome"],
-            registry=registry,
         )
-        self._problems = Counter(
-            "mediator_didcomm_problem_reports",
-            "Problem reports sent, by the error's code.",
-            ["code"],
-            registry=registry,
+        self._problems = counter(
+            "mediator_didcomm_problem_reports", "Problem reports sent, by the error's code.", ["code"]
         )
-        self._limited = Counter(
+        self._limited = counter(
             "mediator_didcomm_rate_limited",
             "Messages above a rate, by limit: address (POSTs refused, frames delayed), or connection (refused).",
             ["limit"],
-            registry=registry,
         )
-        self.sockets = Gauge("mediator_didcomm_sockets", "Open WebSockets.", registry=registry)
-        self.live = Gauge(
-            "mediator_didcomm_live", "Holders with a session: live mode and implicit pickup.", registry=registry
-        )
+        self.sockets = gauge("mediator_didcomm_sockets", "Open WebSockets.")
+        self.live = gauge("mediator_didcomm_live", "Holders with a session: live mode and implicit pickup.")
 
     def envelope(self, transport: str, outcome: str) -> None:
         """Count one envelope; ``transport`` is http or ws, ``outcome`` :data:`OK` or an error's code."""

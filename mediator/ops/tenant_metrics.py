@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -20,28 +21,19 @@ class TenantMetrics:
     """Series with a label for the tenant. The first tenants have their own: configured ones, then as they come."""
 
     def __init__(self, registry: CollectorRegistry, most: int, configured: Iterable[str]) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._most = most
         self._names = dict.fromkeys(list(configured)[:most])
-        self._messages = Counter(
-            "mediator_tenant_messages", "What happened to messages, by tenant.", ["tenant", "event"], registry=registry
+        self._messages = counter(
+            "mediator_tenant_messages", "What happened to messages, by tenant.", ["tenant", "event"]
         )
-        self._bytes = Counter(
-            "mediator_tenant_stored_bytes", "Bytes of messages stored, by tenant.", ["tenant"], registry=registry
+        self._bytes = counter("mediator_tenant_stored_bytes", "Bytes of messages stored, by tenant.", ["tenant"])
+        self._refused = counter("mediator_tenant_quota_refused", "Messages refused by a quota, by tenant.", ["tenant"])
+        self._held_messages = gauge(
+            "mediator_tenant_held_messages", "Messages that a tenant's mailboxes hold, on all instances.", ["tenant"]
         )
-        self._refused = Counter(
-            "mediator_tenant_quota_refused", "Messages refused by a quota, by tenant.", ["tenant"], registry=registry
-        )
-        self._held_messages = Gauge(
-            "mediator_tenant_held_messages",
-            "Messages that a tenant's mailboxes hold, on all instances.",
-            ["tenant"],
-            registry=registry,
-        )
-        self._held_bytes = Gauge(
-            "mediator_tenant_held_bytes",
-            "Bytes that a tenant's mailboxes hold, on all instances.",
-            ["tenant"],
-            registry=registry,
+        self._held_bytes = gauge(
+            "mediator_tenant_held_bytes", "Bytes that a tenant's mailboxes hold, on all instances.", ["tenant"]
         )
         for name in self._names:
             self._refused.labels(name)
