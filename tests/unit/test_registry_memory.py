@@ -197,13 +197,19 @@ def test_a_large_memory_finds_the_same(monkeypatch):
     monkeypatch.setattr("registry.index.memory.LARGE", 2_000)
     assert LARGE > 2_000
     random = np.random.default_rng(5)
-    rows = unit(*random.standard_normal((3_000, DIMS)))
-    made = index(AXES[:2])
-    made.remember([request(no, row, (1, no)) for no, row in enumerate(rows)])
-    before = [ranked(made, row) for row in rows[:20]]
+    topics = unit(*random.standard_normal((50, DIMS)))
+    made = index(AXES[:50])
+    asked = unit(*(topics.repeat(60, axis=0) + 0.6 * unit(*random.standard_normal((3_000, DIMS)))))
+    made.remember([request(no, row, (no // 60 + 1, no)) for no, row in enumerate(asked)])
+
+    def first() -> list[int]:
+        return [ranked(made, row)[0] for row in topics]
+
+    # By their topic's requests, not by their vectors.
+    assert first() == list(range(1, 51))
     while made.optimize():
         pass
-    assert [ranked(made, row) for row in rows[:20]] == before
+    assert first() == list(range(1, 51))
 
 
 def test_agents_do_not_wait_for_what_is_remembered():
