@@ -24,12 +24,12 @@ from mediator.nats.server import find_binary
 
 QUICK = (
     "send", "fetch", "push", "didcomm", "gateway", "mailboxes", "flat", "quiet", "kill", "didcomm_instances",
-    "didcomm_scale", "discover", "remembered", "costs", "simulation",
+    "didcomm_scale", "discover", "costs", "simulation",
 )  # fmt: skip
 """Measured through the ports of a whole service; the headlines come from these."""
 REST = (
     "postgres", "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake",
-    "pipeline_mail", "mixed",
+    "pipeline_mail", "remembered", "mixed",
 )  # fmt: skip
 """One part each, or minutes for a round; not with --quick unless named."""
 
