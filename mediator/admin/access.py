@@ -25,11 +25,9 @@ CSRF_HEADER = "X-CSRF-Token"
 HTML_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
     "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
 }
-"""Headers of every page: only files of ours, no frames, and no trace in caches or at other sites."""
+"""Headers of every page, beside :func:`keep_private`: only files of ours, no frames, and no trace at other sites."""
 
 _SAFE = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
@@ -202,6 +200,16 @@ class Access:
                 raise ForgedRequestError
         elif origin != self._public_url and urlsplit(origin).netloc != request.host:
             raise ForgedRequestError
+
+
+async def keep_private(request: web.Request, response: web.StreamResponse) -> None:
+    """Keep every answer of the console and the admin API, errors too, out of caches, and from being taken for another.
+
+    For aiohttp's ``on_response_prepare``.
+    """
+    if request.path.startswith(("/console", "/api/v1")):
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
 
 def rights_of(roles: Iterable[str]) -> frozenset[Right]:

@@ -17,7 +17,6 @@ from mediator.ops.schemas import Schema
 PREFIX = "/api/v1"
 GRACE = 5.0
 """Seconds beyond an operation's own limit, for its request and its answer."""
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _IN_QUERY = frozenset({hdrs.METH_GET, hdrs.METH_DELETE})
 """Methods whose fields are in the query; those of others are in the body."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -58,13 +57,13 @@ class AdminApi:
                 body = await self._operations.run(actor, operation.name, fields)
             except TimeoutError:
                 return answer_timeout(operation.within)
-            return web.Response(body=orjson.dumps(body), content_type="application/json", headers=_HEADERS)
+            return web.Response(body=orjson.dumps(body), content_type="application/json")
 
         return answer
 
     async def _describe(self, request: web.Request) -> web.Response:
         self._access.require(request, Right.READ)
-        return web.Response(body=self._document, content_type="application/json", headers=_HEADERS)
+        return web.Response(body=self._document, content_type="application/json")
 
 
 async def _read(operation: Operation, request: web.Request) -> OperationRequest:

@@ -30,8 +30,5 @@ class Assets:
             raise web.HTTPNotFound
         data, content_type = self._files[name]
         current = request.query.get("v") == self._versions[name]
-        headers = {
-            "Cache-Control": "public, max-age=31536000, immutable" if current else "no-cache",
-            "X-Content-Type-Options": "nosniff",
-        }
+        headers = {"Cache-Control": "public, max-age=31536000, immutable" if current else "no-cache"}
         return web.Response(body=data, content_type=content_type, charset="utf-8", headers=headers)

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
 
 from mediator import __version__
-from mediator.admin.access import HTML_HEADERS, Access
+from mediator.admin.access import HTML_HEADERS, Access, keep_private
 from mediator.console import formats
 from mediator.console.assets import ROUTE, Assets
 from mediator.console.forms import read_form
@@ -74,6 +74,7 @@ class Console:
         app.router.add_post(HOME + "/do/{operation}", self._act)
         for name, page in (*self._pages, ("console", Page("/{rest:.*}", "", _find_nothing))):
             app.router.add_get(HOME + page.path, self._handler(page, page.template_of(name)))
+        app.on_response_prepare.append(keep_private)
         app.on_shutdown.append(self.streams.stop)
         app.on_cleanup.append(self._close)
 

@@ -19,10 +19,8 @@ WRITE_SECONDS: Final = 20.0
 
 _HEADERS: Final = {
     "Content-Type": "text/event-stream",
-    "Cache-Control": "no-store",
     # Asks nginx not to collect events before it passes them on.
     "X-Accel-Buffering": "no",
-    "X-Content-Type-Options": "nosniff",
 }
 
 

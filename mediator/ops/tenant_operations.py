@@ -85,14 +85,18 @@ class TenantOperations:
         most = read_number(request, "limit", 1, MAX_LISTED)
 
         def look(tx: Transaction, now: int) -> Answer:
-            left = [name for name in directory.removed if tx.mailboxes.held(name, 1)]
-            names = sorted(name for name in (*directory.names, *left) if name > after and name.startswith(prefix))
+            known = {*directory.names, *directory.removed}
+            asked = sorted(name for name in known if name > after and name.startswith(prefix))
             found: list[Answer] = []
-            room = MAX_ENTRIES
-            while len(found) < min(most, len(names)) and room > 0:
-                found.append(self._shown(tx, names[len(found)], now))
+            room, more = MAX_ENTRIES, False
+            for name in asked:
+                if directory.is_removed(name) and not tx.mailboxes.held(name, 1):
+                    continue
+                if more := len(found) == most or room <= 0:
+                    break
+                found.append(self._shown(tx, name, now))
                 room -= sum(len(found[-1][kind]) for kind in ("users", "tokens", "accounts"))
-            return {"tenants": found, "more": len(found) < len(names), "external": self._external}
+            return {"tenants": found, "more": more, "external": self._external}
 
         return await self._broker.read(look)
 

@@ -17,9 +17,7 @@ _HEADERS: Final = {
     # A page made elsewhere, with scripts in it: in an origin of its own, and without any way to ask anybody.
     "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
 }
 
 
@@ -43,9 +41,10 @@ def add_pages(console: Console, data_dir: Path) -> None:
 
 
 async def _list(visit: Visit) -> Shown:
-    runs = (await visit.run("run-list", limit=visit.number("limit", 50, 1, 1000)))["runs"]
+    limit = visit.number("limit", 50, 1, 1000)
+    runs = (await visit.run("run-list", limit=limit))["runs"]
     state = await visit.run("pipeline-state")
-    return {"runs": runs, "commands": list(SCHEDULED), "limit_reached": len(runs) == 50, **state}
+    return {"runs": runs, "commands": list(SCHEDULED), "limit_reached": len(runs) == limit, **state}
 
 
 async def _show(visit: Visit) -> Shown:

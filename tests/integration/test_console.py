@@ -75,6 +75,19 @@ async def test_pages_load_nothing_from_elsewhere(site: ConsoleSite) -> None:
     assert (await site.get("/console/nowhere")).status == 404
 
 
+async def test_no_answer_stays_in_caches(site: ConsoleSite) -> None:
+    await site.core.create()
+    paths = ("", "/history.json", "/cleanup.json", "/cleanup", "/sign-in", "/none", "/static/none", "/live")
+    for path in paths:
+        async with await site.get(f"/console{path}") as answer:
+            kept = answer.headers.get("Cache-Control"), answer.headers.get("X-Content-Type-Options")
+            assert kept == ("no-store", "nosniff"), path
+    style = (await site.read("/console")).partition('rel="stylesheet" href="')[2].partition('"')[0]
+    async with await site.get(style) as answer:
+        assert "immutable" in answer.headers["Cache-Control"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
 async def test_a_reader_sees_no_payload_and_changes_nothing(site: ConsoleSite) -> None:
     await site.core.create()
     await site.core.send(b"between us")
@@ -273,6 +286,8 @@ async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path
             text = await site.read(path)
             assert "no room" in text
             assert "events" in text
+        assert "1 of them" not in await site.read("/console/pipeline")
+        assert ", 1 of them" in await site.read("/console/pipeline?limit=1")
         await run(site, "pipeline-state")
         await run(site, "run-show", run=no)
         shown = await site.get("/console/pipeline/report")

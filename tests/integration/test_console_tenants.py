@@ -11,6 +11,7 @@ from aiohttp import ClientResponse
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.ops.operations import ROLES, Actor
 from tests.harness.console_site import ConsoleSite, console_site
 
 ACME = "/console/tenants/acme"
@@ -68,6 +69,14 @@ async def test_quotas_are_shown_with_their_use(site: ConsoleSite) -> None:
     wrong = await done(site, "tenant-set", tenant="acme", **{"quotas.rate": "many"})
     assert "Not done: quotas.rate: expected integer or null" in wrong
     assert "acme" not in (await site.read("/console/tenants?prefix=b")).partition("<tbody")[2]
+
+
+async def test_a_tenant_that_is_gone_takes_no_place_in_the_list(site: ConsoleSite) -> None:
+    for name in ("aaa", "acme"):
+        await site.act("tenant-add", tenant=name)
+    await site.act("tenant-remove", tenant="aaa", delete_mail="true")
+    answer = await site.host.operations.run(Actor("test", ROLES["read"], "token"), "tenant-list", {"limit": 1})
+    assert ([tenant["name"] for tenant in answer["tenants"]], answer["more"]) == (["acme"], True)
 
 
 async def test_a_tenant_is_removed_comes_back_and_loses_its_mail(site: ConsoleSite) -> None:

@@ -1,8 +1,9 @@
 """Backups and checks that operators start in a running service, over a real store and with real child processes."""
 
+import os
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks, settings_as_json
 from mediator.ops.operations import ROLES, Actor, Operations
 from mediator.store.opening import database_path
+from mediator.system import usage
 from tests.harness.console_site import ConsoleSite, console_site
 from tests.harness.waiting import until
 
@@ -83,14 +85,51 @@ async def test_a_check_tells_of_damage(tmp_path: Path, site: ConsoleSite) -> Non
     assert "dedup_count" in await site.read("/console/checks")
 
 
+def children() -> list[int]:
+    """Return the children of this process that run a task."""
+    found = []
+    for pid in usage.children(os.getpid()):
+        # It may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"long_tasks.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 async def test_what_is_cancelled_leaves_nothing(tmp_path: Path, site: ConsoleSite) -> None:
+    operations, folder = site.host.operations, tmp_path / "backups"
+    await site.core.create()
+    for _ in range(60):
+        await site.core.send(os.urandom(200_000))
+    for attempt in range(10):
+        await run(operations, "backup", name="cut")
+        await until(lambda: list(folder.glob(f"{WORKING}*/*")), what="the child writes")
+        writing = children()
+        await run(operations, "backup-cancel")
+        task = (await run(operations, "backup-list"))["task"]
+        if task["state"] == "cancelled":
+            break
+        # It was done before it could be cancelled.
+        assert task["state"] == "succeeded", attempt
+        await run(operations, "backup-remove", name="cut.tar")
+    assert (task["state"], task["result"], len(writing)) == ("cancelled", None, 1)
+    assert not children()
+    assert not list(folder.iterdir())
+    assert await run(operations, "backup-cancel") == {"cancelled": False}
+
+
+async def test_cancelling_needs_the_right_that_starting_needs(site: ConsoleSite) -> None:
     operations = site.host.operations
     await run(operations, "backup")
-    assert await run(operations, "task-cancel", "operate") == {"cancelled": True}
-    task = (await run(operations, "backup-list"))["task"]
-    assert (task["state"], task["result"]) == ("cancelled", None)
-    assert not list((tmp_path / "backups").glob(f"{WORKING}*"))
-    assert await run(operations, "task-cancel", "operate") == {"cancelled": False}
+    site.role = "operate"
+    assert "backup-cancel" not in await site.read("/console/checks")
+    with pytest.raises(NotAllowedError):
+        await run(operations, "backup-cancel", "operate")
+    assert await run(operations, "verify-cancel", "operate") == {"cancelled": False}
+    task = await until(lambda: finished(operations, "backup-list"), what="the backup is made")
+    assert task["state"] == "succeeded"
+    await run(operations, "verify", "operate")
+    assert await run(operations, "verify-cancel", "operate") == {"cancelled": True}
 
 
 async def test_rights_and_a_missing_folder_refuse(tmp_path: Path, site: ConsoleSite) -> None:
@@ -98,7 +137,7 @@ async def test_rights_and_a_missing_folder_refuse(tmp_path: Path, site: ConsoleS
         ("operate", "backup"),
         ("operate", "backup-remove"),
         ("read", "verify"),
-        ("read", "task-cancel"),
+        ("read", "verify-cancel"),
     ):
         with pytest.raises(NotAllowedError):
             await run(site.host.operations, name, role, name="x")

@@ -37,7 +37,7 @@ _BACKUP_NAME: Final = about(TEXT, "The name of a file in `backup_dir`, without a
 
 
 class LongTaskOperations:
-    """The operations ``verify``, ``verify-state``, ``backup``, ``backup-list``, ``backup-remove``, ``task-cancel``."""
+    """The operations on backups and checks. To cancel a task needs the right that starting it needed."""
 
     def __init__(self, tasks: LongTasks, settings: Settings) -> None:
         self._tasks = tasks
@@ -126,15 +126,26 @@ class LongTaskOperations:
         return {"name": name}
 
     @operation(
-        "task-cancel",
+        "verify-cancel",
         Right.OPERATE,
-        "End the backup or the check that runs",
+        "End the check that runs",
         obj(cancelled=FLAG),
         method="POST",
-        path="/tasks/cancel",
+        path="/verify/cancel",
     )
-    async def _cancel(self, _request: OperationRequest) -> Answer:
-        return {"cancelled": await self._tasks.cancel()}
+    async def _cancel_verify(self, _request: OperationRequest) -> Answer:
+        return {"cancelled": await self._tasks.cancel("verify")}
+
+    @operation(
+        "backup-cancel",
+        Right.ADMIN,
+        "End the backup that runs",
+        obj(cancelled=FLAG),
+        method="POST",
+        path="/backups/cancel",
+    )
+    async def _cancel_backup(self, _request: OperationRequest) -> Answer:
+        return {"cancelled": await self._tasks.cancel("backup")}
 
     def _file(self, name: str) -> Path:
         """Return the path of a backup; :class:`BadRequestError` unless it lies in the folder of the settings."""

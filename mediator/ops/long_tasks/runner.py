@@ -84,9 +84,9 @@ class LongTasks:
         self._running.add_done_callback(lambda running: self._end(task, running))
         return task
 
-    async def cancel(self) -> bool:
-        """End the task that runs, and wait until it has; False if none runs."""
-        if self._running is None:
+    async def cancel(self, name: str | None = None) -> bool:
+        """End the task that runs, if it is the named one, and wait until it has; False if none does."""
+        if self._running is None or (name and self._running.get_name() != f"task {name}"):
             return False
         self._running.cancel()
         await asyncio.wait({self._running})
