@@ -198,6 +198,8 @@ class NatsSubscription:
     async def drain(self) -> None:
         """Unsubscribe, and wait until all messages that arrived were handled."""
         await self._subscription.drain()
+        # Its own flush may overtake the command to unsubscribe, which still waits to be written; this one cannot.
+        await self._client.flush()
 
     async def drop(self) -> None:
         """Unsubscribe at once; does nothing if it has ended by itself."""
