@@ -45,7 +45,7 @@ def add_agents(
                         prefill.TENANT, card.address, card.name, data, IndexDocument.of(card).pack(), card.ttl
                     )
                     agent, _ = registering.register(tx.table(RegistryTables), Liveness(), 0, new, now)
-                    rows = scattered(dice, topics, len(card_texts(card)))
+                    rows = scattered(dice, topics[dice.integers(len(topics), size=len(card_texts(card)))])
                     embedded.append(CardVectors(agent.no, agent.card_revision, pack_rows(rows)))
                     added.append((card, rows))
                 tx.table(RegistryTables).vectors.put(space, embedded)
@@ -53,9 +53,8 @@ def add_agents(
             yield from added
 
 
-def scattered(dice: np.random.Generator, topics: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Return (count, dims) vectors of unit length around random ones of ``topics``."""
-    dims = topics.shape[1]
-    near = topics[dice.integers(len(topics), size=count)]
-    rows = near + dice.standard_normal((count, dims), np.float32) * np.float32(SPREAD / dims**0.5)
+def scattered(dice: np.random.Generator, around: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors of unit length, each near to one of (n, dims)."""
+    dims = around.shape[1]
+    rows = around + dice.standard_normal(around.shape, np.float32) * np.float32(SPREAD / dims**0.5)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)  # type: ignore[no-any-return]

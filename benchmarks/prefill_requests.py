@@ -4,7 +4,7 @@ Use it only while no service runs on the database. What is measured afterwards g
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,24 @@ from registry.memory.records import USEFUL, AskedQuery, Vote
 from registry.tables import RegistryTables
 
 
-def add_requests(data_dir: Path, count: int, agents: int, space: str, topics: NDArray[np.float32]) -> Iterator[int]:
-    """Remember requests scattered around ``topics``, each with the vote of somebody else; yield how many there are."""
+def add_requests(
+    data_dir: Path, count: int, space: str, topics: NDArray[np.float32], serving: Mapping[int, Sequence[int]]
+) -> Iterator[int]:
+    """Remember requests scattered around ``topics``, each with the vote of somebody else; yield how many there are.
+
+    The vote is for one of the agents that are ``serving`` the topic, by their numbers.
+    """
     dice = np.random.default_rng(11)
     with prefill.store(data_dir) as kept:
         for start in range(0, count, CHUNK):
             now = time.time_ns() // 1_000_000
             with kept.transaction() as tx:
                 memory = tx.table(RegistryTables).memory
-                rows = scattered(dice, topics, min(CHUNK, count - start))
-                for at, row in enumerate(rows, start):
+                chosen = dice.choice(list(serving), size=min(CHUNK, count - start))
+                rows = scattered(dice, topics[chosen])
+                for at, (topic, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start):
+                    agent_no = int(dice.choice(serving[topic]))
                     asked = AskedQuery("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
-                    memory.vote(Vote(memory.keep(asked, now), int(dice.integers(agents)) + 1, at + 1, USEFUL, now), 1)
+                    memory.vote(Vote(memory.keep(asked, now), agent_no, at + 1, USEFUL, now), 1)
             kept.upkeep(busy=False)
             yield start + len(rows)

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,11 +42,13 @@ async def _compare(bench: Bench, agents: int, requests: int) -> list[ResultRow]:
     async with model.encoder() as encoder:
         assert encoder.space is not None
         space, topics = str(encoder.space), await encoder.cards(catalog.requests(TOPICS, 1, "remembered"))
-    for added, _ in enumerate(prefill_agents.add_agents(plain, agents, space, topics), 1):
-        if not added % prefill_agents.CHUNK:
-            bench.status(f"memory of use: fill {added} of {agents} agents")
+    serving: defaultdict[int, list[int]] = defaultdict(list)
+    for no, (_, rows) in enumerate(prefill_agents.add_agents(plain, agents, space, topics), 1):
+        serving[int((topics @ rows[0]).argmax())].append(no)
+        if not no % prefill_agents.CHUNK:
+            bench.status(f"memory of use: fill {no} of {agents} agents")
     shutil.copytree(plain, full)
-    for added in prefill_requests.add_requests(full, requests, agents, space, topics):
+    for added in prefill_requests.add_requests(full, requests, space, topics, serving):
         bench.status(f"memory of use: fill {added} of {requests} requests")
     bench.status(f"memory of use: start with {shown}")
     without, remembering = ServiceProcess(plain, env=FORGETS), ServiceProcess(full, env=REMEMBERS)

@@ -152,7 +152,7 @@ class RegistrySettings(PartSettings):
         ge=1,
         le=10_000_000,
         description="Requests of one tenant that are remembered; then those that were not asked for longest are "
-        "forgotten. Protects memory: each takes about 1 kB.",
+        "forgotten. Protects memory: each takes about 1.5 kB.",
     )
     memory_days: Whole = Field(
         default=MemoryPolicy().keep // DAY,
