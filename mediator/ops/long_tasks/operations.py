@@ -131,7 +131,7 @@ class LongTaskOperations:
         "End the check that runs",
         obj(cancelled=FLAG),
         method="POST",
-        path="/verify/cancel",
+        path="/tasks/verify/cancel",
     )
     async def _cancel_verify(self, _request: OperationRequest) -> Answer:
         return {"cancelled": await self._tasks.cancel("verify")}
@@ -142,7 +142,7 @@ class LongTaskOperations:
         "End the backup that runs",
         obj(cancelled=FLAG),
         method="POST",
-        path="/backups/cancel",
+        path="/tasks/backup/cancel",
     )
     async def _cancel_backup(self, _request: OperationRequest) -> Answer:
         return {"cancelled": await self._tasks.cancel("backup")}
