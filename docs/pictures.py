@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -64,7 +65,7 @@ async def console() -> dict[str, bytes]:
 
     async with opened() as (services, stack, tab):
         service = services.new(semantic=True)
-        service.environment |= tour.settings(service)
+        service.environment |= tour.settings(service) | {"MEDIATOR_INSTANCE": "mediator-1"}
         await service.serve()
         await tour.fill(service)
         await tour.run_tasks(service)
@@ -76,6 +77,10 @@ async def console() -> dict[str, bytes]:
         for name, (page, width, scheme) in CONSOLE.items():
             await tour.resize(tab, width, scheme)
             await tab.show(f"{origin}{tour.PAGES[page]}")
+            # A folder as operators have it, instead of a temporary one.
+            folder = json.dumps(str(service.data_dir.parent))
+            change = f"each.textContent = each.textContent.replace({folder}, '/var')"
+            await tab.evaluate(f"for (const each of document.querySelectorAll('caption')) {change}")
             await tab.evaluate("new Promise(done => setTimeout(done, 500))")
             shot = await tab.call("Page.captureScreenshot", format="png")
             taken[name] = base64.b64decode(shot["data"])
