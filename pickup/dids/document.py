@@ -78,5 +78,5 @@ class Secrets(Protocol):
     async def renew(self) -> bool:
         """Read keys that another instance made, which may take a moment; True when there are new ones.
 
-        Called when no recipient of a v2 envelope is known; :meth:`kid` is tried once more then.
+        Called when no recipient of an envelope is known; :meth:`seed` or :meth:`kid` is tried once more then.
         """

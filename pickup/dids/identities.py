@@ -122,11 +122,7 @@ class OwnIdentities:
         if seed is not None:
             return seed
         invitation = await self._mediation.find_invitation(key)
-        if invitation is not None:
-            return self._vault.open(invitation.sealed)
-        # Without waiting for a newer look: an envelope may be for many keys, with ours the last.
-        await self._renewal(time.monotonic() - RENEW_SECONDS)
-        return self._index.seeds.get(key)
+        return None if invitation is None else self._vault.open(invitation.sealed)
 
     def kid(self, kid: str) -> Secret | None:
         """v2: return the secret of a key id of ours."""
@@ -137,17 +133,14 @@ class OwnIdentities:
 
         The store is read at most ten times a second; calls in between wait for the next read.
         """
-        before = len(self._index.secrets)
-        await self._renewal(time.monotonic())
-        return len(self._index.secrets) > before
-
-    async def _renewal(self, since: float) -> None:
-        """Read the store, unless a read began after ``since``."""
+        before, since = len(self._index.secrets), time.monotonic()
         async with self._renewing:
+            # A read that began before the call may have been too early for the key.
             if self._renewed < since:
                 await asyncio.sleep(self._renewed + RENEW_SECONDS - time.monotonic())
                 self._renewed = time.monotonic()
                 await self._look()
+        return len(self._index.secrets) > before
 
     async def long_form(self, short: str) -> str | None:
         """Return the long form of the did:peer:4 of a connection."""

@@ -29,7 +29,12 @@ class V1Library:
 
     async def open(self, envelope: V1Envelope) -> OpenedEnvelope:
         """Open an envelope; :class:`EnvelopeError` when it is not for us, or damaged."""
-        recipient, seed = await self._ours(envelope)
+        found = await self._find_recipient(envelope)
+        if found is None and await self._secrets.renew():
+            found = await self._find_recipient(envelope)
+        if found is None:
+            raise EnvelopeError(NOT_FOR_US)
+        recipient, seed = found
         try:
             plaintext, sender = _unpack(envelope, *self._pair(seed))
         except Exception as error:
@@ -61,14 +66,14 @@ class V1Library:
             raise EnvelopeError("cannot be sealed for these keys") from error
         return orjson.dumps(sealed)
 
-    async def _ours(self, envelope: V1Envelope) -> tuple[str, bytes]:
+    async def _find_recipient(self, envelope: V1Envelope) -> tuple[str, bytes] | None:
         for recipient in envelope.recipients:
             key = canonical(recipient["header"]["kid"])
             if key is not None and is_ed25519(key):
                 seed = await self._secrets.seed(key)
                 if seed is not None:
                     return key, seed
-        raise EnvelopeError(NOT_FOR_US)
+        return None
 
 
 def _unpack(envelope: V1Envelope, public: bytes, secret: bytes) -> tuple[str, str | None]:

@@ -61,8 +61,11 @@ async def connect(request: InboundRequest, peer: Peer, their_did: str, my_did: s
 
 async def _is_routed_by_us(request: InboundRequest, peer: Peer) -> bool:
     """Whether this mediator is among the peer's routing keys: mail relayed to it would loop (D10)."""
+    identities = request.context.identities
+    if peer.routing_keys and not any(identities.owns(key) for key in peer.routing_keys):
+        await identities.renew()
     for key in peer.routing_keys:
-        if await request.context.identities.seed(key) is not None:
+        if await identities.seed(key) is not None:
             return True
     return False
 
