@@ -30,7 +30,9 @@ class V1Library:
     async def open(self, envelope: V1Envelope) -> OpenedEnvelope:
         """Open an envelope; :class:`EnvelopeError` when it is not for us, or damaged."""
         found = await self._find_recipient(envelope)
-        if found is None and await self._secrets.renew():
+        if found is None:
+            # Tried again even when this brings nothing: another envelope's call may have, while invitations were read.
+            await self._secrets.renew()
             found = await self._find_recipient(envelope)
         if found is None:
             raise EnvelopeError(NOT_FOR_US)
