@@ -69,6 +69,7 @@ from mediator.parts import Host, find_parts
 from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.store.base import Store
 from mediator.store.opening import open_store
+from mediator.system.heap import limit_arenas
 from mediator.system.private_files import narrow
 from mediator.tenants.directory import TenantDirectory
 from mediator.tenants.updater import LOOK_SECONDS, TenantUpdater
@@ -201,6 +202,7 @@ async def serve(settings: Settings, ready: Callable[[RunningService], None]) -> 
 
     At a terminal, SIGHUP says that the terminal is gone, and ends the service as it ends other programs there.
     """
+    limit_arenas()
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     if sys.stdin is None or not sys.stdin.isatty():

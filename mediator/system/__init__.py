@@ -1,1 +1,1 @@
-"""Help with the operating system: private files, file descriptors, child processes."""
+"""Help with the operating system: private files, file descriptors, memory, child processes."""
