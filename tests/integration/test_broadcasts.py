@@ -265,9 +265,13 @@ async def test_what_a_member_leaves_goes_to_the_others(service: Service, pushes:
 async def test_the_last_that_listens_leaves_nothing_behind(service: Service, pushes: Pushes) -> None:
     one = await pushes.subscribe("BROADCAST.a.*", reads=False)
     two = await pushes.subscribe("BROADCAST.a.*", "q", reads=False)
+    reader = await pushes.subscribe("BROADCAST.a.*")
     await cast_many(service, "a.b", HALF + 10)
+    # None of them is still on its way, to reach who subscribes next.
+    await reader.got(HALF + 10)
     await one.got(HALF)
     await two.got(HALF)
+    reader.end("unsub")
     one.end("unsub")
     two.end("broken")
     assert not pushes.waiting
