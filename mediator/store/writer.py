@@ -44,7 +44,7 @@ MAX_JOINED = 100
 """Requests that are done together at most: the batch does not look at its time meanwhile."""
 BATCH_SECONDS = 0.010
 """A batch takes no new work after this long, so that one slow request does not delay all others."""
-BACKGROUND_REST = 3.0
+BACKGROUND_REST = 5.0
 """While requests come in, background work waits this many times as long as the last piece of it took."""
 IDLE_SECONDS = 0.05
 """Without a request for this long, background work runs at once."""
