@@ -1,7 +1,8 @@
 """Group commit: all waiting requests run in one transaction and are answered after its commit (A8).
 
-That is the work of a thread, so that the event loop does not wait for a slow disk. While commits are fast and the
-thread has nothing to do, the loop does it itself: to wake the thread and be woken by it costs more than the commit.
+That is the work of a thread, so that the event loop does not wait for a slow disk. While commits are fast, the loop
+does it itself: to wake the thread and be woken by it costs more than the commit. Of many requests it commits one half
+at a time, so that clients read the answers to the first half, and ask again, while the second is committed.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ Done = Callable[[Any], None]
 """Gets the result or the error, on the event loop, after the commit."""
 Observer = Callable[[Transaction, int], Callable[[], None] | None]
 """Called inside a transaction right before the commit; what it returns is called right after the commit."""
-_Call = Callable[..., object]
-"""Calls a function with its arguments on the event loop, after all that was to be called before."""
 
 PADDED_GATHER_SECONDS = 0.003
 """How long the first request of a padded batch waits for others."""
 PADDED_ANSWER_SECONDS = 0.005
 """The earliest time, from its first request, at which a padded batch is answered."""
 MAX_BATCH = 1000
+MIN_HALF = 50
+"""Requests that the event loop commits at once at least, if so many wait: each commit has a price of its own."""
 LOOK_AT = 16
 """Requests from which on the event loop receives once more before a commit, and again as often as they double."""
 MAX_JOINED = 100
@@ -86,6 +87,10 @@ class WriteJob:
     work: Work[Any] | JointWork[Any, Any]
     done: Done
     when_full: bool = False
+
+
+Outcomes = list[tuple[WriteJob, Any]]
+"""Jobs of one batch, each with its result or its error."""
 
 
 class _FailureLog:
@@ -158,6 +163,8 @@ class Writer:
         self._context = contextvars.copy_context()
         """What belongs to no request: a batch is not the first one's alone."""
         self._jobs: deque[WriteJob] = deque()
+        self._undelivered: deque[tuple[Outcomes, Committed | None]] = deque()
+        """Outcomes in the order of their commits; added to by whoever has the turn."""
         self._padded: _PaddedBatch | None = None
         self._background: deque[WriteJob] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
@@ -217,7 +224,7 @@ class Writer:
         padded, self._padded = self._padded, None
         if padded is not None:
             self._jobs.extend(padded.jobs)
-            self._wake()
+            self._begin_soon()
 
     async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
         """Run background work in a transaction of its own, when requests leave time for it."""
@@ -246,7 +253,10 @@ class Writer:
             self._loop.call_soon(self._begin, context=self._context)
 
     def _begin(self) -> None:
-        """Commit a batch here and now if that is fast and the thread is idle; leave the rest to the thread."""
+        """Commit a batch here and now if commits are fast, else let the thread do it.
+
+        While the thread is busy with background work, it calls for this again when it is done.
+        """
         if len(self._jobs) >= self._look_at:
             # Where so many come at once, more may have come by now, and share the commit.
             self._look_at = 2 * len(self._jobs)
@@ -254,13 +264,22 @@ class Writer:
             return
         self._look_at = LOOK_AT
         self._beginning = False
-        if self._store.commits_fast and not self._closing and self._turn.acquire(blocking=False):
+        if not self._commits_here:
+            if self._jobs:
+                self._wake()
+        elif self._turn.acquire(blocking=False):
             try:
-                self._serve(self._loop.call_soon)
+                self._serve(max(MIN_HALF, len(self._jobs) // 2))
             finally:
                 self._turn.release()
-        if self._jobs:
-            self._wake()
+            self._deliver()
+            if self._jobs:
+                self._begin_soon()
+
+    @property
+    def _commits_here(self) -> bool:
+        """Whether the event loop commits by itself."""
+        return self._store.commits_fast and not self._closing
 
     def _wake(self) -> None:
         if self._wakeups.empty():
@@ -270,23 +289,28 @@ class Writer:
         rest_until = 0.0
         while True:
             wait = min(rest_until, self._idle_from) - time.monotonic() if self._background else None
-            if self._jobs or (wait is not None and wait <= 0):
+            if (self._jobs and not self._commits_here) or (wait is not None and wait <= 0):
                 with self._turn:
-                    self._serve(self._loop.call_soon_threadsafe)
+                    if not self._commits_here:
+                        self._serve(MAX_BATCH)
                     started = time.monotonic()
                     if self._background and started >= min(rest_until, self._idle_from):
                         self._serve_background()
                         rest_until = time.monotonic() + BACKGROUND_REST * (time.monotonic() - started)
+                self._loop.call_soon_threadsafe(self._deliver)
+                if self._jobs and self._commits_here:
+                    self._loop.call_soon_threadsafe(self._begin_soon)
             elif wait is None and self._closing:
                 return
             else:
                 with suppress(Empty):
                     self._wakeups.get(timeout=wait)
 
-    def _serve(self, call: _Call) -> None:
-        """Commit and answer a batch of what waits, if anything does."""
+    def _serve(self, most: int) -> None:
+        """Commit what waits, if anything does, at most so many requests."""
         if self._jobs:
-            self._answer(self._jobs, self._batch(), call)
+            count = min(len(self._jobs), most, MAX_BATCH)
+            self._run_batch(self._jobs, [self._jobs.popleft() for _ in range(count)])
             self._served = True
             self._idle_from = time.monotonic() + IDLE_SECONDS
 
@@ -295,15 +319,10 @@ class Writer:
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
-            self._answer(deque(), [job], self._loop.call_soon_threadsafe)
+            self._run_batch(deque(), [job])
 
-    def _batch(self) -> list[WriteJob]:
-        """Take what waits now, up to the cap."""
-        count = min(len(self._jobs), MAX_BATCH)
-        return [self._jobs.popleft() for _ in range(count)]
-
-    def _answer(self, queue: deque[WriteJob], batch: list[WriteJob], call: _Call) -> None:
-        """Run a batch, commit it and answer it with ``call``, whatever happens."""
+    def _run_batch(self, queue: deque[WriteJob], batch: list[WriteJob]) -> None:
+        """Run a batch and commit it; whatever happens, there is something to deliver."""
         try:
             try:
                 outcomes, committed = self._commit(queue, batch)
@@ -321,16 +340,16 @@ class Writer:
             if len(batch) > 1:
                 # Run them one by one, so that the faulty one fails alone.
                 for job in batch:
-                    self._answer(deque(), [job], call)
+                    self._run_batch(deque(), [job])
                 return
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
-        call(self._deliver, outcomes, committed)
+        self._undelivered.append((outcomes, committed))
 
-    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[list[tuple[WriteJob, Any]], Committed]:
+    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
         started = time.perf_counter()
         now = self._clock()
-        outcomes: list[tuple[WriteJob, Any]] = []
+        outcomes: Outcomes = []
         with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
             while (done := len(outcomes)) < len(batch):
                 job, work = batch[done], batch[done].work
@@ -370,8 +389,13 @@ class Writer:
             outcome = MediatorError()
         self._loop.call_soon_threadsafe(job.done, outcome)
 
-    def _deliver(self, outcomes: list[tuple[WriteJob, Any]], committed: Committed | None) -> None:
-        # Answer what is committed even if a listener fails.
+    def _deliver(self) -> None:
+        """Answer what is done, in the order of the commits, whoever made them."""
+        while self._undelivered:
+            self._answer(*self._undelivered.popleft())
+
+    def _answer(self, outcomes: Outcomes, committed: Committed | None) -> None:
+        """Answer one batch; all that was committed is answered even if a listener fails."""
         if committed is not None:
             _call(self._notify_listeners, committed)
         for job, outcome in outcomes:

@@ -9,7 +9,7 @@ from opentelemetry.trace import Link, Span, Tracer
 
 from mediator.request_ids import trace_id
 from mediator.store.base import Place
-from mediator.store.writer import Committed, Done, WriteJob, Writer
+from mediator.store.writer import Committed, Done, Outcomes, WriteJob, Writer
 
 
 class TracedJob(WriteJob):
@@ -36,7 +36,7 @@ class TracedWriter(Writer):
         self._tracer = tracer
         super().__init__(*args)
 
-    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[list[tuple[WriteJob, Any]], Committed]:
+    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
         began_at = time.time_ns()
         outcomes, committed = super()._commit(queue, batch)
         ended_at = time.time_ns()
@@ -45,8 +45,8 @@ class TracedWriter(Writer):
                 job.began_at, job.ended_at = began_at, ended_at
         return outcomes, committed
 
-    def _deliver(self, outcomes: list[tuple[WriteJob, Any]], committed: Committed | None) -> None:
-        super()._deliver(outcomes, committed)
+    def _answer(self, outcomes: Outcomes, committed: Committed | None) -> None:
+        super()._answer(outcomes, committed)
         # After the answers, which are not to wait for it.
         if committed is not None:
             traced = [(job, job.span) for job, _ in outcomes if isinstance(job, TracedJob) and job.span is not None]
