@@ -204,13 +204,13 @@ class Broker:
                 return await self.read(look)
             return await self._writer.write((request.tenant, request.address), look, when_full=True)
 
+    def ack_soon(self, request: settling.Ack, done: Done) -> None:
+        """Do as :meth:`ack`; ``done`` gets the number or the error after the commit. For doors that get many."""
+        self._writer.submit((request.tenant, request.address), _ack_work(request), done, when_full=True)
+
     async def ack(self, request: settling.Ack) -> int:
         """Settle messages; return how many were still there (K1–K4)."""
-        if len(request.ids) > MAX_JOINED_IDS:
-            return await self._change(request, settling.ack)
-        place = request.tenant, request.address
-        joint = JointWork((*place, request.group), request, settling.ack_all)
-        return await self._writer.write(place, joint, when_full=True)
+        return await self._writer.write((request.tenant, request.address), _ack_work(request), when_full=True)
 
     async def nack(self, request: settling.Nack) -> int:
         """Give leased messages back (F6)."""
@@ -420,6 +420,12 @@ class Broker:
     def _wake_waiters(self, committed: Committed) -> None:
         if self._waiters:
             self.wake(map(self.wake_key, committed.woken))
+
+
+def _ack_work(request: settling.Ack) -> Work[int] | JointWork[settling.Ack, int]:
+    if len(request.ids) > MAX_JOINED_IDS:
+        return lambda tx, now: settling.ack(tx, request, now)
+    return JointWork((request.tenant, request.address, request.group), request, settling.ack_all)
 
 
 _R = TypeVar("_R", settling.Ack, settling.Nack, settling.Extend, settling.Dead)

@@ -1,7 +1,7 @@
 """The NATS door: takes requests from the subjects of all editions of the protocol and answers them (N1–N8).
 
-SEND, BATCH and the publishes of older editions are the hot path: read, queued for the group commit and answered by a
-callback, without a task of their own. Every other verb may wait, so each request to one is a task.
+SEND, BATCH, ACK and the publishes of older editions are the hot path: read, queued for the group commit and answered by
+a callback, without a task of their own. Each request to another verb is a task.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from nats.errors import Error as NatsError
@@ -18,10 +18,12 @@ from nats.errors import Error as NatsError
 from mediator import request_ids
 from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, UnknownSubjectError
-from mediator.mailboxes.address import DEFAULT_TENANT, writable_address
+from mediator.fields import parse_body
+from mediator.mailboxes.address import DEFAULT_TENANT, parse_address, writable_address
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.settling import Ack
 from mediator.nats import batches, replies, requests
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import AdmissionPool
@@ -50,6 +52,7 @@ SILENT = 2
 
 log = structlog.get_logger("nats")
 
+_Request = TypeVar("_Request", Send, Ack)
 ErrorMapper = Callable[[MediatorError], MediatorError]
 """Renames the headers in an error as the sender named them."""
 
@@ -103,6 +106,7 @@ class Door:
         self._immediate: dict[str, ImmediateVerb] = {
             "MSG.SEND.": ImmediateVerb("SEND", self._send, {"msg_id": -1}),
             "MSG.BATCH.": ImmediateVerb("BATCH", self._send_batch, {"msg_ids": [], "errors": {}}),
+            "MSG.ACK.": ImmediateVerb("ACK", self._ack, {"acknowledged": 0}),
             **{
                 subject: ImmediateVerb("SEND", partial(self._publish, edition), {"msg_id": -1})
                 for subject, edition in publishing.SUBJECTS.items()
@@ -323,14 +327,17 @@ class Door:
     def _store(self, message: Request, request: Send, map_error: ErrorMapper, started: float) -> None:
         size = len(message.data)
         client = self._client(message, request.tenant)
-        self._submit(request, size, client, partial(self._stored, message, request, client, map_error, started))
+        done = partial(self._stored, message, request, client, map_error, started)
+        self._submit(self._broker.send_soon, request, size, client, done)
         self._replies.hold(size)
 
-    def _submit(self, request: Send, size: int, client: Hashable, done: Done) -> None:
-        """Admit one message and queue it for the store; ``done`` releases it. Raises :class:`BusyError`."""
+    def _submit(
+        self, use_case: Callable[[_Request, Done], None], request: _Request, size: int, client: Hashable, done: Done
+    ) -> None:
+        """Admit a request and queue it for the store; ``done`` releases it. Raises :class:`BusyError`."""
         self._pool.enter(request.tenant, client, size)
         try:
-            self._broker.send_soon(request, done)
+            use_case(request, done)
         except BaseException:
             self._pool.leave(request.tenant, client, size)
             raise
@@ -358,7 +365,7 @@ class Door:
 
         def submit(draft: Draft, done: Done) -> None:
             released = partial(self._release, tenant, client, len(draft.payload), done)
-            self._submit(Send(tenant, address, draft), len(draft.payload), client, released)
+            self._submit(self._broker.send_soon, Send(tenant, address, draft), len(draft.payload), client, released)
 
         batch.send(submit)
         self._replies.hold(size)
@@ -372,6 +379,26 @@ class Door:
         stored = any(not isinstance(outcome, MediatorError) for outcome in outcomes)
         result = OK if stored else outcomes[0].code
         self._reply(message, "BATCH", tenant, replies.batch(outcomes), started, result)
+
+    # Acknowledging.
+
+    def _ack(self, tenant: str, tail: str, message: Request, started: float) -> None:
+        size = len(message.data)
+        self._replies.check_room(size)
+        request = requests.ack(tenant, parse_address(tail), parse_body(message.data))
+        client = self._client(message, tenant)
+        done = partial(self._acknowledged, message, tenant, client, started)
+        self._submit(self._broker.ack_soon, request, size, client, done)
+        self._replies.hold(size)
+
+    def _acknowledged(self, message: Request, tenant: str, client: Hashable, started: float, outcome: Any) -> None:
+        size = len(message.data)
+        self._pool.leave(tenant, client, size)
+        self._replies.hold(-size)
+        if isinstance(outcome, MediatorError):
+            self._refuse(message, self._immediate["MSG.ACK."], tenant, outcome, started)
+        else:
+            self._reply(message, "ACK", tenant, b'{"error":"","acknowledged":%d}' % outcome, started)
 
 
 def _scope(message: Request) -> RequestScope:

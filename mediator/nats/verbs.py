@@ -1,6 +1,6 @@
 """The table of verbs: for each subject what reads the request, the use case, and what writes the reply (M, F, K, Q, E).
 
-SEND, BATCH and the publishes of older editions are not here: the door answers them without a task of their own.
+SEND, BATCH, ACK and the publishes of older editions are not here: the door answers them without a task of their own.
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -76,7 +76,6 @@ class MailboxVerbs:
             "MAILBOX.CREATE": Verb("CREATE", self._create, replies.NOT_CREATED),
             "MAILBOX.UPDATE.": Verb("UPDATE", self._update, {"mail_address": ""}),
             "MSG.FETCH.": Verb("FETCH", self._fetch, {"messages": []}),
-            "MSG.ACK.": Verb("ACK", self._ack, {"acknowledged": 0}),
             "MSG.NACK.": Verb("NACK", self._nack, {"returned": 0}),
             "MSG.EXTEND.": Verb("EXTEND", self._extend, {"extended": 0}),
             "MSG.QUERY.": Verb("QUERY", self._query, {"messages": [], "send_address": ""}),
@@ -103,10 +102,6 @@ class MailboxVerbs:
         request = requests.query(call.tenant, call.address, fields, call.replies.budget)
         found, send_address = await self._broker.query_and_name(request)
         return replies.messages(found, text=text, headers_only=request.headers_only, send_address=send_address)
-
-    async def _ack(self, call: VerbCall) -> bytes:
-        acknowledged = await self._broker.ack(requests.ack(call.tenant, call.address, call.fields))
-        return replies.success(acknowledged=acknowledged)
 
     async def _nack(self, call: VerbCall) -> bytes:
         returned = await self._broker.nack(requests.nack(call.tenant, call.address, call.fields))

@@ -173,6 +173,8 @@ class Writer:
         self._closing = False
         self._turn = threading.Lock()
         """Held by whoever uses the store: the thread, or the event loop."""
+        self._takes_long = False
+        """Whether a batch ran out of time; until nothing waits, the event loop leaves requests to the thread."""
         self._served = False
         """Whether requests came since the last upkeep."""
         self._idle_from = 0.0
@@ -279,7 +281,7 @@ class Writer:
     @property
     def _commits_here(self) -> bool:
         """Whether the event loop commits by itself."""
-        return self._store.commits_fast and not self._closing
+        return self._store.commits_fast and not (self._takes_long or self._closing)
 
     def _wake(self) -> None:
         if self._wakeups.empty():
@@ -311,6 +313,7 @@ class Writer:
         if self._jobs:
             count = min(len(self._jobs), most, MAX_BATCH)
             self._run_batch(self._jobs, [self._jobs.popleft() for _ in range(count)])
+            self._takes_long = self._takes_long and bool(self._jobs)
             self._served = True
             self._idle_from = time.monotonic() + IDLE_SECONDS
 
@@ -365,6 +368,7 @@ class Writer:
                 except MediatorError as error:
                     outcomes.append((job, error))
                 if time.perf_counter() - started > BATCH_SECONDS:
+                    self._takes_long = True
                     break
             committed = [observe(tx, now) for observe in self._observers]
         for after_commit in committed:

@@ -19,7 +19,7 @@ from mediator.mailboxes.ports import Transaction
 from mediator.store import writer as writer_module
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
-from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, Committed, JointWork, Writer
+from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, MIN_HALF, Committed, JointWork, Writer
 from tests.harness.stores import ram_store
 
 PLACE = ("default", "task")
@@ -412,7 +412,9 @@ async def test_joint_work_in_a_row_is_done_together(store: Gated, writer: Writer
     for work in works:
         answers.submit(writer, work)
     assert await answers.until(len(works)) == list(range(len(works)))
-    assert joined.runs[:4] == [[0, 1], [3], [4], list(range(5, MAX_JOINED + 5))]
+    # In place one half is committed at a time.
+    end = len(works) // 2 if fast else MAX_JOINED + 5
+    assert joined.runs[:4] == [[0, 1], [3], [4], list(range(5, end))]
     assert noted(store) == texts(*range(len(works)))
 
 
@@ -491,6 +493,33 @@ async def test_answers_keep_their_order_wherever_they_are_committed(store: Gated
     given = [(no, part) for no in range(commits) for part in range(1 + no % 4)]
     assert await answers.until(len(given)) == given
     assert noted(store) == texts(*given)
+
+
+@pytest.mark.rule("A8", "F3")
+async def test_what_was_asked_meanwhile_comes_behind_the_second_half(store: Gated) -> None:
+    commits: list[Committed] = []
+    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    store.fast = True
+    given: list[object] = []
+    asked = 4 * MIN_HALF
+    everything = asyncio.Event()
+
+    def done(outcome: object) -> None:
+        given.append(outcome)
+        if len(given) <= MIN_HALF:
+            # As a client does that has read its answer.
+            writer.submit(PLACE, note(asked + len(given) - 1), done)
+        if len(given) == asked + MIN_HALF:
+            everything.set()
+
+    for no in range(asked):
+        writer.submit(PLACE, note(no), done)
+    async with asyncio.timeout(30):
+        await everything.wait()
+    assert given == list(range(asked + MIN_HALF))
+    assert commits[0].size == 2 * MIN_HALF
+    assert max(commit.size for commit in commits[1:]) < 2 * MIN_HALF
+    await writer.close()
 
 
 @pytest.mark.rule("A8")
