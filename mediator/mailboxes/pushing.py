@@ -39,9 +39,18 @@ class Cursor:
         """Whether the message is one of its next."""
         return message.lane in self.lanes and message.msg_id > self.marks[message.lane]
 
+    def wants_all(self, first: Mapping[Lane, int]) -> bool:
+        """Whether all messages from these on, the first of each lane, are its next."""
+        return all(lane in self.lanes and msg_id > self.marks[lane] for lane, msg_id in first.items())
+
     def gave(self, message: Message) -> None:
         """Note that it was given a message."""
         self.marks[message.lane] = message.msg_id
+
+    def gave_all(self, last: Mapping[Lane, int]) -> None:
+        """Note that it was given all messages up to these, the last of each lane."""
+        for lane, msg_id in last.items():
+            self.marks[lane] = msg_id
 
     def reaches(self, marks: Sequence[int]) -> bool:
         """Whether it was given all up to the marks that it wants."""

@@ -12,7 +12,7 @@ from mediator.nats.subjects import BROADCAST, BroadcastSubject, overlaps
 from mediator.push.broadcast_hub import BroadcastHub, BroadcastListener
 from mediator.push.encoding import EncodedMessage
 from mediator.push.sources import StoredMailSource, queue_name
-from mediator.push.subscriber import InFlightCounter, ServedSubscription, Subscriber, SubscriptionRequest
+from mediator.push.subscriber import InFlightCounter, MessageBatch, ServedSubscription, Subscriber, SubscriptionRequest
 
 LANES: Final = (Lane.NORMAL,)
 
@@ -27,6 +27,10 @@ class BroadcastSubscriber(Subscriber):
     def takes(self, message: Message) -> bool:
         """Return whether a stored broadcast matches."""
         return overlaps(self.pattern, message.key or "")
+
+    def takes_all(self, batch: MessageBatch) -> bool:
+        """Return whether all stored broadcasts of a batch match."""
+        return all(self.takes(each.message) for each in batch.messages)
 
     def subject(self, message: Message) -> bytes:
         """Return the whole subject of the push of a stored broadcast."""

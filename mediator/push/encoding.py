@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
@@ -20,6 +20,9 @@ _BREAKS = re.compile(r"[\r\n\0]")
 
 class EncodedMessage:
     """The frames of one message."""
+
+    shared: ClassVar[bool] = True
+    """Whether subscribers to whom it looks alike may get the same frame."""
 
     def __init__(self, message: Message, shown: Message | None = None) -> None:
         """``shown``: what clients see of it, if that differs."""

@@ -17,7 +17,7 @@ from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.pushing import Cursor, Found, Place
 from mediator.push.encoding import MessageEncoder
 from mediator.push.read_marks import ReadMarks
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES, Subscriber, log_failure
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES, MessageBatch, Subscriber, log_failure
 
 FAN_OUT_BYTES = 8 * 1024 * 1024
 """Bytes of pushes that one read leads to, if it finds more than one message."""
@@ -52,6 +52,34 @@ class FeedSubscription:
         self._more = True
         if self._task is None and not self.closed:
             self._task = asyncio.create_task(log_failure(self._catch_up()), name="push-catch-up")
+
+    def serve(self, batch: MessageBatch) -> bool:
+        """Push what it is to get of a batch, as far as there is room; return whether there was room for all."""
+        subscriber, cursor = self.subscriber, self.cursor
+        room = subscriber.room
+        if (
+            room
+            and cursor.wants_all(batch.first)
+            and subscriber.takes_all(batch)
+            and subscriber.window.offer_all(batch.entries, batch.size)
+        ):
+            cursor.gave_all(batch.last)
+            subscriber.send(subscriber.frames(batch))
+            return True
+        frames: list[bytes] = []
+        whole = True
+        for encoded in batch.messages:
+            message = encoded.message
+            if not cursor.wants(message):
+                continue
+            if subscriber.takes(message):
+                if not (room and subscriber.window.offer((message.lane, message.msg_id), message.size)):
+                    whole = False
+                    break
+                frames.append(subscriber.frame(encoded))
+            cursor.gave(message)
+        subscriber.send(frames)
+        return whole
 
     async def _catch_up(self) -> None:
         try:
@@ -150,24 +178,13 @@ class LiveFeed:
                 # While it was read for, the client may have stopped reading.
                 if found is None or subscription.closed or not subscriber.room:
                     return
-                messages = found.messages
-                whole = True
-                frames: list[bytes] = []
-                for message in messages:
-                    if not subscriber.takes(message):
-                        subscription.cursor.gave(message)
-                        continue
-                    if not window.offer((message.lane, message.msg_id), message.size):
-                        whole = False
-                        break
-                    frames.append(subscriber.frame(self._encode(message)))
-                    subscription.cursor.gave(message)
+                whole = subscription.serve(self._batch(found))
                 if whole:
                     subscription.cursor.marks = found.marks
-                subscriber.send(frames)
-            if not (frames or whole):
+            if not whole:
+                # When the client has confirmed what fills its window, this is called again.
                 return
-            if whole and found.complete and self._make_live(subscription):
+            if found.complete and self._make_live(subscription):
                 return
 
     def _make_live(self, subscription: FeedSubscription) -> bool:
@@ -214,31 +231,19 @@ class LiveFeed:
         return not found.complete
 
     async def _fan_out(self, found: Found) -> None:
-        made = [(message, self._encode(message)) for message in found.messages]
+        batch = self._batch(found)
         pushed = 0
         for subscription in tuple(self._live):
             if pushed >= TURN:
                 pushed = 0
                 await asyncio.sleep(0)
-            if subscription not in self._live:
-                continue
-            subscriber, cursor = subscription.subscriber, subscription.cursor
-            room = subscriber.room
-            frames: list[bytes] = []
-            for message, encoded in made:
-                if not cursor.wants(message):
-                    continue
-                if not subscriber.takes(message):
-                    cursor.gave(message)
-                elif room and subscriber.window.offer((message.lane, message.msg_id), message.size):
-                    frames.append(subscriber.frame(encoded))
-                    cursor.gave(message)
-                else:
-                    # From here on it is served alone, once it has confirmed something.
-                    del self._live[subscription]
-                    break
-            subscriber.send(frames)
-            pushed += len(made)
+            if subscription in self._live and not subscription.serve(batch):
+                # From here on it is served alone, once it has confirmed something.
+                self._live.pop(subscription, None)
+            pushed += len(batch.messages)
+
+    def _batch(self, found: Found) -> MessageBatch:
+        return MessageBatch([self._encode(message) for message in found.messages])
 
     async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
         """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""

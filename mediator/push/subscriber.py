@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -97,6 +97,14 @@ class Window:
         """The messages that are not confirmed."""
         return [item for item, _ in self._waiting]
 
+    def offer_all(self, entries: Sequence[tuple[Item, int]], size: int) -> bool:
+        """Add messages that are pushed, each with its size and ``size`` bytes in all, if all of them fit."""
+        if len(self._waiting) + len(entries) > WINDOW or self._bytes + size > WINDOW_BYTES:
+            return False
+        self._waiting += entries
+        self._bytes += size
+        return True
+
     def offer(self, item: Item, size: int, part: int = 1) -> bool:
         """Add a message that is pushed, if it fits; an empty window takes any size. ``part`` 2: half of the window."""
         waiting = self._waiting
@@ -115,13 +123,37 @@ class Window:
         """Remove what the client confirmed, counted from the opening, and return it."""
         # A client may have stopped taking pushes before the last ones that were handed to it.
         count = min(total - self._confirmed, len(self._waiting))
-        items: list[Item] = []
-        for _ in range(count):
-            item, size = self._waiting.popleft()
-            items.append(item)
-            self._bytes -= size
-        self._confirmed += len(items)
-        return items
+        take = self._waiting.popleft
+        confirmed = [take() for _ in range(count)]
+        self._bytes -= sum(size for _, size in confirmed)
+        self._confirmed += len(confirmed)
+        return [item for item, _ in confirmed]
+
+
+class MessageBatch:
+    """Messages that were read together, in their order, and what is the same for all who get all of them."""
+
+    def __init__(self, messages: Sequence[EncodedMessage]) -> None:
+        self.messages = messages
+        self.entries = [((each.message.lane, each.message.msg_id), each.message.size) for each in messages]
+        """For windows."""
+        self.size = sum(size for _, size in self.entries)
+        self.last: Mapping[Lane, int] = dict(item for item, _ in self.entries)
+        """The last msg_id of each lane."""
+        self.first: Mapping[Lane, int] = dict(item for item, _ in reversed(self.entries))
+        """The first msg_id of each lane."""
+        self.lanes = self.last.keys()
+        self._shared = all(each.shared for each in messages)
+        self._frames: dict[Hashable, Sequence[bytes]] = {}
+
+    def frames(self, form: Hashable, encode: Callable[[EncodedMessage], bytes]) -> Sequence[bytes]:
+        """Return the frames for a subscriber; those for others of the same form are the same, and made once."""
+        made = self._frames.get(form)
+        if made is None:
+            made = [encode(each) for each in self.messages]
+            if self._shared:
+                self._frames[form] = made
+        return made
 
 
 @dataclass(eq=False, slots=True)
@@ -144,9 +176,18 @@ class Subscriber:
         """Return whether it subscribes to a message."""
         return message.lane in self.subjects
 
+    def takes_all(self, batch: "MessageBatch") -> bool:
+        """Return whether it subscribes to all messages of a batch."""
+        return batch.lanes <= self.subjects.keys()
+
     def subject(self, message: Message) -> bytes:
         """Return the whole subject of the push of a message."""
         return self.subjects[message.lane]
+
+    def frames(self, batch: "MessageBatch") -> Sequence[bytes]:
+        """Return the frames of a batch, all of which it takes."""
+        form = tuple(self.subjects.values()), self.target.sid, self.python, self.target.bare
+        return batch.frames(form, self.frame)
 
     def frame(self, encoded: EncodedMessage) -> bytes:
         """Return the frame of a message, which is in the window."""

@@ -9,6 +9,8 @@ from mediator.tracing.spans import Tracing
 class TracedMessage(EncodedMessage):
     """The frames of one message, each of which is a delivery."""
 
+    shared = False
+
     def __init__(self, tracing: Tracing, message: Message) -> None:
         super().__init__(message)
         self._tracing = tracing

@@ -1,0 +1,126 @@
+"""What one subscription gets of messages read for many: in order, once, as much as its window holds (E6)."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.message import Message
+from mediator.mailboxes.pushing import Cursor
+from mediator.push.encoding import EncodedMessage
+from mediator.push.live_feed import FeedSubscription
+from mediator.push.subscriber import WINDOW, WINDOW_BYTES, InFlightCounter, MessageBatch, Subscriber
+
+LANE = st.sampled_from(LANES)
+
+
+class Target:
+    """A client that keeps what it is pushed."""
+
+    def __init__(self, sid: bytes = b"1", *, bare: bool = False, full: bool = False) -> None:
+        self.sid = sid
+        self.bare = bare
+        self.full = full
+        self.frames: list[bytes] = []
+
+    def push(self, pushes: Sequence[bytes]) -> None:
+        self.frames += pushes
+
+
+class Recorded(EncodedMessage):
+    """A message each frame of which is counted."""
+
+    shared = False
+    made = 0
+
+    def frame(self, subject: bytes, sid: bytes, *, python: bool, bare: bool = False) -> bytes:
+        Recorded.made += 1
+        return super().frame(subject, sid, python=python, bare=bare)
+
+
+def subscription(target: Target, lanes: Sequence[Lane] = LANES, marks: Sequence[int] = (-1,) * 4) -> FeedSubscription:
+    subjects = {lane: lane.name.lower().encode() for lane in lanes}
+    subscriber = Subscriber(subjects, False, target, InFlightCounter(lambda _count: None))
+    return FeedSubscription(cast(Any, None), subscriber, Cursor(lanes, list(marks)))
+
+
+def batch(*messages: Message, kind: type[EncodedMessage] = EncodedMessage) -> MessageBatch:
+    return MessageBatch([kind(message) for message in messages])
+
+
+def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Message:
+    return Message(msg_id, lane, payload, len(payload), 1, 1)
+
+
+@pytest.mark.rule("E6", "E7")
+@given(
+    lanes=st.lists(LANE, min_size=1, unique=True),
+    marks=st.lists(st.integers(-1, 8), min_size=4, max_size=4),
+    batches=st.lists(st.lists(st.tuples(LANE, st.sampled_from([1, 300_000, 700_000, WINDOW_BYTES + 1])), max_size=6)),
+    confirmed=st.integers(0, 4),
+)
+def test_a_subscription_gets_what_it_wants_as_far_as_there_is_room(
+    lanes: list[Lane], marks: list[int], batches: list[list[tuple[Lane, int]]], confirmed: int
+) -> None:
+    target = Target()
+    served = subscription(target, lanes, marks)
+    expected: list[bytes] = []
+    reached, unconfirmed = list(marks), list[int]()
+    msg_id = 0
+    for sizes in batches:
+        messages = []
+        for lane, size in sizes:
+            messages.append(message(msg_id, lane, bytes(size)))
+            msg_id += 1
+        room = True
+        for one in messages:
+            if one.lane not in lanes or one.msg_id <= reached[one.lane]:
+                continue
+            room = not unconfirmed or (sum(unconfirmed) + one.size <= WINDOW_BYTES and len(unconfirmed) < WINDOW)
+            room = room and sum(unconfirmed) < WINDOW_BYTES
+            if not room:
+                break
+            unconfirmed.append(one.size)
+            reached[one.lane] = one.msg_id
+            expected.append(EncodedMessage(one).frame(one.lane.name.lower().encode(), b"1", python=False))
+        assert served.serve(batch(*messages)) is room
+        assert target.frames == expected
+        assert served.cursor.marks == reached
+        assert served.subscriber.window.count == len(unconfirmed)
+        taken = min(confirmed, len(unconfirmed))
+        total = len(expected) - len(unconfirmed) + taken
+        assert len(served.subscriber.window.confirm(total)) == taken
+        del unconfirmed[:taken]
+
+
+@pytest.mark.rule("E6")
+def test_subscribers_that_see_it_alike_share_a_frame_and_others_have_their_own() -> None:
+    shared = batch(message(0), message(1))
+    first, same, other, bare = Target(), Target(), Target(b"2"), Target(bare=True)
+    for target in (first, same, other, bare):
+        assert subscription(target).serve(shared)
+    assert first.frames[0] is same.frames[0]
+    assert other.frames[0] == first.frames[0].replace(b" 1 ", b" 2 ", 1)
+    assert bare.frames[0].startswith(b"MSG normal 1 1\r\n")
+
+
+@pytest.mark.rule("E6")
+def test_frames_that_are_recorded_are_made_for_each() -> None:
+    Recorded.made = 0
+    traced = batch(message(0), kind=Recorded)
+    for _ in range(3):
+        subscription(Target()).serve(traced)
+    assert Recorded.made == 3
+
+
+@pytest.mark.rule("E6", "E7")
+def test_a_client_that_does_not_read_gets_nothing_and_misses_nothing() -> None:
+    target = Target(full=True)
+    served = subscription(target)
+    assert not served.serve(batch(message(0)))
+    target.full = False
+    assert served.serve(batch(message(0)))
+    assert len(target.frames) == 1
