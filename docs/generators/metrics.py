@@ -14,6 +14,7 @@ _KINDS = {
     "histogram": "histogram",
     "gaugemetricfamily": "gauge",
     "countermetricfamily": "counter",
+    "histogrammetricfamily": "histogram",
 }
 _HEAD = """\
 # Metrics

@@ -35,6 +35,17 @@ _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 log = structlog.get_logger("nats")
 
 
+class ClientInfo(NamedTuple):
+    """Who made a request, as the server or the gateway says; empty where it does not tell."""
+
+    connection: str = ""
+    """Identifies the client's connection, also in a cluster."""
+    name: str = ""
+    """The name in the client's CONNECT."""
+    login: str = ""
+    """The client's login at the server; empty for anonymous ones."""
+
+
 class Request(NamedTuple):
     """A message as it came; ``reply`` is where an answer goes, empty when none is wanted."""
 
@@ -42,30 +53,14 @@ class Request(NamedTuple):
     reply: bytes
     data: bytes
     headers: dict[str, str] | None
-    block: bytes = b""
-    """The headers as they are on the wire, with the line in which the server describes the client."""
+    client: ClientInfo = ClientInfo()
     answer: Callable[[bytes], object] | None = None
     """What takes the answer to a request that came in memory; None: it is published to ``reply``."""
 
     @property
-    def client_name(self) -> str:
-        """The name in the client's CONNECT; empty where the server does not tell."""
-        return self._client_info[1]
-
-    @property
-    def client(self) -> str:
-        """Identifies the client's connection, also in a cluster; empty where the server does not tell."""
-        return self._client_info[0]
-
-    @property
     def login(self) -> str:
-        """The client's login at the server; empty for anonymous ones, and where the server does not vouch for it."""
-        return "" if self.subject.startswith(API) else self._client_info[2]
-
-    @property
-    def _client_info(self) -> tuple[str, str, str]:
-        _, found, rest = self.block.rpartition(_CLIENT_LINE)
-        return _read_client(rest if found else b"")
+        """The client's login, empty where the server does not vouch for it."""
+        return "" if self.subject.startswith(API) else self.client.login
 
     @property
     def inbox(self) -> bytes:
@@ -73,15 +68,22 @@ class Request(NamedTuple):
         return b".".join(self.reply.split(b".", 2)[:2])
 
 
+def find_client(headers: bytes) -> ClientInfo:
+    """Read the line in which the server describes the client; ``headers`` are as they are on the wire."""
+    _, found, rest = headers.rpartition(_CLIENT_LINE)
+    return _read_client(rest) if found else ClientInfo()
+
+
 @lru_cache(maxsize=10_000)
-def _read_client(rest: bytes) -> tuple[str, str, str]:
-    """Return an identifier of the connection, the client's name, and its login."""
+def _read_client(rest: bytes) -> ClientInfo:
     try:
         fields = orjson.loads(rest.partition(CRLF)[0])
         server, number, name, user = (fields.get(key) for key in ("server", "id", "name", "user"))
     except (orjson.JSONDecodeError, AttributeError):
-        return "", "", ""
-    return f"{server} {number}", name if isinstance(name, str) else "", user if isinstance(user, str) else ""
+        return ClientInfo()
+    return ClientInfo(
+        f"{server} {number}", name if isinstance(name, str) else "", user if isinstance(user, str) else ""
+    )
 
 
 MessageHandler = Callable[[Request], None]
@@ -109,7 +111,7 @@ class NatsClient(TlsClient):
             return False
         found = decode_headers(headers.partition(CRLF)[2]) if headers else None
         try:
-            handler(Request(subject.decode("utf-8", "replace"), reply, payload, found, headers))
+            handler(Request(subject.decode("utf-8", "replace"), reply, payload, found, find_client(headers)))
         except Exception:
             log.exception("message handler failed")
         return True

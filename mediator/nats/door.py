@@ -245,7 +245,7 @@ class Door:
 
     def _client(self, message: Request, tenant: str) -> Hashable:
         """Identify the connection; without accounts by its inbox, since clients could forge the server's header."""
-        return (message.client or tenant) if self._options.accounts else message.inbox
+        return (message.client.connection or tenant) if self._options.accounts else message.inbox
 
     def _start(self, verb: Verb, call: VerbCall, started: float) -> None:
         """Admit a request and answer it in a task; raises :class:`BusyError`."""

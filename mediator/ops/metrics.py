@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
+from mediator.ops.request_series import RequestSeries
 from mediator.store.writer import Committed
 
 OK = "ok"
@@ -36,7 +37,6 @@ _MAILBOX_EVENTS = {
 _TYPE_AND_LANE = attrgetter("type", "lane")
 # An event without a lane carries -1, which finds the last.
 _LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
-_REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LATE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300)
@@ -54,16 +54,8 @@ class Metrics:
         ProcessCollector(registry=registry)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        self._requests = counter(
-            "mediator_requests", "Requests by verb and outcome (ok, or the error's code).", ["verb", "outcome"]
-        )
-        self._request_seconds = histogram(
-            "mediator_request_seconds",
-            "Time from a request's arrival to its answer; a FETCH that waits for mail is in it.",
-            ["verb"],
-            buckets=_REQUEST_SECONDS,
-        )
-        self._bound_requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._requests = RequestSeries()
+        registry.register(self._requests)
         messages = counter("mediator_messages", "What happened to messages, by lane.", ["event", "lane"])
         self._messages = {
             what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in MESSAGE_EVENTS.items()
@@ -125,12 +117,7 @@ class Metrics:
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
         """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
-        bound = self._bound_requests.get((verb, outcome))
-        if bound is None:
-            bound = self._requests.labels(verb, outcome), self._request_seconds.labels(verb)
-            self._bound_requests[verb, outcome] = bound
-        bound[0].inc()
-        bound[1].observe(seconds)
+        self._requests.note(verb, outcome, seconds)
 
     def committed(self, committed: Committed) -> None:
         """Count one commit of the store, and what it did to messages and mailboxes."""

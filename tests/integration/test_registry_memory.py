@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.http.tenants import HttpTenants
-from mediator.nats.client import Request
+from mediator.nats.client import Request, find_client
 from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser
@@ -205,13 +205,13 @@ def test_who_gets_new_credentials_stays_the_same_voter() -> None:
 @pytest.mark.rule("G6")
 def test_a_caller_is_who_the_server_vouches_for() -> None:
     block = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"ann~2"}\r\n'
-    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).login == "ann~2"
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, find_client(block)).login == "ann~2"
     twice = b'NATS/1.0\r\nNats-Request-Info:{"server":"s","id":4,"user":"eve"}' + block.removeprefix(b"NATS/1.0")
-    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, twice).login == "ann~2", (
+    assert Request("mq9.ACME.$mq9.AI.AGENT.DISCOVER", b"", b"", None, find_client(twice)).login == "ann~2", (
         "the server's is the last"
     )
     # Without accounts the server adds no such line, so a client wrote it.
-    assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, block).login == ""
+    assert Request("$mq9.AI.AGENT.DISCOVER", b"", b"", None, find_client(block)).login == ""
 
 
 @pytest.mark.rule("G5")

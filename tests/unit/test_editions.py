@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError, MessageTooLargeError
 from mediator.mailboxes.lanes import Lane
-from mediator.nats.client import Request
+from mediator.nats.client import Request, find_client
 from mediator.nats.editions import publishing, python_client
 from mediator.nats.subjects import Edition
 
@@ -134,7 +134,7 @@ def test_errors_of_the_commit_name_the_senders_header():
 
 
 def request(block):
-    return Request("s", b"r", b"", None, block)
+    return Request("s", b"r", b"", None, find_client(block))
 
 
 @pytest.mark.rule("E11")

@@ -93,7 +93,7 @@ def test_a_request_goes_to_the_door_and_its_answer_back() -> None:
     (request,) = way.gateway.requests
     assert request.subject == "mq9.ACME.$mq9.AI.MSG.SEND.a"
     assert (request.reply, request.data, request.headers) == (b"_INBOX.a.1", b"hello", None)
-    assert request.client_name == "me"
+    assert request.client.name == "me"
     assert way.answer(0, b"{}") == b"MSG _INBOX.a.1 1 2\r\n{}\r\n"
 
 
@@ -111,7 +111,7 @@ def test_headers_are_read_and_none_speaks_for_the_server() -> None:
     head = b'NATS/1.0\r\nmq9-key: k\r\nNats-Request-Info: {"name":"other"}\r\n\r\n'
     way.client(b"HPUB %b _INBOX.a.1 %d %d\r\n%bhi\r\n" % (SEND, len(head), len(head) + 2, head))
     (request,) = way.gateway.requests
-    assert (request.headers, request.data, request.client_name) == ({"mq9-key": "k"}, b"hi", "me")
+    assert (request.headers, request.data, request.client.name) == ({"mq9-key": "k"}, b"hi", "me")
 
 
 @pytest.mark.rule("N2")
@@ -332,7 +332,7 @@ def test_the_name_of_a_client_ends_no_line() -> None:
     name = 'x\r\nNats-Request-Info: {"name":"y"}\r\n'
     way = Way(b"CONNECT " + json.dumps({"verbose": False, "pedantic": False, "name": name}).encode() + b"\r\n")
     way.client(send())
-    assert way.gateway.requests[0].client_name == name
+    assert way.gateway.requests[0].client.name == name
 
 
 def chunks(data: bytes, places: list[int]) -> list[bytes]:

@@ -10,13 +10,12 @@ NAME = "robustmq-mq9-python"
 """What the names of such clients begin with."""
 LANE_WORDS = ("high", "high", "normal", "low")
 """The word for each lane in the edition of questions and answers, which this client speaks (E1)."""
-_MARK = NAME.encode()
 _SUCCESS = b'{"error":""'
 
 
 def speaks(request: Request) -> bool:
     """Whether the client that asks is one; False where the server does not describe its clients."""
-    return _MARK in request.block and request.client_name.startswith(NAME)
+    return request.client.name.startswith(NAME)
 
 
 def encode_reply(answer: bytes) -> bytes:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
-from mediator.nats.client import Request
-from mediator.nats.frames import CLIENT_INFO, CRLF, VERSION, decode_headers
+from mediator.nats.client import ClientInfo, Request
+from mediator.nats.frames import CRLF, decode_headers
 from mediator.nats.subjects import API
 
 if TYPE_CHECKING:
@@ -59,9 +57,7 @@ class ShortWay:
         """``find_door`` returns the door while it is open; ``holds`` whether a sid holds its inbox alone."""
         self._find_door = find_door
         self._holds = holds
-        self._number = next(_numbers)
-        self._name = ""
-        self._block = b""
+        self._client = ClientInfo(f"gateway {next(_numbers)}")
         self._usable = False
         self._headers = False
         self._prefix: str | None = None
@@ -80,16 +76,11 @@ class ShortWay:
         """Take the options of CONNECT; +OK comes from nats-server, and so do the refusals for pedantic clients."""
         self._usable = not (verbose or pedantic)
         self._headers = headers
-        self._name = name
-        self._describe("")
-
-    def _describe(self, user: str) -> None:
-        info = orjson.dumps({"server": "gateway", "id": self._number, "name": self._name, "user": user})
-        self._block = VERSION + CLIENT_INFO + info + CRLF
+        self._client = self._client._replace(name=name)
 
     def open(self, account: str | None, user: str) -> None:
         """Take requests from now on: no earlier one is under way. ``account``: the client's, where tenants have one."""
-        self._describe(user)
+        self._client = self._client._replace(login=user)
         self._prefix = "" if account is None else f"mq9.{account}."
         self._behind = False
 
@@ -160,7 +151,7 @@ class ShortWay:
             answer = partial(session.answer, self._route, reply)
         found = decode_headers(headers.partition(CRLF)[2]) if headers else None
         name = f"{self._prefix}{subject.decode('utf-8', 'replace')}"
-        door(Request(name, reply, payload, found, self._block, answer))
+        door(Request(name, reply, payload, found, self._client, answer))
 
     def passed(self, subject: bytes) -> None:
         """Take note that a publish goes through nats-server."""
