@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,23 @@ _log = structlog.get_logger("store")
 
 _LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
 _ROWS = (64, 16, 4, 1)
+_RARE = slice(5, 10), slice(11, 13)
+"""Where in :data:`MESSAGE_COLUMNS` stand the columns that are NULL for most messages; each that is named costs time."""
+_NO_RARE = (None,) * 5, (None,) * 2
+
+
+def _inserts(columns: Sequence[str]) -> dict[int, str]:
+    """Return a statement for each number of rows."""
+    row = f"({', '.join('?' * len(columns))})"
+    return {n: f"INSERT INTO message ({', '.join(columns)}) VALUES {', '.join([row] * n)}" for n in _ROWS}
+
+
+_COLUMNS = MESSAGE_COLUMNS.split(", ")
 _INSERT = {
-    count: f"INSERT INTO message ({MESSAGE_COLUMNS}) VALUES " + ", ".join([f"({', '.join('?' * 13)})"] * count)
-    for count in _ROWS
+    True: _inserts([*_COLUMNS[:5], _COLUMNS[10]]),
+    False: _inserts(_COLUMNS),
 }
+"""By whether the rare columns of all rows are NULL."""
 
 
 class SqliteStore:
@@ -327,12 +341,14 @@ class SqliteDialect:
 
     def insert_messages(self, values: Sequence[Row]) -> None:
         """Insert many rows with few statements: each statement releases the GIL and takes it back."""
-        start = 0
-        for count in _ROWS:
-            while len(values) - start >= count:
-                flat = [value for row in values[start : start + count] for value in row]
-                self.connection.execute(_INSERT[count], flat)
-                start += count
+        for plain, group in groupby(values, _is_plain):
+            rows = [(*row[:5], row[10]) if plain else row for row in group]
+            start = 0
+            for count in _ROWS:
+                while len(rows) - start >= count:
+                    flat = [value for row in rows[start : start + count] for value in row]
+                    self.connection.execute(_INSERT[plain][count], flat)
+                    start += count
 
     def lane_source(self, lane: Lane) -> str:
         """Name the partial index, which the planner does not choose by itself."""
@@ -424,6 +440,11 @@ class SqliteDialect:
             f" JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE {mailboxes} GROUP BY no",
             parameters,
         )
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether the rare columns of a row are NULL."""
+    return (row[_RARE[0]], row[_RARE[1]]) == _NO_RARE
 
 
 def hold(path: Path) -> "Hold":
