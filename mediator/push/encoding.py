@@ -21,6 +21,8 @@ _BREAKS = re.compile(r"[\r\n\0]")
 class EncodedMessage:
     """The frames of one message."""
 
+    __slots__ = ("_bodies", "_shown", "message")
+
     shared: ClassVar[bool] = True
     """Whether subscribers to whom it looks alike may get the same frame."""
 
@@ -56,7 +58,8 @@ def _encode(message: Message, *, python: bool) -> bytes:
     # A message without the header is normal.
     if message.lane is not Lane.NORMAL:
         head += b"%b: %b\r\n" % (_LANE, _LANES[message.lane])
-    if lines := _lines(message):
+    rare = message.headers or message.tags or message.key or message.reply_to or message.dedup_id
+    if rare and (lines := _lines(message)):
         # Messages from other doors may contain what would end a line here.
         sound = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line))
         head += sound.encode("utf-8", "replace")
@@ -65,8 +68,6 @@ def _encode(message: Message, *, python: bool) -> bytes:
 
 def _lines(message: Message) -> list[str]:
     """Return the headers that most messages do not have."""
-    if not (message.headers or message.tags or message.key or message.reply_to or message.dedup_id):
-        return []
     # Subscribers are promised dedup_id, the name that older senders use.
     tags, reply_to = ("mq9-tags", ",".join(message.tags) or None), ("mq9-reply-to", message.reply_to)
     own = ("mq9-key", message.key), tags, reply_to, ("dedup_id", message.dedup_id)

@@ -135,7 +135,7 @@ class MessageBatch:
 
     def __init__(self, messages: Sequence[EncodedMessage]) -> None:
         self.messages = messages
-        self.entries = [((each.message.lane, each.message.msg_id), each.message.size) for each in messages]
+        self.entries = [((one.lane, one.msg_id), one.size) for one in [each.message for each in messages]]
         """For windows."""
         self.size = sum(size for _, size in self.entries)
         self.last: Mapping[Lane, int] = dict(item for item, _ in self.entries)
