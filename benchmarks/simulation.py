@@ -1,9 +1,10 @@
 """Predicts the rate of SEND from four constants by a small simulation, and compares it with measured rates.
 
 A closed loop of requests passes through the client, nats-server and the service, one after the other; each takes what
-waits for it at once. The service then commits all that it has taken, which costs it CPU, and waits for the disk;
-meanwhile the next ones gather. Every step of a process takes one core. The constants come from the rates and the CPU
-with 1 and with 100 requests in flight, and are then used for other numbers, and for other disks.
+waits for it at once. The service then commits half of what it has taken, which costs it CPU, and waits for the disk: on
+a fast disk its event loop itself, on a slow one a thread, which commits everything, while the next ones are taken.
+Every step of a process takes one core. The constants come from the rates and the CPU with 1 and with 100 requests in
+flight, and are then used for other numbers, and for other disks.
 """
 
 import heapq
@@ -17,6 +18,8 @@ from benchmarks import nats_clients
 from benchmarks.bench import Bench, ResultRow, number, spread
 from benchmarks.costs import COMMITS
 from benchmarks.servers import ServiceProcess, running
+from mediator.store.pace import FAST_SECONDS
+from mediator.store.writer import MAX_BATCH, MIN_HALF
 from mediator.system.usage import cpu_seconds
 
 FITTED = (1, 100)
@@ -26,7 +29,6 @@ OFF = 0.25
 """How far a prediction may be from what is measured."""
 SLOWER_DISK_US = (1_000, 5_000)
 MESSAGES = 20_000
-MAX_BATCH = 1_000
 CHUNK = 64
 """Messages that a process takes from a socket at once, at most; so large crowds do not move in step."""
 
@@ -159,10 +161,13 @@ class _Simulation:
         # The service's interpreter runs one thread at a time, so taking and committing share a process.
         self._process = {self.CLIENT: 0, self.THERE: 1, self.TAKE: 2, self.COMMIT: 2, self.BACK: 1}
         self._disk = constants.disk
+        self._fast = constants.disk < FAST_SECONDS * 1e6
         self._cores = cores
         self._waiting = dict.fromkeys(self._cost, 0)
         self._busy: set[int] = set()
         self._at_disk = 0
+        self._waits_for_disk = False
+        """Whether the service can do nothing else before the commit is on the disk."""
         self._events: list[tuple[float, int, int, int]] = []
         self._order = 0
 
@@ -176,10 +181,12 @@ class _Simulation:
             if step < 0:
                 self._at_disk = 0
                 self._waiting[self.BACK] += count
+                self._waits_for_disk = False
                 continue
             self._busy.discard(self._process[step])
             if step == self.COMMIT:
                 self._at_disk = count
+                self._waits_for_disk = self._fast
                 self._push(now + self._disk, -1, count)
             else:
                 after = self.CLIENT if step == self.BACK else step + 1
@@ -188,17 +195,25 @@ class _Simulation:
         return now
 
     def _start(self, now: float) -> None:
-        # Those that are furthest on their way go first.
-        for step in (self.BACK, self.COMMIT, self.TAKE, self.THERE, self.CLIENT):
-            count = min(self._waiting[step], MAX_BATCH if step == self.COMMIT else CHUNK)
+        # Those that are furthest on their way go first; but the event loop takes what is there before it commits.
+        service = (self.TAKE, self.COMMIT) if self._fast else (self.COMMIT, self.TAKE)
+        for step in (self.BACK, *service, self.THERE, self.CLIENT):
+            count = self._at_once(step)
             process = self._process[step]
             if not count or process in self._busy or len(self._busy) == self._cores:
                 continue
-            if step == self.COMMIT and self._at_disk:
+            if (step == self.COMMIT and self._at_disk) or (self._waits_for_disk and step in (self.TAKE, self.COMMIT)):
                 continue
             self._waiting[step] -= count
             self._busy.add(process)
             self._push(now + self._cost[step].of(count), step, count)
+
+    def _at_once(self, step: int) -> int:
+        """Return with how many requests a step is done."""
+        waiting = self._waiting[step]
+        if step != self.COMMIT:
+            return min(waiting, CHUNK)
+        return min(waiting, MAX_BATCH, max(MIN_HALF, waiting // 2) if self._fast else waiting)
 
     def _push(self, at: float, step: int, count: int) -> None:
         self._order += 1

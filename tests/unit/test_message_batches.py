@@ -62,7 +62,7 @@ def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Mes
     batches=st.lists(st.lists(st.tuples(LANE, st.sampled_from([1, 300_000, 700_000, WINDOW_BYTES + 1])), max_size=6)),
     confirmed=st.integers(0, 4),
 )
-def test_a_subscription_gets_what_it_wants_as_far_as_there_is_room(
+def test_one_gets_what_it_wants_as_far_as_there_is_room(
     lanes: list[Lane], marks: list[int], batches: list[list[tuple[Lane, int]]], confirmed: int
 ) -> None:
     target = Target()
@@ -97,7 +97,7 @@ def test_a_subscription_gets_what_it_wants_as_far_as_there_is_room(
 
 
 @pytest.mark.rule("E6")
-def test_subscribers_that_see_it_alike_share_a_frame_and_others_have_their_own() -> None:
+def test_who_sees_it_alike_shares_a_frame() -> None:
     shared = batch(message(0), message(1))
     first, same, other, bare = Target(), Target(), Target(b"2"), Target(bare=True)
     for target in (first, same, other, bare):
@@ -117,7 +117,7 @@ def test_frames_that_are_recorded_are_made_for_each() -> None:
 
 
 @pytest.mark.rule("E6", "E7")
-def test_a_client_that_does_not_read_gets_nothing_and_misses_nothing() -> None:
+def test_a_client_that_does_not_read_misses_nothing() -> None:
     target = Target(full=True)
     served = subscription(target)
     assert not served.serve(batch(message(0)))

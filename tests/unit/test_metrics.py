@@ -99,6 +99,9 @@ def test_a_request_is_counted_and_timed_by_verb() -> None:
     assert value(metrics, "mediator_request_seconds_count", verb="send") == 3
     assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.001") == 1
     assert value(metrics, "mediator_request_seconds_bucket", verb="send", le="0.25") == 3
+    # As the console asks for them.
+    (named,) = metrics.registry.restricted_registry(["mediator_requests_total"]).collect()
+    assert sum(sample.value for sample in named.samples) == 3
 
 
 def test_message_events_are_counted_by_lane() -> None:
