@@ -212,13 +212,13 @@ class Broker:
         """Settle messages; return how many were still there (K1–K4)."""
         return await self._writer.write((request.tenant, request.address), _ack_work(request), when_full=True)
 
-    async def nack(self, request: settling.Nack) -> int:
-        """Give leased messages back (F6)."""
-        return await self._change(request, settling.nack)
+    def nack_soon(self, request: settling.Nack, done: Done) -> None:
+        """Give leased messages back; ``done`` as for :meth:`ack_soon` (F6)."""
+        self._change_soon(request, settling.nack, done)
 
-    async def extend(self, request: settling.Extend) -> int:
-        """Lengthen leases (F6)."""
-        return await self._change(request, settling.extend)
+    def extend_soon(self, request: settling.Extend, done: Done) -> None:
+        """Lengthen leases; ``done`` as for :meth:`ack_soon` (F6)."""
+        self._change_soon(request, settling.extend, done)
 
     async def query(self, request: querying.Query) -> list[Message]:
         """Return messages without moving any group (Q1)."""
@@ -413,6 +413,10 @@ class Broker:
             (request.tenant, request.address), lambda tx, now: verb(tx, request, now), when_full=True
         )
 
+    def _change_soon(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]", done: Done) -> None:
+        place = request.tenant, request.address
+        self._writer.submit(place, lambda tx, now: verb(tx, request, now), done, when_full=True)
+
     def _notify(self, committed: Committed) -> None:
         for listener in self._listeners:
             listener(committed)
@@ -428,4 +432,4 @@ def _ack_work(request: settling.Ack) -> Work[int] | JointWork[settling.Ack, int]
     return JointWork((request.tenant, request.address, request.group), request, settling.ack_all)
 
 
-_R = TypeVar("_R", settling.Ack, settling.Nack, settling.Extend, settling.Dead)
+_R = TypeVar("_R", settling.Nack, settling.Extend, settling.Dead)

@@ -15,11 +15,10 @@ from mediator import __version__
 from mediator.fields import MAX_NUMBER, MILLISECONDS_FROM, Fields
 from mediator.mailboxes.address import MAX_ADDRESS
 from mediator.mailboxes.bounds import MAX_DEDUP_ID, MAX_KEY
-from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.requests import SEND_HEADERS
 from mediator.nats.subjects import API
-from mediator.nats.verbs import MailboxVerbs, Verb
+from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs, Verb
 from registry.api import codec
 from registry.api.openapi import explanation
 from registry.cards.card import MAX_CARD
@@ -202,10 +201,13 @@ def _operations() -> Iterable[Json]:
         heading = subject.rstrip(".")
         payload = _body(_described("protocol.md", heading, "Request field", read_fields(verb)))
         yield _operation("mailboxes", subject, heading, payload, _reply("protocol.md", heading, verb.empty))
-    asked = RecordingFields()
-    requests.ack("default", ADDRESS, asked)
-    payload = _body(_described("protocol.md", "MSG.ACK", "Request field", asked.schema))
-    yield _operation("mailboxes", "MSG.ACK.", "MSG.ACK", payload, _reply("protocol.md", "MSG.ACK", {"acknowledged": 0}))
+    for settle in SETTLE_VERBS:
+        asked, heading = RecordingFields(), f"MSG.{settle.name}"
+        settle.read("default", ADDRESS, asked)
+        payload = _body(_described("protocol.md", heading, "Request field", asked.schema))
+        yield _operation(
+            "mailboxes", f"{heading}.", heading, payload, _reply("protocol.md", heading, {settle.counted: 0})
+        )
     for heading, empty in (("MSG.SEND", {"msg_id": -1}), ("MSG.BATCH", {"msg_ids": [], "errors": {}})):
         payload = {"description": "Any bytes." if heading == "MSG.SEND" else "Messages framed as in HMSG of NATS (S8)."}
         headers = _headers() if heading == "MSG.SEND" else None

@@ -30,6 +30,8 @@ from mediator.nats.tls import TlsClient
 
 # A sender's value cannot hold a line break, so this is a line of its own, and the last of its name.
 _CLIENT_LINE = CRLF + CLIENT_INFO
+MAX_KNOWN = 1024
+"""Bytes of a client's description up to which it is remembered: without accounts clients could write it themselves."""
 _STATUS = slice(9, 12)  # of "NATS/1.0 503"
 
 log = structlog.get_logger("nats")
@@ -71,19 +73,24 @@ class Request(NamedTuple):
 def find_client(headers: bytes) -> ClientInfo:
     """Read the line in which the server describes the client; ``headers`` are as they are on the wire."""
     _, found, rest = headers.rpartition(_CLIENT_LINE)
-    return _read_client(rest) if found else ClientInfo()
+    line = rest.partition(CRLF)[0]
+    if not found:
+        return ClientInfo()
+    return _known_client(line) if len(line) <= MAX_KNOWN else _read_client(line)
 
 
-@lru_cache(maxsize=10_000)
-def _read_client(rest: bytes) -> ClientInfo:
+def _read_client(line: bytes) -> ClientInfo:
     try:
-        fields = orjson.loads(rest.partition(CRLF)[0])
+        fields = orjson.loads(line)
         server, number, name, user = (fields.get(key) for key in ("server", "id", "name", "user"))
     except (orjson.JSONDecodeError, AttributeError):
         return ClientInfo()
     return ClientInfo(
         f"{server} {number}", name if isinstance(name, str) else "", user if isinstance(user, str) else ""
     )
+
+
+_known_client = lru_cache(maxsize=10_000)(_read_client)
 
 
 MessageHandler = Callable[[Request], None]

@@ -1,7 +1,7 @@
 """The NATS door: takes requests from the subjects of all editions of the protocol and answers them (N1–N8).
 
-SEND, BATCH, ACK and the publishes of older editions are the hot path: read, queued for the group commit and answered by
-a callback, without a task of their own. Each request to another verb is a task.
+SEND, BATCH, ACK and its like, and the publishes of older editions are the hot path: read, queued for the group commit
+and answered by a callback, without a task of their own. Each request to another verb is a task.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from mediator.mailboxes.address import DEFAULT_TENANT, parse_address, writable_a
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.settling import Ack
+from mediator.mailboxes.settling import Ack, Extend, Nack
 from mediator.nats import batches, replies, requests
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import AdmissionPool
@@ -35,7 +35,7 @@ from mediator.nats.editions.publishing import PublishReader
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.reply_queue import ReplyQueue
 from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
-from mediator.nats.verbs import ImmediateVerb, MailboxVerbs, SendListener, Verb, VerbCall
+from mediator.nats.verbs import SETTLE_VERBS, ImmediateVerb, MailboxVerbs, SendListener, SettleVerb, Verb, VerbCall
 from mediator.ops.metrics import OK, Metrics
 from mediator.request_ids import RequestScope
 from mediator.store.writer import Done
@@ -52,7 +52,7 @@ SILENT = 2
 
 log = structlog.get_logger("nats")
 
-_Request = TypeVar("_Request", Send, Ack)
+_Request = TypeVar("_Request", Send, Ack | Nack | Extend)
 ErrorMapper = Callable[[MediatorError], MediatorError]
 """Renames the headers in an error as the sender named them."""
 
@@ -106,7 +106,10 @@ class Door:
         self._immediate: dict[str, ImmediateVerb] = {
             "MSG.SEND.": ImmediateVerb("SEND", self._send, {"msg_id": -1}),
             "MSG.BATCH.": ImmediateVerb("BATCH", self._send_batch, {"msg_ids": [], "errors": {}}),
-            "MSG.ACK.": ImmediateVerb("ACK", self._ack, {"acknowledged": 0}),
+            **{
+                f"MSG.{verb.name}.": ImmediateVerb(verb.name, partial(self._settle, verb), {verb.counted: 0})
+                for verb in SETTLE_VERBS
+            },
             **{
                 subject: ImmediateVerb("SEND", partial(self._publish, edition), {"msg_id": -1})
                 for subject, edition in publishing.SUBJECTS.items()
@@ -380,25 +383,28 @@ class Door:
         result = OK if stored else outcomes[0].code
         self._reply(message, "BATCH", tenant, replies.batch(outcomes), started, result)
 
-    # Acknowledging.
+    # Acknowledging, giving back, lengthening leases.
 
-    def _ack(self, tenant: str, tail: str, message: Request, started: float) -> None:
+    def _settle(self, verb: SettleVerb, tenant: str, tail: str, message: Request, started: float) -> None:
         size = len(message.data)
         self._replies.check_room(size)
-        request = requests.ack(tenant, parse_address(tail), parse_body(message.data))
+        request = verb.read(tenant, parse_address(tail), parse_body(message.data))
         client = self._client(message, tenant)
-        done = partial(self._acknowledged, message, tenant, client, started)
-        self._submit(self._broker.ack_soon, request, size, client, done)
+        done = partial(self._settled, verb, message, tenant, client, started)
+        self._submit(partial(verb.use_case, self._broker), request, size, client, done)
         self._replies.hold(size)
 
-    def _acknowledged(self, message: Request, tenant: str, client: Hashable, started: float, outcome: Any) -> None:
+    def _settled(
+        self, verb: SettleVerb, message: Request, tenant: str, client: Hashable, started: float, outcome: Any
+    ) -> None:
         size = len(message.data)
         self._pool.leave(tenant, client, size)
         self._replies.hold(-size)
         if isinstance(outcome, MediatorError):
-            self._refuse(message, self._immediate["MSG.ACK."], tenant, outcome, started)
+            self._refuse(message, self._immediate[f"MSG.{verb.name}."], tenant, outcome, started)
         else:
-            self._reply(message, "ACK", tenant, b'{"error":"","acknowledged":%d}' % outcome, started)
+            reply = b'{"error":"","%b":%d}' % (verb.counted.encode(), outcome)
+            self._reply(message, verb.name, tenant, reply, started)
 
 
 def _scope(message: Request) -> RequestScope:

@@ -1,6 +1,6 @@
 """The table of verbs: for each subject what reads the request, the use case, and what writes the reply (M, F, K, Q, E).
 
-SEND, BATCH, ACK and the publishes of older editions are not here: the door answers them without a task of their own.
+SEND, BATCH, ACK, NACK, EXTEND and the publishes of older editions are not here: the door answers them without a task.
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -13,6 +13,7 @@ from mediator.mailboxes.address import parse_address
 from mediator.nats import replies, requests
 from mediator.nats.client import Request
 from mediator.nats.reply_queue import ReplyQueue
+from mediator.store.writer import Done
 
 ReplyRoom = Callable[[], int]
 """Returns how many bytes a reply may have; raises :class:`BusyError` while too many are under way."""
@@ -67,6 +68,24 @@ class ImmediateVerb(NamedTuple):
     """The fields of its reply when it failed (N1)."""
 
 
+class SettleVerb(NamedTuple):
+    """A verb about delivered messages that answers how many; of one client, all of them keep their order."""
+
+    name: str
+    read: Callable[[str, str, Fields], Any]
+    """Reads the request: tenant, address, body."""
+    use_case: Callable[[Broker, Any, Done], None]
+    counted: str
+    """The field of its reply, a number."""
+
+
+SETTLE_VERBS = (
+    SettleVerb("ACK", requests.ack, Broker.ack_soon, "acknowledged"),
+    SettleVerb("NACK", requests.nack, Broker.nack_soon, "returned"),
+    SettleVerb("EXTEND", requests.extend, Broker.extend_soon, "extended"),
+)
+
+
 class MailboxVerbs:
     """The verbs of the current edition."""
 
@@ -76,8 +95,6 @@ class MailboxVerbs:
             "MAILBOX.CREATE": Verb("CREATE", self._create, replies.NOT_CREATED),
             "MAILBOX.UPDATE.": Verb("UPDATE", self._update, {"mail_address": ""}),
             "MSG.FETCH.": Verb("FETCH", self._fetch, {"messages": []}),
-            "MSG.NACK.": Verb("NACK", self._nack, {"returned": 0}),
-            "MSG.EXTEND.": Verb("EXTEND", self._extend, {"extended": 0}),
             "MSG.QUERY.": Verb("QUERY", self._query, {"messages": [], "send_address": ""}),
             "MSG.DELETE.": Verb("DELETE", self._delete, {"deleted": False}),
         }
@@ -102,14 +119,6 @@ class MailboxVerbs:
         request = requests.query(call.tenant, call.address, fields, call.replies.budget)
         found, send_address = await self._broker.query_and_name(request)
         return replies.messages(found, text=text, headers_only=request.headers_only, send_address=send_address)
-
-    async def _nack(self, call: VerbCall) -> bytes:
-        returned = await self._broker.nack(requests.nack(call.tenant, call.address, call.fields))
-        return replies.success(returned=returned)
-
-    async def _extend(self, call: VerbCall) -> bytes:
-        extended = await self._broker.extend(requests.extend(call.tenant, call.address, call.fields))
-        return replies.success(extended=extended)
 
     async def _delete(self, call: VerbCall) -> bytes:
         # The subject says all; SDKs send anything as the body.

@@ -95,7 +95,8 @@ class FeedSubscription:
         items = self.subscriber.confirm(total)
         if items:
             self._feed.confirmed(items)
-            self.resume()
+        # Broadcasts that are not stored share the window, and may have left no room.
+        self.resume()
 
     def resume(self) -> None:
         """Take note that the client has read."""

@@ -186,7 +186,7 @@ class Subscriber:
 
     def frames(self, batch: "MessageBatch") -> Sequence[bytes]:
         """Return the frames of a batch, all of which it takes."""
-        form = tuple(self.subjects.values()), self.target.sid, self.python, self.target.bare
+        form = tuple(self.subjects.items()), self.target.sid, self.python, self.target.bare
         return batch.frames(form, self.frame)
 
     def frame(self, encoded: EncodedMessage) -> bytes:

@@ -274,9 +274,9 @@ class Writer:
                 self._serve(max(MIN_HALF, len(self._jobs) // 2))
             finally:
                 self._turn.release()
-            self._deliver()
             if self._jobs:
                 self._begin_soon()
+            self._deliver()
 
     @property
     def _commits_here(self) -> bool:
@@ -290,6 +290,8 @@ class Writer:
     def _run(self) -> None:
         rest_until = 0.0
         while True:
+            # Read first: what comes before it was set is served below.
+            closing = self._closing
             wait = min(rest_until, self._idle_from) - time.monotonic() if self._background else None
             if (self._jobs and not self._commits_here) or (wait is not None and wait <= 0):
                 with self._turn:
@@ -299,10 +301,9 @@ class Writer:
                     if self._background and started >= min(rest_until, self._idle_from):
                         self._serve_background()
                         rest_until = time.monotonic() + BACKGROUND_REST * (time.monotonic() - started)
-                self._loop.call_soon_threadsafe(self._deliver)
                 if self._jobs and self._commits_here:
                     self._loop.call_soon_threadsafe(self._begin_soon)
-            elif wait is None and self._closing:
+            elif wait is None and closing:
                 return
             else:
                 with suppress(Empty):
@@ -348,6 +349,8 @@ class Writer:
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
         self._undelivered.append((outcomes, committed))
+        if threading.current_thread() is self._thread:
+            self._loop.call_soon_threadsafe(self._deliver)
 
     def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
         started = time.perf_counter()
@@ -396,7 +399,10 @@ class Writer:
     def _deliver(self) -> None:
         """Answer what is done, in the order of the commits, whoever made them."""
         while self._undelivered:
-            self._answer(*self._undelivered.popleft())
+            try:
+                self._answer(*self._undelivered.popleft())
+            except Exception:
+                log.exception("answers after a commit failed")
 
     def _answer(self, outcomes: Outcomes, committed: Committed | None) -> None:
         """Answer one batch; all that was committed is answered even if a listener fails."""

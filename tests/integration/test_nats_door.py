@@ -515,6 +515,24 @@ async def test_create_with_retention_archive_and_lease(service: Service) -> None
     assert await service.query("work") == []
 
 
+@pytest.mark.rule("F6", "K3")
+async def test_what_is_said_of_a_lease_keeps_its_order(service: Service) -> None:
+    await service.create()
+    body = {"group_name": "g", "msg_id": 0}
+    leased = {"group_name": "g", "deliver": "earliest", "config": {"ack_wait_ms": 60_000, "max_wait_ms": 0}}
+    for number in range(20):
+        await service.send(str(number).encode())
+        assert ids(await service.fetch(**leased)) == [number]
+        body["msg_id"] = number
+        verbs = ("EXTEND", "NACK", "ACK")
+        asked = [service.ask(f"MSG.{verb}.task", {**body, **EXTRA.get(verb, {})}) for verb in verbs]
+        extended, returned, acknowledged = await asyncio.gather(*asked)
+        assert (extended["extended"], returned["returned"], acknowledged["acknowledged"]) == (1, 1, 1)
+
+
+EXTRA = {"EXTEND": {"ack_wait_ms": 60_000}, "NACK": {"delay_ms": 60_000}}
+
+
 @pytest.mark.rule("M3", "M4")
 async def test_update_asks_for_the_token(service: Service) -> None:
     token = await service.create()

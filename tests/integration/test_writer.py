@@ -263,7 +263,9 @@ async def test_more_than_the_bound_is_refused_at_once(store: Gated) -> None:
     await writer.close()
 
 
-async def test_chores_run_while_requests_go_on(store: Gated, writer: Writer) -> None:
+@pytest.mark.parametrize("fast", [False, True])
+async def test_chores_run_while_requests_go_on(store: Gated, writer: Writer, fast: bool) -> None:
+    store.fast = fast
     stop = asyncio.Event()
 
     async def requests() -> int:
@@ -284,6 +286,24 @@ async def test_chores_run_while_requests_go_on(store: Gated, writer: Writer) -> 
     kept = noted(store)
     assert len(kept) == count + 5
     assert [what for what in kept if what.startswith("chore")] == [f"chore {no}" for no in range(5)]
+
+
+async def test_an_answer_waits_for_no_background_work(store: Gated, writer: Writer) -> None:
+    first = await held(store, writer)
+    go_on = threading.Event()
+
+    def chore(tx: Transaction, now: int) -> bool:
+        return go_on.wait(30)
+
+    background = asyncio.create_task(writer.write_background(chore))
+    await asyncio.sleep(0)
+    store.gate.set()
+    # Both are done in one turn of the thread.
+    async with asyncio.timeout(20):
+        assert await first == "first"
+    assert not background.done()
+    go_on.set()
+    assert await background
 
 
 @pytest.mark.rule("A8")

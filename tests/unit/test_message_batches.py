@@ -1,5 +1,6 @@
 """What one subscription gets of messages read for many: in order, once, as much as its window holds (E6)."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor
 from mediator.push.encoding import EncodedMessage
 from mediator.push.live_feed import FeedSubscription
@@ -124,3 +125,29 @@ def test_a_client_that_does_not_read_misses_nothing() -> None:
     target.full = False
     assert served.serve(batch(message(0)))
     assert len(target.frames) == 1
+
+
+class Feed:
+    """Is asked to serve subscriptions that are not live."""
+
+    def __init__(self) -> None:
+        self.served = 0
+
+    def is_live(self, subscription: FeedSubscription) -> bool:
+        return False
+
+    async def catch_up(self, subscription: FeedSubscription) -> None:
+        self.served += 1
+
+
+@pytest.mark.rule("E7", "E9")
+async def test_room_that_broadcasts_had_taken_is_used() -> None:
+    feed = Feed()
+    served = FeedSubscription(cast(Any, feed), subscription(Target()).subscriber, Cursor(LANES, [-1] * 4))
+    # A broadcast that is not stored, in the same window.
+    assert served.subscriber.window.offer((Lane.NORMAL, HIDDEN_ID), 600_000)
+    assert not served.serve(batch(message(0, payload=bytes(600_000))))
+    served.subscriber.in_flight.add(1)
+    served.confirm(1)
+    await asyncio.sleep(0)
+    assert feed.served == 1

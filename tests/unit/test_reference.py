@@ -16,12 +16,13 @@ from mediator.fields import Fields
 from mediator.mailboxes.lanes import LANES
 from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
-from mediator.nats.verbs import MailboxVerbs
+from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs
 from registry.api.verbs import add_verbs
 from registry.memory.policy import NO_MEMORY
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = asyncapi.document()
+SETTLED = [f"MSG.{verb.name}." for verb in SETTLE_VERBS]
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
@@ -44,15 +45,15 @@ def verbs_of_registry() -> set[str]:
 
 
 def test_every_verb_has_a_channel() -> None:
-    sent = {"MSG.SEND.", "MSG.BATCH.", "MSG.ACK.", "INBOX.", "MAILBOX.MSG.", "BROADCAST."}
-    verbs = {*MailboxVerbs(None).table, *EditionVerbs(None).table, *verbs_of_registry(), *sent}
+    sent = {"MSG.SEND.", "MSG.BATCH.", "INBOX.", "MAILBOX.MSG.", "BROADCAST."}
+    verbs = {*MailboxVerbs(None).table, *EditionVerbs(None).table, *verbs_of_registry(), *SETTLED, *sent}
     described = {re.sub(r"{.*", "", subject) for subject in asyncapi.subjects()}
     assert described == verbs
 
 
 def test_every_verb_of_the_current_edition_has_a_section() -> None:
     page = (DOCS / "protocol.md").read_text(encoding="utf-8")
-    for subject in (*MailboxVerbs(None).table, "MSG.ACK."):
+    for subject in (*MailboxVerbs(None).table, *SETTLED):
         assert f"\n## {subject.rstrip('.')}\n" in page
 
 
