@@ -82,7 +82,8 @@ class BroadcastListener:
     def push(self) -> None:
         """Push what there is room for; the other half of the window is for stored broadcasts."""
         target, window, frames = self.subscriber.target, self.subscriber.window, []
-        while self.waiting and not target.full and window.offer(_ITEM, self.waiting[0].size, 2):
+        waiting = self.waiting
+        while waiting and not target.full and window.offer([(_ITEM, waiting[0].size)], waiting[0].size, 2):
             message = self._pop()
             if target.bare:
                 frames.append(encode_message(message.subject, target.sid, message.payload))

@@ -15,9 +15,10 @@ from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.pushing import Cursor, Found, Place
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.push.encoding import MessageEncoder
 from mediator.push.read_marks import ReadMarks
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES, MessageBatch, Subscriber, log_failure
+from mediator.push.subscriber import MessageBatch, Subscriber, log_failure
 
 FAN_OUT_BYTES = 8 * 1024 * 1024
 """Bytes of pushes that one read leads to, if it finds more than one message."""
@@ -61,19 +62,19 @@ class FeedSubscription:
             room
             and cursor.wants_all(batch.first)
             and subscriber.takes_all(batch)
-            and subscriber.window.offer_all(batch.entries, batch.size)
+            and subscriber.window.offer(batch.entries, batch.size)
         ):
             cursor.gave_all(batch.last)
-            subscriber.send(subscriber.frames(batch))
+            subscriber.send(batch.frames(subscriber))
             return True
         frames: list[bytes] = []
         whole = True
-        for encoded in batch.messages:
+        for encoded, entry in zip(batch.messages, batch.entries, strict=True):
             message = encoded.message
             if not cursor.wants(message):
                 continue
             if subscriber.takes(message):
-                if not (room and subscriber.window.offer((message.lane, message.msg_id), message.size)):
+                if not (room and subscriber.window.offer([entry], message.size)):
                     whole = False
                     break
                 frames.append(subscriber.frame(encoded))
@@ -179,7 +180,7 @@ class LiveFeed:
                 # While it was read for, the client may have stopped reading.
                 if found is None or subscription.closed or not subscriber.room:
                     return
-                whole = subscription.serve(self._batch(found))
+                whole = subscription.serve(MessageBatch(found.messages, self._encode))
                 if whole:
                     subscription.cursor.marks = found.marks
             if not whole:
@@ -232,7 +233,7 @@ class LiveFeed:
         return not found.complete
 
     async def _fan_out(self, found: Found) -> None:
-        batch = self._batch(found)
+        batch = MessageBatch(found.messages, self._encode)
         pushed = 0
         for subscription in tuple(self._live):
             if pushed >= TURN:
@@ -242,9 +243,6 @@ class LiveFeed:
                 # From here on it is served alone, once it has confirmed something.
                 self._live.pop(subscription, None)
             pushed += len(batch.messages)
-
-    def _batch(self, found: Found) -> MessageBatch:
-        return MessageBatch([self._encode(message) for message in found.messages])
 
     async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
         """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""

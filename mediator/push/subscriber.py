@@ -1,22 +1,18 @@
 """A subscription as it is served: where its pushes go, and what its client has not confirmed (E6, E7)."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Item
+from mediator.mailboxes.window import Entry, Window
 from mediator.nats.subjects import Subject
-from mediator.push.encoding import EncodedMessage
-
-WINDOW: Final = 1000
-"""Messages pushed and not confirmed, for each subscription (E7)."""
-WINDOW_BYTES: Final = 1 << 20
+from mediator.push.encoding import EncodedMessage, MessageEncoder
 
 log = structlog.get_logger("push")
 
@@ -69,89 +65,25 @@ class ServedSubscription(Protocol):
         """End it: ``unsub``, ``drained`` or ``broken``."""
 
 
-class Window:
-    """Messages and bytes pushed to one subscription and not confirmed, in the order of the pushes."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Item, int]] = deque()
-        self._bytes = 0
-        self._confirmed = 0
-
-    @property
-    def room(self) -> int:
-        """How many more messages it takes."""
-        return WINDOW - len(self._waiting) if self._bytes < WINDOW_BYTES else 0
-
-    @property
-    def room_bytes(self) -> int:
-        """How many more bytes it takes."""
-        return WINDOW_BYTES - self._bytes
-
-    @property
-    def count(self) -> int:
-        """How many messages are not confirmed."""
-        return len(self._waiting)
-
-    @property
-    def waiting(self) -> list[Item]:
-        """The messages that are not confirmed."""
-        return [item for item, _ in self._waiting]
-
-    def offer_all(self, entries: Sequence[tuple[Item, int]], size: int) -> bool:
-        """Add messages that are pushed, each with its size and ``size`` bytes in all, if all of them fit."""
-        if len(self._waiting) + len(entries) > WINDOW or self._bytes + size > WINDOW_BYTES:
-            return False
-        self._waiting += entries
-        self._bytes += size
-        return True
-
-    def offer(self, item: Item, size: int, part: int = 1) -> bool:
-        """Add a message that is pushed, if it fits; an empty window takes any size. ``part`` 2: half of the window."""
-        waiting = self._waiting
-        if waiting and (len(waiting) >= WINDOW // part or self._bytes + size > WINDOW_BYTES // part):
-            return False
-        waiting.append((item, size))
-        self._bytes += size
-        return True
-
-    def add(self, item: Item, size: int) -> None:
-        """Add a message that is pushed, whether it fits or not."""
-        self._waiting.append((item, size))
-        self._bytes += size
-
-    def confirm(self, total: int) -> list[Item]:
-        """Remove what the client confirmed, counted from the opening, and return it."""
-        # A client may have stopped taking pushes before the last ones that were handed to it.
-        count = min(total - self._confirmed, len(self._waiting))
-        take = self._waiting.popleft
-        confirmed = [take() for _ in range(count)]
-        self._bytes -= sum(size for _, size in confirmed)
-        self._confirmed += len(confirmed)
-        return [item for item, _ in confirmed]
-
-
 class MessageBatch:
     """Messages that were read together, in their order, and what is the same for all who get all of them."""
 
-    def __init__(self, messages: Sequence[EncodedMessage]) -> None:
-        self.messages = messages
-        self.entries = [((one.lane, one.msg_id), one.size) for one in [each.message for each in messages]]
-        """For windows."""
+    def __init__(self, messages: Sequence[Message], encode: MessageEncoder) -> None:
+        self.messages = [encode(message) for message in messages]
+        self.entries: list[Entry] = [((message.lane, message.msg_id), message.size) for message in messages]
         self.size = sum(size for _, size in self.entries)
         self.last: Mapping[Lane, int] = dict(item for item, _ in self.entries)
         """The last msg_id of each lane."""
         self.first: Mapping[Lane, int] = dict(item for item, _ in reversed(self.entries))
-        """The first msg_id of each lane."""
-        self.lanes = self.last.keys()
-        self._shared = all(each.shared for each in messages)
         self._frames: dict[Hashable, Sequence[bytes]] = {}
 
-    def frames(self, form: Hashable, encode: Callable[[EncodedMessage], bytes]) -> Sequence[bytes]:
-        """Return the frames for a subscriber; those for others of the same form are the same, and made once."""
+    def frames(self, to: "Subscriber") -> Sequence[bytes]:
+        """Return the frames for a subscriber; those to whom the messages look alike share them."""
+        form = tuple(to.subjects.items()), to.target.sid, to.python, to.target.bare
         made = self._frames.get(form)
         if made is None:
-            made = [encode(each) for each in self.messages]
-            if self._shared:
+            made = [to.frame(each) for each in self.messages]
+            if all(each.shared for each in self.messages):
                 self._frames[form] = made
         return made
 
@@ -176,18 +108,13 @@ class Subscriber:
         """Return whether it subscribes to a message."""
         return message.lane in self.subjects
 
-    def takes_all(self, batch: "MessageBatch") -> bool:
+    def takes_all(self, batch: MessageBatch) -> bool:
         """Return whether it subscribes to all messages of a batch."""
-        return batch.lanes <= self.subjects.keys()
+        return batch.last.keys() <= self.subjects.keys()
 
     def subject(self, message: Message) -> bytes:
         """Return the whole subject of the push of a message."""
         return self.subjects[message.lane]
-
-    def frames(self, batch: "MessageBatch") -> Sequence[bytes]:
-        """Return the frames of a batch, all of which it takes."""
-        form = tuple(self.subjects.items()), self.target.sid, self.python, self.target.bare
-        return batch.frames(form, self.frame)
 
     def frame(self, encoded: EncodedMessage) -> bytes:
         """Return the frame of a message, which is in the window."""

@@ -16,9 +16,9 @@ from mediator.errors import UnavailableError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.window import WINDOW
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import NatsConnection
-from mediator.push.subscriber import WINDOW
 from mediator.store.base import Transaction
 from tests.harness.door import Service
 from tests.harness.gateway import House, gateway

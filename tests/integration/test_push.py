@@ -13,7 +13,7 @@ from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Push, Pushes, Subscriber, pushes, pushes_of, service
 

@@ -12,7 +12,7 @@ from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.store.base import Transaction
 from tests.harness.door import PUSH, Service, ids, serving
 from tests.harness.pushes import Pushes, pushes_of

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.nats.connection import NatsConnection
 from mediator.nats.subjects import PublicListSubject, classify, overlaps
 from mediator.push import broadcast_hub, broadcast_verb
@@ -21,7 +22,7 @@ from mediator.push.broadcast_hub import (
     BroadcastListener,
     BroadcastMessage,
 )
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES, InFlightCounter, Subscriber
+from mediator.push.subscriber import InFlightCounter, Subscriber
 
 
 @pytest.mark.rule("E9")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.push.encoding import EncodedMessage
 from mediator.push.live_feed import FeedSubscription
-from mediator.push.subscriber import WINDOW, WINDOW_BYTES, InFlightCounter, MessageBatch, Subscriber
+from mediator.push.subscriber import InFlightCounter, MessageBatch, Subscriber
 
 LANE = st.sampled_from(LANES)
 
@@ -49,7 +50,7 @@ def subscription(target: Target, lanes: Sequence[Lane] = LANES, marks: Sequence[
 
 
 def batch(*messages: Message, kind: type[EncodedMessage] = EncodedMessage) -> MessageBatch:
-    return MessageBatch([kind(message) for message in messages])
+    return MessageBatch(messages, kind)
 
 
 def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Message:
@@ -145,7 +146,7 @@ async def test_room_that_broadcasts_had_taken_is_used() -> None:
     feed = Feed()
     served = FeedSubscription(cast(Any, feed), subscription(Target()).subscriber, Cursor(LANES, [-1] * 4))
     # A broadcast that is not stored, in the same window.
-    assert served.subscriber.window.offer((Lane.NORMAL, HIDDEN_ID), 600_000)
+    assert served.subscriber.window.offer([((Lane.NORMAL, HIDDEN_ID), 600_000)], 600_000)
     assert not served.serve(batch(message(0, payload=bytes(600_000))))
     served.subscriber.in_flight.add(1)
     served.confirm(1)
