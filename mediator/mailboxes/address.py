@@ -15,11 +15,20 @@ PUBLIC = "public"
 RESERVED = frozenset({PUBLIC})
 
 _ADDRESS = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
+_URL = re.compile(r"mq9://.*/", re.IGNORECASE)
 _GENERATED = re.compile(r"[a-z2-7]{26}")
 
 
+def bare_address(text: str) -> str:
+    """Return what follows ``mq9://…/``, the form in which cards name a mailbox; any other text as it is (N11)."""
+    url = _URL.match(text)
+    return text if url is None else text[url.end() :]
+
+
 def parse_address(text: str, field: str = "mail_address") -> str:
-    """Return ``text`` if it is an address (A1), else raise :class:`BadRequestError` naming ``field``."""
+    """Return the address in ``text`` (A1, N11), else raise :class:`BadRequestError` naming ``field``."""
+    if ":" in text:
+        text = bare_address(text)
     if not 1 <= len(text) <= MAX_ADDRESS:
         raise BadRequestError(field, f"expected 1 to {MAX_ADDRESS} characters, got {len(text)}")
     if not _ADDRESS.fullmatch(text):
@@ -28,10 +37,11 @@ def parse_address(text: str, field: str = "mail_address") -> str:
 
 
 def writable_address(text: str, field: str = "mail_address") -> str:
-    """Return ``text`` if clients may create it and write to it: an address that is not reserved (A1)."""
-    if text in RESERVED:
-        raise BadRequestError(field, f"{text} is reserved")
-    return parse_address(text, field)
+    """Return the address in ``text`` if clients may create it and write to it: one that is not reserved (A1)."""
+    address = parse_address(text, field)
+    if address in RESERVED:
+        raise BadRequestError(field, f"{address} is reserved")
+    return address
 
 
 def new_address(random: Callable[[int], bytes]) -> str:

@@ -19,7 +19,7 @@ MAX_LINE: Final = 4096
 """Bytes of a client's line, as in nats-server's ``max_control_line``."""
 MAX_CONNECT: Final = 65536
 """Bytes of a CONNECT: nats-server may be configured to take tokens that are longer than its lines."""
-MAX_ERROR: Final = 512
+MAX_ERROR: Final = 1024
 """Characters of the text in ``-ERR``."""
 CLIENT_INFO: Final = b"Nats-Request-Info:"
 """The header in which nats-server names the client that made a request; it removes a sender's own."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mediator.errors import BadRequestError, NoSuchMessageError
 from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
-from mediator.mailboxes.address import parse_address, writable_address
+from mediator.mailboxes.address import bare_address, parse_address, writable_address
 from mediator.mailboxes.bounds import (
     DEFAULT_FETCH,
     DEFAULT_WAIT,
@@ -185,7 +185,7 @@ def address_and_id(tail: str, field: str = "mail_address") -> tuple[str, int]:
 def _group(fields: Fields, address: str) -> str:
     """Read the group; an empty name is a group that does not exist (K4)."""
     named = fields.text("mail_address", 4096)
-    if named is not None and named != address:
+    if named is not None and bare_address(named) != address:
         raise BadRequestError("mail_address", f"expected {address} as in the subject, got {named[:128]}")
     return fields.text("group_name", MAX_GROUP_NAME) or ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mediator.mailboxes.address import MAX_ADDRESS, RESERVED
+from mediator.mailboxes.address import MAX_ADDRESS, RESERVED, bare_address
 from mediator.nats import control_messages
 
 API: Final = "$mq9.AI."
@@ -117,9 +117,10 @@ def classify(subject: str) -> Subject:
     return RefusedSubject(violation(subject))
 
 
-def violation(subject: str) -> str:
-    """Word a refusal as nats-server does."""
-    return f'Permissions Violation for Subscription to "{subject}"'
+def violation(subject: str, reason: str = "") -> str:
+    """Word the refusal of a subscription as nats-server does: any other beginning makes clients disconnect (N10)."""
+    text = f'Permissions Violation for Subscription to "{subject}"'
+    return f"{text}: {reason}" if reason else text
 
 
 def split_word(edition: Edition, rest: str) -> tuple[str, str]:
@@ -148,12 +149,13 @@ def _mailbox(subject: str, edition: Edition, rest: str) -> Subject:
     address, word = split_word(edition, rest)
     if not word and rest.endswith(".*"):
         address, word = rest[:-2], ANY
+    address = bare_address(address)
     if set(address) & {"*", ">"} or not address:
         return RefusedSubject(violation(subject))
     if edition is Edition.LATER and address in RESERVED:
         return PublicListSubject(subject)
     if len(address) > MAX_ADDRESS or not _ADDRESS.fullmatch(address):
-        return RefusedSubject(f"mailbox {address[:MAX_ADDRESS]} does not exist")
+        return RefusedSubject(violation(subject, f"mailbox {address[:MAX_ADDRESS]} does not exist"))
     return MailboxSubject(edition, address, word)
 
 

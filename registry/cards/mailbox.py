@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.address import MAX_ADDRESS, writable_address
+from mediator.mailboxes.address import MAX_ADDRESS, bare_address, writable_address
 
-SCHEME = "mq9://"
 _EXPECTED = "an address, bare or as mq9://broker/address"
 _HYPHENATED = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 
@@ -20,10 +19,8 @@ def mailbox_address(value: Any) -> str:
     """
     if not isinstance(value, str):
         raise BadRequestError("mailbox", f"expected {_EXPECTED}")
-    if "/" not in value:
-        return _address(value)
-    _, slash, address = value[len(SCHEME) :].rpartition("/")
-    if value[: len(SCHEME)].lower() != SCHEME or not slash:
+    address = bare_address(value)
+    if "/" in address:
         raise BadRequestError("mailbox", f"expected {_EXPECTED}")
     return _address(address)
 

@@ -106,7 +106,7 @@ async def test_who_has_its_pong_knows_that_the_mailbox_does_not_exist(tried: Edg
         client.write(b"SUB %b %d\r\nPING\r\n" % (BOX % b"there", number))
         told = await client.settled(b"SUB %b %d\r\n" % (BOX % b"missing", number + 1))
         told += await client.until(b"PONG")
-        assert b"-ERR 'mailbox missing does not exist'" in told, number
+        assert any(line.endswith(b"\": mailbox missing does not exist'") for line in told), number
 
 
 # What nats-server tells (B1).

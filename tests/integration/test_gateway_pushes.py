@@ -192,13 +192,28 @@ async def test_a_window_is_filled_again_as_it_is_confirmed(house: House) -> None
         await raw.until(b"HMSG")
 
 
+def refusal(subject: str, reason: str) -> bytes:
+    return f"-ERR 'Permissions Violation for Subscription to \"{subject}\": {reason}'".encode()
+
+
 @pytest.mark.rule("N10")
 async def test_a_missing_mailbox_is_an_error_on_a_live_connection(house: House) -> None:
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false}\r\nSUB $mq9.AI.MAILBOX.MSG.none.* 1\r\n')
-    assert await raw.until(b"-ERR") == b"-ERR 'mailbox none does not exist'"
+    assert await raw.until(b"-ERR") == refusal("$mq9.AI.MAILBOX.MSG.none.*", "mailbox none does not exist")
     raw.write(b"SUB foo 2\r\nPUB foo 2\r\nhi\r\n")
     assert await raw.until(b"MSG") == b"MSG foo 2 2"
+
+
+@pytest.mark.rule("N10")
+async def test_a_client_stays_connected_when_a_mailbox_is_missing(house: House) -> None:
+    client = await house.client()
+    subscription = await client.subscribe(f"{BOX}.*")
+    await client.subscribe("$mq9.AI.MAILBOX.MSG.none.*")
+    assert "mailbox none does not exist" in await problem_of(client)
+    await house.service.send(b"mail", "orders")
+    assert [message.data for message in await taken(subscription, 1)] == [b"mail"]
+    assert client.is_connected
 
 
 @pytest.mark.rule("N10", "E9")
@@ -339,7 +354,7 @@ async def test_a_verbose_client_gets_one_ok_for_each_command(house: House, pedan
     lines: list[bytes] = []
     while lines.count(b"PONG") < 2:
         lines.append(await raw.line())
-        if lines[-1].startswith(b"-ERR 'mailbox"):
+        if b"mailbox none does not exist" in lines[-1]:
             raw.write(b"PING\r\n")
     assert lines.count(b"+OK") == 2
     assert sum(line.startswith(b"-ERR") for line in lines) == 2
@@ -362,7 +377,7 @@ async def test_subscriptions_beyond_the_bound_are_refused(tmp_path: Path) -> Non
         raw.write(b"".join(b"SUB $mq9.AI.MAILBOX.MSG.m%d.* %d\r\n" % (n, n) for n in range(10_000)) + b"PING\r\n")
         refused = 0
         while (line := await raw.line()) != b"PONG":
-            refused += line == b"-ERR 'maximum subscriptions exceeded'"
+            refused += line.endswith(b"\": maximum subscriptions exceeded'")
         assert refused == 9990
         await house.service.serves(10)
         raw.write(b"UNSUB 3\r\nSUB $mq9.AI.MAILBOX.MSG.m20000.* 20000\r\nPING\r\n")
@@ -386,7 +401,7 @@ async def test_there_are_so_many_subscriptions_and_no_more(tmp_path: Path, limit
         one = await house.reader(b"SUB %b.* 1" % BOX.encode(), b"SUB %b.* 2" % BOX.encode())
         two = await house.raw()
         two.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\n' % BOX.encode())
-        assert await two.until(b"-ERR") == b"-ERR '%b'" % error.encode()
+        assert await two.until(b"-ERR") == refusal(f"{BOX}.*", error)
         one.write(b"UNSUB 1\r\nPING\r\n")
         await one.until(b"PONG")
         await house.service.serves(1)

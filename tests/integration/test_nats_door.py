@@ -127,6 +127,27 @@ REQUESTS = {
 }
 
 
+@pytest.mark.rule("N11")
+@pytest.mark.parametrize("url", ["mq9://broker/", "mq9://broker.example:4222/", "MQ9:///", "mq9://a/b/"])
+async def test_an_address_may_be_written_as_cards_have_it(service: Service, url: str) -> None:
+    done = service.done
+    assert (await done("MAILBOX.CREATE", {"name": f"{url}box.a"}))["mail_address"] == "box.a"
+    await done(f"MSG.SEND.{url}box.a", b"0", headers={"mq9-reply-to": f"{url}task"})
+    await done(f"MAILBOX.MSG.{url}box.a.urgent", b"1")
+    await done(f"INBOX.{url}box.a.notify", b"2")
+    body = {"group_name": "g", "deliver": "earliest"}
+    fetched = (await done(f"MSG.FETCH.{url}box.a", body))["messages"]
+    assert [message["msg_id"] for message in fetched] == [1, 0, 2]
+    assert fetched[1]["reply_to"] == "task"
+    acked = {"group_name": "g", "mail_address": f"{url}box.a", "msg_id": 2}
+    assert (await done("MSG.ACK.box.a", acked))["acknowledged"] == 3
+    assert (await done(f"MSG.DELETE.{url}box.a.0"))["deleted"] is True
+    assert len((await done(f"MSG.QUERY.{url}box.a"))["messages"]) == 2
+    assert (await service.ask(f"MSG.SEND.{url}public", b""))["error"] == "mail_address: public is reserved"
+    for wrong in ("mq9://box.a", "https://broker/box.a", f"{url}Box"):
+        assert (await service.ask(f"MSG.SEND.{wrong}", b""))["error"].startswith("mail_address: expected "), wrong
+
+
 @pytest.mark.rule("N1")
 async def test_a_reply_to_a_failure_is_complete_and_empty(service: Service) -> None:
     for verb, body in REQUESTS.items():

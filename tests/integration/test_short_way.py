@@ -96,6 +96,24 @@ async def test_most_requests_go_past_nats_server(through_nats: Callable[[], int]
 
 
 @pytest.mark.usefixtures("both_ways")
+@pytest.mark.rule("N2")
+async def test_an_empty_part_of_a_subject_is_answered_in_json(house: House) -> None:
+    client = await house.client()
+    malformed = "expected lowercase letters and digits, in parts joined by single dots"
+    answers = {
+        **dict.fromkeys(("MSG.SEND.a..b", "MSG.SEND..a", "MSG.SEND.a.", "MSG.SEND."), f"mail_address: {malformed}"),
+        **dict.fromkeys(("MSG.FETCH.task.", "MSG.DELETE.task..0", "MSG.DELETE.task.0."), f"mail_address: {malformed}"),
+        **dict.fromkeys(("MAILBOX.MSG.task..urgent", "INBOX.task.urgent."), f"mail_id: {malformed}"),
+        **dict.fromkeys(("", ".", "MSG..SEND.task", "AGENT."), "unknown subject $mq9.AI."),
+        "BROADCAST.a..b": "subject: expected ",
+    }
+    for name, error in answers.items():
+        reply = await client.request(PREFIX + name, b"{}", headers={"own": "1"}, timeout=30)
+        assert json.loads(reply.data)["error"].startswith(error), name
+    assert json.loads((await client.request(PREFIX + "MSG.QUERY.task", b"", timeout=30)).data)["messages"] == []
+
+
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.rule("N1")
 @pytest.mark.parametrize(
     "frame",

@@ -31,9 +31,10 @@ def question(number: int) -> bytes:
     return b"PUB $mq9.AI.PUSH.OPEN %d\r\n%b\r\n" % (len(body), body)
 
 
-def refusal(subject: bytes) -> bytes:
-    """Return how nats-server refuses a subscription."""
-    return b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % subject
+def refusal(subject: bytes, reason: bytes = b"") -> bytes:
+    """Return how nats-server refuses a subscription, and the gateway, which gives its reason."""
+    reason = b": " + reason if reason else b""
+    return b"-ERR 'Permissions Violation for Subscription to \"%b\"%b'\r\n" % (subject, reason)
 
 
 @dataclass
@@ -320,7 +321,7 @@ def test_pongs_wait_for_the_subscriptions_before_them() -> None:
     way.session.accept(second, Served())
     assert way.session.take()[1] == b""
     way.session.refuse(first, "no")
-    assert way.session.take()[1] == b"-ERR 'no'\r\nPONG\r\n"
+    assert way.session.take()[1] == refusal(BOX + b".*", b"no") + b"PONG\r\n"
     assert way.client(b"UNSUB 3\r\nPING\r\n")[1] == b"PONG\r\nPONG\r\n"
     assert way.server(b"PONG\r\n")[1] == b"PONG\r\n"
 
@@ -333,7 +334,7 @@ def test_a_pong_does_not_wait_for_ever() -> None:
     way.session.answered(way.gateway.made[0])
     assert way.session.take()[1] == b"PONG\r\n"
     way.session.refuse(way.gateway.made[0], "late")
-    assert way.session.take()[1] == b"-ERR 'late'\r\n"
+    assert way.session.take()[1] == refusal(BOX, b"late")
 
 
 @pytest.mark.rule("E7")
@@ -354,7 +355,7 @@ def test_a_refusal_reaches_the_client_and_ends_the_sub() -> None:
     way.server(b"MSG a 1 5\r\nab")
     way.session.refuse(way.gateway.made[0], "mailbox orders does not exist\r\nPING")
     assert way.session.take()[1] == b"", "a payload is under way"
-    assert way.server(b"cde\r\n")[1] == b"cde\r\n-ERR 'mailbox orders does not exist PING'\r\n"
+    assert way.server(b"cde\r\n")[1] == b"cde\r\n" + refusal(BOX + b".*", b"mailbox orders does not exist PING")
     assert way.session.subscriptions == 0
     assert way.gateway.ends == [(b"7", "unsub")]
 
@@ -402,7 +403,7 @@ def test_a_connection_has_so_many_subscriptions_to_mail() -> None:
     way = Way()
     for sid in range(4):
         up, down = way.client(b"SUB %b.* %d\r\n" % (BOX, sid))
-    assert (up, down) == (b"", b"-ERR 'maximum subscriptions exceeded'\r\n")
+    assert (up, down) == (b"", refusal(BOX + b".*", b"maximum subscriptions exceeded"))
     way.client(b"UNSUB 0\r\n")
     assert way.client(b"SUB %b.* 3\r\n" % BOX)[0] == probe(BOX + b".*") + b"PING\r\n"
 

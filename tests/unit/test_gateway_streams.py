@@ -292,8 +292,6 @@ def test_a_request_is_told_whole_and_does_not_pass(head: bytes | None) -> None:
         b"pub $mq9.AI.MSG.SEND.a _INBOX.a.1 1\r\nx\r\n",
         b"PUB $mq9.AI.MSG.SEND.a  _INBOX.a.1 1\r\nx\r\n",
         b"PUB $mq9.AI.MSG.SEND.a 5 1\r\nx\r\n",
-        pub(b"$mq9.AI.MSG.SEND.", b"x", SHORT),
-        pub(b"$mq9.AI.MSG..SEND", b"x", SHORT),
         pub(b"$mq9.AI.MSG.SEND.*", b"x", SHORT),
         pub(b"$mq9.AI.>", b"x", SHORT),
         pub(b"$mq9.AI.MSG.SEND.a", b"x", b"_INBOX.a."),
@@ -308,6 +306,24 @@ def test_only_plain_requests_to_the_service_are_taken(frame: bytes) -> None:
         assert fed(ClientStream(client), chunks) == frame
         assert not [each for each in client.told if each[0] == b"request"]
         assert client.told[-1][0] == b"passing"
+
+
+@pytest.mark.rule("N2")
+@pytest.mark.parametrize(
+    ("subject", "delivered"),
+    [
+        (b"$mq9.AI.MSG.SEND.", b"$mq9.AI.MSG.SEND.#"),
+        (b"$mq9.AI.MSG..SEND", b"$mq9.AI.MSG.#"),
+        (b"$mq9.AI.MSG.SEND.a...b.", b"$mq9.AI.MSG.SEND.a.#"),
+        (b"$mq9.AI.", b"$mq9.AI.#"),
+        (b"$mq9.AI..PUB", b"$mq9.AI.#"),
+    ],
+)
+def test_a_request_with_an_empty_token_reaches_the_service(subject: bytes, delivered: bytes) -> None:
+    for reply in (SHORT, b""):
+        frame, passed = pub(subject, b"PUB", reply), pub(delivered, b"PUB", reply)
+        for chunks in ([frame * 2], [frame[at : at + 1] for at in range(len(frame))] * 2):
+            assert fed(ClientStream(Client()), chunks) == passed * 2
 
 
 def test_an_inspected_body_is_whole_and_without_headers() -> None:

@@ -105,10 +105,18 @@ def test_wildcards_over_others_are_refused_as_by_the_server(subject: str) -> Non
     assert classify(subject) == RefusedSubject(f'Permissions Violation for Subscription to "{subject}"')
 
 
+@pytest.mark.rule("N11")
+def test_a_subscription_may_name_its_mailbox_as_cards_do() -> None:
+    for url in ("mq9://broker/", "mq9://a.b:4222/"):
+        assert classify(f"{A}MAILBOX.MSG.{url}a.b.*") == MailboxSubject(Edition.LATER, "a.b", "*")
+        assert classify(f"{A}INBOX.{url}a.b.urgent") == MailboxSubject(Edition.FIRST, "a.b", "urgent")
+
+
 @pytest.mark.rule("N10")
 def test_what_cannot_be_a_mailbox_is_one_that_does_not_exist() -> None:
-    assert classify(A + "MAILBOX.MSG.payment-agent.*") == RefusedSubject("mailbox payment-agent does not exist")
-    assert classify(A + "INBOX.A.urgent") == RefusedSubject("mailbox A does not exist")
+    for name, address in (("MAILBOX.MSG.payment-agent.*", "payment-agent"), ("INBOX.A.urgent", "A")):
+        text = f'Permissions Violation for Subscription to "{A}{name}": mailbox {address} does not exist'
+        assert classify(A + name) == RefusedSubject(text)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which publishes the gateway refuses: those that would pass for its own, or store requests (N10)."""
+"""Which publishes the gateway refuses, those that would pass for its own or store requests, or mends (N2, N10)."""
 
 import json
 from typing import Final
@@ -26,6 +26,16 @@ def can_be_answered(subject: bytes, reply: bytes) -> bool:
     With a wildcard in it, nats-server forgets other clients' requests to the service when the answer comes.
     """
     return not (subject.startswith(_API) and {b"*", b">"}.intersection(reply.split(b".")))
+
+
+def without_empty_tokens(subject: bytes) -> bytes:
+    """Return a request's subject as nats-server delivers it, though it has empty tokens (N2).
+
+    The server would answer these with its own 503; what stands in their place is in no address and no verb.
+    """
+    if not subject.startswith(_API) or not (b".." in subject or subject.endswith(b".")):
+        return subject
+    return subject.partition(b"..")[0].removesuffix(b".") + b".#"
 
 
 def makes_stream(subject: bytes) -> bool:

@@ -239,10 +239,10 @@ class GatewaySession:
         self._write_client(self._released_by(subscription))
         self.changed()
 
-    def refuse(self, subscription: GatewaySubscription, text: str) -> None:
+    def refuse(self, subscription: GatewaySubscription, reason: str) -> None:
         """End a subscription that the service refused."""
         if self._by_sid.get(subscription.sid) is subscription:
-            self._write_client(self._refused(subscription, text))
+            self._write_client(self._refused(subscription, subjects.violation(subscription.subject, reason)))
         else:
             self._write_client(self._released_by(subscription))
         self.changed()
@@ -353,7 +353,7 @@ class GatewaySession:
                 self._short_way.subscribed(sid, subject, queue)
             return self._commands.note(frame)
         if len(self._by_sid) >= self._public.max_subscriptions:
-            self._write_client(frames.encode_error(_TOO_MANY))
+            self._write_client(frames.encode_error(subjects.violation(text, _TOO_MANY)))
             return b""
         pattern = found.pattern if isinstance(found, subjects.BroadcastSubject) else text
         made = GatewaySubscription(self, sid, text, queue.decode("utf-8", "replace"), pattern)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from mediator.nats import frames
 from mediator.nats.frames import CRLF, MAX_CONNECT, MAX_LINE, ProtocolViolationError
+from mediator.push.gateway import publish_policy
 
 if TYPE_CHECKING:
     from mediator.push.gateway.session import GatewaySession
@@ -151,10 +152,15 @@ class ClientStream(_Stream):
             verb, words = frames.decode_command(line)
             frame = data[at : end + 1]
             if verb in (b"PUB", b"HPUB"):
-                after, passes = self._publish(data, end + 1, *frames.decode_publish(verb, words))
+                subject, reply, head, length = frames.decode_publish(verb, words)
+                after, passes = self._publish(data, end + 1, subject, reply, head, length)
                 if passes is None:
                     break
                 if passes:
+                    answerable = publish_policy.without_empty_tokens(subject)
+                    if answerable is not subject:
+                        out += (data[mark:at], frame.replace(subject, answerable, 1))
+                        mark = end + 1
                     at = after
                     if self.count_publishes:
                         self._session.publishing()

@@ -242,7 +242,8 @@ async def test_a_refused_subscription_costs_nothing_but_itself(service: Service,
             elif line.startswith(b"HMSG"):
                 pushed = line
     violations = {f"-ERR 'Permissions Violation for Subscription to \"{subject}\"'" for subject in refused}
-    assert errors == {*violations, "-ERR 'mailbox nobody.here does not exist'"}
+    missing = f'"{PREFIX}MAILBOX.MSG.nobody.here": mailbox nobody.here does not exist'
+    assert errors == {*violations, f"-ERR 'Permissions Violation for Subscription to {missing}'"}
     assert pushed.startswith(f"HMSG {PREFIX}MAILBOX.MSG.{box}.normal 99 ".encode())
     with contextlib.suppress(ConnectionError):
         writer.write(b"PING\r\n")
