@@ -123,8 +123,7 @@ class ClientStream(_Stream):
         """Whether the session is told of each publish."""
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        quick, request = _PUBLISH.match, _REQUEST.match
-        size = len(data)
+        quick, request, size = _PUBLISH.match, _REQUEST.match, len(data)
         self._missing = 0
         while at < size:
             found = quick(data, at)
@@ -157,8 +156,7 @@ class ClientStream(_Stream):
                 if passes is None:
                     break
                 if passes:
-                    answerable = publish_policy.without_empty_tokens(subject)
-                    if answerable is not subject:
+                    if (answerable := publish_policy.without_empty_tokens(subject)) is not subject:
                         out += (data[mark:at], frame.replace(subject, answerable, 1))
                         mark = end + 1
                     at = after
