@@ -82,9 +82,9 @@ class Group:
             if last > self.delivered[lane]:
                 self.delivered[lane] = last
                 changed = True
-        # One lane alone is covered by its own order; only a mixed reply tells an ACK more.
+        # Of one lane alone too: its last message may be gone when it is acknowledged (K4).
         reply = Reply(spans)
-        if len(spans) > 1 and (not self.replies or self.replies[-1] != reply):
+        if spans and (not self.replies or self.replies[-1] != reply):
             self.replies = [*self.replies, reply][-REMEMBERED_REPLIES:]
             changed = True
         return changed
@@ -101,11 +101,19 @@ class Group:
         self.delivered[lane] = max(self.delivered[lane], last)
         # No reply may cover them any more, nor be covered through them (K3).
         trimmed = [reply.beyond(lane, last) for reply in self.replies]
-        self.replies = [reply for reply in trimmed if len(reply.spans) > 1]
+        self.replies = [reply for reply in trimmed if reply.spans]
 
     def was_delivered(self, lane: Lane, msg_id: int) -> bool:
         """Whether the group was ever given the message (K4)."""
         return msg_id <= self.delivered[lane]
+
+    def lane_of_last(self, msg_id: int) -> Lane | None:
+        """Return the lane whose last message in a remembered reply it was; None: no such reply is known (K4)."""
+        for reply in reversed(self.replies):
+            for lane, (_, last) in reply.spans.items():
+                if last == msg_id:
+                    return lane
+        return None
 
     def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False) -> list[int]:
         """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2).

@@ -27,7 +27,7 @@ class Ack:
 
 
 def ack(tx: Transaction, request: Ack, now: int) -> int:
-    """Settle messages for a group and return how many of them are there; others change nothing (K2–K4)."""
+    """Settle messages for a group and return how many of them are there (K2–K4)."""
     return ack_all(tx, [request], now)[0]
 
 
@@ -110,8 +110,14 @@ class _Settling:
                 self._end([msg_id])
                 if handle is not None:
                     step.done.append(handle)
-            elif handle is not None and group.was_delivered(handle.lane, msg_id):
-                covered = group.covered_by(handle.lane, msg_id, lease is not None)
+                continue
+            if handle is not None:
+                lane: Lane | None = handle.lane
+            else:
+                # It is gone, and covers what it would if it were there (K4).
+                lane = lease.lane if lease is not None else group.lane_of_last(msg_id)
+            if lane is not None and group.was_delivered(lane, msg_id):
+                covered = group.covered_by(lane, msg_id, lease is not None)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
             self._cover(step, marks)
@@ -157,7 +163,7 @@ class _Settling:
             self._group.settle(marks)
 
     def finish(self, steps: Sequence[_Step]) -> None:
-        """Read the messages that were covered. What has expired is gone (K4): maybe before it was given to anybody."""
+        """Read the messages that were covered. What has expired is gone: maybe before it was given to anybody."""
         unleased = [msg_id for step in steps for _, ids, _ in step.covered for msg_id in ids]
         there = self._tx.messages.handles(self._mailbox, unleased, self._now)
         # Not all that stands up to the marks: that may be the whole mailbox.

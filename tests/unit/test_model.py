@@ -493,7 +493,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 for msg_id in ids:
                     covered = self.covered(box, members, msg_id)
                     may |= covered
-                    must |= covered if members.plain else covered & {msg_id}
+                    if covered and (box.mail[msg_id].lives(self.now) or self.ended_a_lane(box, members, msg_id)):
+                        must |= covered if members.plain else covered & {msg_id}
             self.broker.ack(*ids, group=group, box=name)
             if members is None:
                 return
@@ -506,11 +507,19 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             members.settled |= must
             members.perhaps |= may - must - members.settled
 
+        def ended_a_lane(self, box: Box, members: Members, msg_id: int) -> bool:
+            """Whether the message was the last of its lane in a reply (K4)."""
+            mail = box.mail[msg_id]
+            return any(
+                max((i for i in reply if box.mail[i].lane is mail.lane), default=-1) == msg_id
+                for reply in members.replies[-32:]
+            )
+
         def covered(self, box: Box, members: Members, msg_id: int) -> set[int]:
             """Return what an ACK of the message covers (K2, K3, K4)."""
             given = members.given.get(msg_id)
             mail = box.mail.get(msg_id)
-            if given is None or mail is None or not mail.lives(self.now):
+            if given is None or mail is None:
                 return set()
             if given.leased:
                 return {msg_id}
