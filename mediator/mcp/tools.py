@@ -1,19 +1,19 @@
 """The tools of the MCP server: what an assistant may do with mailboxes and the registry, a request or two each.
 
-Their names, parameters and docstrings are what an assistant reads. Optional texts are "" and not None: where None is
-allowed, the library reads a text such as ``[1]`` as JSON.
+Their names, parameters and docstrings are what an assistant reads. null means absent in every optional parameter (N4).
 """
 
 import base64
 import binascii
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError
@@ -79,7 +79,32 @@ def _reporting(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | Cal
             text = TextContent(type="text", text=f"{error.code}: {error}")
             return CallToolResult(content=[text], structured_content=fields, is_error=True)
 
+    answer.__signature__ = _accept_null(inspect.signature(tool))  # type: ignore[attr-defined]
     return answer
+
+
+def _accept_null(signature: inspect.Signature) -> inspect.Signature:
+    """Let null stand for the default of each optional parameter, in the schema too: many models send it (N4).
+
+    The parameter's type stays what it is: where the type allows None, the library reads a text such as ``[1]`` as JSON.
+    """
+
+    def accept_null(parameter: inspect.Parameter) -> inspect.Parameter:
+        default = parameter.default
+        if default is inspect.Parameter.empty or default is None:
+            return parameter
+        absent = BeforeValidator(lambda value: default if value is None else value)
+        nullable = Field(json_schema_extra=_allow_null)
+        return parameter.replace(annotation=Annotated[parameter.annotation, absent, nullable])
+
+    return signature.replace(parameters=[accept_null(parameter) for parameter in signature.parameters.values()])
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    about: dict[str, Any] = {name: schema.pop(name) for name in ("title", "description", "default") if name in schema}
+    values = dict(schema)
+    schema.clear()
+    schema.update(about, anyOf=[values, {"type": "null"}])
 
 
 async def create_mailbox(

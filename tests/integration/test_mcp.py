@@ -173,9 +173,52 @@ async def test_tools_say_what_they_change(url: str) -> None:
     for tool in listed.values():
         assert tool.description
         assert tool.output_schema
-        # Where a text may be null, the library reads one such as [1] as JSON.
-        for schema in tool.input_schema["properties"].values():
-            assert "string" not in [choice.get("type") for choice in schema.get("anyOf", ())]
+
+
+@pytest.mark.rule("N4")
+async def test_null_is_absent_in_every_optional_argument(url: str) -> None:
+    required: dict[str, dict[str, Any]] = {
+        "create_mailbox": {}, "send": {"address": "null.box", "payload": "x"}, "fetch": {"address": "null.box"},
+        "ack": {"address": "null.box", "msg_ids": [0]}, "query": {"address": "null.box"}, "discover": {},
+        "register": {"name": "Null", "description": "Means nothing.", "mailbox": "null.box"},
+    }  # fmt: skip
+    async with over_http(url, BOB) as tools:
+        await tools.use("create_mailbox", address="null.box")
+        listed = {tool.name: tool.input_schema for tool in (await tools.client.list_tools()).tools}
+        for name, arguments in required.items():
+            optional = set(listed[name]["properties"]) - set(listed[name].get("required", ())) - set(arguments)
+            assert optional, name
+            for argument in optional:
+                assert {"type": "null"} in listed[name]["properties"][argument]["anyOf"], (name, argument)
+            await tools.use(name, **arguments, **dict.fromkeys(optional))
+        # A text that is JSON stays a text, in an optional argument as well.
+        await tools.use("send", address="null.box", payload="", key='["later"]')
+        found = await tools.use("query", address="null.box", key='["later"]')
+        assert [message["key"] for message in found["messages"]] == ['["later"]']
+        assert "priority" in await tools.refused("send", address="null.box", payload="", priority=[])
+
+
+@pytest.mark.parametrize(
+    ("line", "answered"),
+    [
+        (r'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "a\ud800b"}}', (7, -32700)),
+        (r'{"jsonrpc": "2.0", "id": "x\ud800", "method": "ping"}', (None, -32700)),
+        ('{"jsonrpc": "2.0", "id": 8, "method": []}', (8, -32600)),
+        ("no JSON", (None, -32700)),
+    ],
+    ids=["lone surrogate", "in the id", "no method", "no JSON"],
+)
+async def test_an_unreadable_line_is_answered(line: str, answered: tuple[object, int]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(f"{line}\n".encode())
+    answer = json.loads(await asyncio.wait_for(process.stdout.readline(), PATIENCE))
+    assert (answer["id"], answer["error"]["code"]) == answered
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
 
 
 async def test_tenants_are_told_apart_by_their_tokens(url: str) -> None:
