@@ -405,7 +405,7 @@ def test_the_lease_of_a_message_that_is_gone_ends(broker: Broker) -> None:
 
 
 @pytest.mark.rule("K4", "A8")
-def test_an_id_that_went_before_it_was_delivered_changes_nothing(broker: Broker) -> None:
+def test_an_id_gone_before_delivery_changes_nothing(broker: Broker) -> None:
     send(broker, NORMAL, NORMAL, LOW)
     broker.send(ttl=SECOND)
     assert broker.take(num_msgs=2) == [0, 1]
