@@ -54,7 +54,7 @@ from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks
-from mediator.ops.mailbox_operations import MailboxOperations
+from mediator.ops.mailbox_operations import MailboxOperations, find_address
 from mediator.ops.message_operations import MessageOperations
 from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
@@ -328,7 +328,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
 
 def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:
     audit = AuditLog(broker, settings.instance)
-    operations = Operations(audit.record)
+    operations = Operations(audit.record, partial(find_address, broker))
     operations.add_methods(audit)
     operations.add(
         Operation(

@@ -182,9 +182,13 @@ class MediationBroker:
         page = await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
         return page._replace(views=[self._with_latest(view) for view in page.views])
 
-    async def survey_connections(self, tenant: str, text: str, limit: int) -> list[ConnectionRow]:
+    async def survey_connections(
+        self, tenant: str, text: str, limit: int, *, whole_addresses: bool
+    ) -> list[ConnectionRow]:
         """Return what connections are compared by; see :func:`listing.survey`."""
-        return await self.read(lambda tx, _now: listing.survey(tx, tenant, text, limit))
+        return await self.read(
+            lambda tx, _now: listing.survey(tx, tenant, text, limit, whole_addresses=whole_addresses)
+        )
 
     async def view_connections(self, tenant: str, numbers: Sequence[int]) -> list[ConnectionView]:
         """Return these connections of a tenant, in the same order, those that are there."""

@@ -15,6 +15,7 @@ from mediator.ops.operations import (
 from mediator.ops.schemas import (
     COUNT,
     FLAG,
+    INVITATION,
     MAIL_ADDRESS,
     TENANT,
     TEXT,
@@ -38,7 +39,7 @@ from pickup.operation_tenants import OperationTenants
 MAX_ATTACHED = 1000
 
 _INVITATION: dict[str, Schema] = {
-    "id": TEXT,
+    "id": INVITATION,
     "tenant": TEXT,
     "label": or_null(TEXT),
     "created_at": TIME,
@@ -122,7 +123,7 @@ class DidcommOperations:
         Right.OPERATE,
         "One invitation with its links",
         obj(**_INVITATION, open=FLAG, **_URLS),
-        fields={**_TENANT, "id": TEXT},
+        fields={**_TENANT, "id": INVITATION},
         path="/invitations/{id}",
     )
     async def _show_invitation(self, request: OperationRequest) -> Answer:
@@ -134,8 +135,8 @@ class DidcommOperations:
         "invitations-remove",
         Right.OPERATE,
         "Withdraw an invitation",
-        obj(id=TEXT, removed=FLAG),
-        fields={**_TENANT, "id": TEXT},
+        obj(id=INVITATION, removed=FLAG),
+        fields={**_TENANT, "id": INVITATION},
         method="DELETE",
         path="/invitations/{id}",
     )

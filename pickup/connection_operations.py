@@ -6,10 +6,12 @@ from dataclasses import asdict
 from typing import Final
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
+from mediator.ops.operations import Answer, OperationRequest, Right, is_allowed, operation, read_number, read_text
 from mediator.ops.schemas import (
+    ADDRESS,
     COUNT,
     FLAG,
+    INVITATION,
     TENANT,
     TEXT,
     TEXTS,
@@ -43,7 +45,7 @@ FRESH_SECONDS: Final = 4.0
 """What was read for one question serves its next pages for so long."""
 ORDERS: Final = ("newest", "depth", "size", "age", "idle")
 
-ROUTE = obj(key=TEXT, mail_address=TEXT, created_at=TIME, used_at=TIME)
+ROUTE = obj(key=TEXT, mail_address=ADDRESS, created_at=TIME, used_at=TIME)
 _CONNECTION: dict[str, Schema] = {
     "connection": COUNT,
     "label": or_null(TEXT),
@@ -51,7 +53,8 @@ _CONNECTION: dict[str, Schema] = {
     "created_at": TIME,
     "seen_at": TIME,
     "keys": COUNT,
-    "mail_address": or_null(TEXT),
+    "mail_address": or_null(ADDRESS),
+    "mailbox_number": about(or_null(COUNT), "`id:` and this number stand for the address in other requests."),
     "messages": COUNT,
     "bytes": COUNT,
     "live": FLAG,
@@ -62,6 +65,7 @@ _CONNECTION: dict[str, Schema] = {
     **dict.fromkeys(TRAFFIC, COUNT),
 }
 _COUNTS = table(COUNT)
+_NOTHING: Final = ("", "", False), 0.0, list[ConnectionRow]()
 _KEYS = {
     "depth": lambda row: -row.messages,
     "size": lambda row: -row.bytes,
@@ -81,7 +85,7 @@ class ConnectionOperations:
         self._sessions = sessions
         self._tenants = tenants
         self._looking = asyncio.Lock()
-        self._look: tuple[tuple[str, str], float, list[ConnectionRow]] = ("", ""), 0.0, []
+        self._look: tuple[tuple[str, str, bool], float, list[ConnectionRow]] = _NOTHING
         """The last question, when it was asked, and what was found."""
 
     @operation(
@@ -113,7 +117,7 @@ class ConnectionOperations:
         ),
         fields={
             **_TENANT,
-            "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with."),
+            "text": about(TEXT, "In the label, or what a key, DID or mailbox begins with, as for mailbox-list."),
             "order": about(
                 {"type": "string", "enum": list(ORDERS), "default": "newest"},
                 "The newest, those with most mail, most bytes or the oldest mail, or those longest unused.",
@@ -147,12 +151,13 @@ class ConnectionOperations:
 
     async def _survey(self, tenant: str, text: str) -> list[ConnectionRow]:
         """Look one at a time, as each look reads thousands of rows."""
+        asked = tenant, text, is_allowed(Right.READ_PAYLOAD)
         async with self._looking:
             question, at, rows = self._look
             now = time.monotonic()
-            if question != (tenant, text) or now - at > FRESH_SECONDS:
-                rows = await self._mediation.survey_connections(tenant, text, LOOKED_AT)
-                self._look = (tenant, text), now, rows
+            if question != asked or now - at > FRESH_SECONDS:
+                rows = await self._mediation.survey_connections(tenant, text, LOOKED_AT, whole_addresses=asked[2])
+                self._look = asked, now, rows
             return rows
 
     @operation(
@@ -165,7 +170,7 @@ class ConnectionOperations:
             callers=TEXTS,
             endpoint=or_null(TEXT),
             push=or_null(TEXT),
-            invitation=or_null(TEXT),
+            invitation=or_null(INVITATION),
             policy=about(TEXT, "Who is granted mediation here.", enum=[policy.value for policy in Policy]),
             on_list=about(or_null(TEXT), "The operator's list that its peer is on: allow or deny."),
             routes=many(ROUTE),
@@ -203,7 +208,7 @@ class ConnectionOperations:
         tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
         await self._mediation.disconnect(tenant, no)
         # Whoever removed it finds it no more, also in a list that is not read again yet.
-        self._look = ("", ""), 0.0, []
+        self._look = _NOTHING
         return {"connection": no, "removed": True}
 
     def _listed(self, view: ConnectionView) -> Answer:
@@ -216,6 +221,7 @@ class ConnectionOperations:
             "seen_at": view.seen_at / 1000,
             "keys": view.keys,
             "mail_address": None if mailbox is None else mailbox.address,
+            "mailbox_number": None if mailbox is None else mailbox.no,
             "messages": 0 if mailbox is None else mailbox.messages,
             "bytes": 0 if mailbox is None else mailbox.bytes,
             "live": self._sessions.has(connection.no),

@@ -1,17 +1,29 @@
 """Operations on agents: list and search them, show one, and remove one.
 
-Lists show agents as others see them (G4). The other operations take an agent's own or send-only address.
+Lists show agents as others see them (G4). The other operations take an agent's own or send-only address, or its number.
 """
 
+import re
 from itertools import repeat
 from typing import Any
 
 import orjson
 
 from mediator.fields import Fields
-from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
+from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, redact
+from mediator.mailboxes.send_only import is_send_only
+from mediator.ops.operations import (
+    Answer,
+    OperationRequest,
+    Right,
+    is_allowed,
+    operation,
+    read_number,
+    read_numbered,
+    read_text,
+)
 from mediator.ops.schemas import (
+    ADDRESS,
     COUNT,
     FLAG,
     TENANT,
@@ -24,6 +36,7 @@ from mediator.ops.schemas import (
     many,
     obj,
     or_null,
+    payload,
     table,
     whole,
 )
@@ -39,18 +52,21 @@ BUDGET = 512 * 1024
 """Bytes of cards and reports on a page."""
 
 _AGENT: dict[str, Schema] = {
-    "mailbox": TEXT,
+    "mailbox": ADDRESS,
+    "number": about(COUNT, "`id:` and this number stand for its mailbox in other requests."),
     "name": TEXT,
     "edition": about(COUNT, "How many different cards there were."),
     "registered_at": TIME,
     "updated_at": TIME,
-    "card": about(table({}), "As it was registered."),
+    "card": about(table({}), "As it was registered; without the right `read-payload`, with its mailbox shortened."),
     "state": about(TEXT, f"One of {', '.join(State)}."),
     "last_seen": TIME,
     "status": about({}, "The last report, null if there is none."),
 }
 
-_ONE = {"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of an agent, or its send-only address.")}
+_WORD = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+_MAILBOX = about(ADDRESS, "The mailbox of an agent, its send-only address, or `id:` and the agent's number.")
+_ONE = {"tenant": TENANT, "mailbox": _MAILBOX}
 
 
 class AgentOperations:
@@ -115,11 +131,12 @@ class AgentOperations:
         "One agent with its card",
         obj(
             **_AGENT,
-            text=about(TEXT, "The card, byte for byte as it was registered."),
+            text=payload(about(TEXT, "The card, byte for byte as it was registered.")),
             warnings=TEXTS,
             send_address=or_null(
-                about(TEXT, "The send-only address of its mailbox, null if no such mailbox lives here.")
+                about(ADDRESS, "The send-only address of its mailbox, null if no such mailbox lives here.")
             ),
+            mailbox_number=or_null(about(COUNT, "The number of its mailbox, null likewise.")),
             embedding=about({"enum": [*EmbeddingState]}, "Whether it is found by meaning."),
             vectors=about(COUNT, "How many its card has: one of the whole, one for each skill."),
         ),
@@ -133,6 +150,7 @@ class AgentOperations:
             "text": found.agent.card.decode(),
             "warnings": read_card(found.agent.card).warnings,
             "send_address": found.send_address,
+            "mailbox_number": found.mailbox_no,
             "embedding": found.embedding,
             "vectors": found.vectors,
         }
@@ -141,7 +159,7 @@ class AgentOperations:
         "agent-unregister",
         Right.OPERATE,
         "Remove an agent from the registry",
-        obj(mailbox=TEXT, removed=FLAG),
+        obj(mailbox=ADDRESS, removed=FLAG),
         fields=_ONE,
         method="DELETE",
         path="/agents/{mailbox}",
@@ -152,14 +170,16 @@ class AgentOperations:
         return {"mailbox": address, "removed": True}
 
     async def _find(self, request: OperationRequest) -> AgentRecord:
-        return await self._directory.inspect(_tenant(request), mailbox_address(read_text(request, "mailbox")))
+        text = read_text(request, "mailbox")
+        number = read_numbered(text)
+        return await self._directory.inspect(_tenant(request), mailbox_address(text) if number is None else number)
 
     @operation(
         "agent-forget-use",
         Right.ADMIN,
         "Forget which requests agents served, those of one agent or all of a tenant",
         obj(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
-        fields={"tenant": TENANT, "mailbox": about(TEXT, "The mailbox of the agent; all agents without one.")},
+        fields={"tenant": TENANT, "mailbox": about(ADDRESS, "The mailbox of the agent; all agents without one.")},
         method="POST",
         path="/registry/forget-use",
     )
@@ -176,8 +196,29 @@ def _tenant(request: OperationRequest) -> str:
 def _describe(agent: Agent, state: State) -> dict[str, Any]:
     return {
         **codec.encode_history(agent),
-        "card": orjson.loads(agent.card),
+        "name": _as_seen(agent.name, agent.address),
+        "number": agent.no,
+        "card": _as_seen(orjson.loads(agent.card), agent.address),
         "state": state.value,
         "last_seen": agent.seen_at // 1000,
-        "status": None if agent.status is None else orjson.loads(agent.status),
+        "status": None if agent.status is None else _as_seen(orjson.loads(agent.status), agent.address),
     }
+
+
+def _as_seen(value: Any, address: str, name: str = "") -> Any:
+    """Return JSON of an agent as the actor may see it: its address redacted without the right to payloads (A7)."""
+    if is_allowed(Right.READ_PAYLOAD):
+        return value
+    if isinstance(value, dict):
+        return {key: _as_seen(item, address, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_seen(item, address, name) for item in value]
+    if not isinstance(value, str):
+        return value
+    # A chosen address may be a word of a text as well.
+    chosen = (name == "mailbox" or "/" in value) and not is_generated(address)
+    return _WORD.sub(lambda word: _redact_address(word[0], address if chosen else ""), value)
+
+
+def _redact_address(word: str, chosen: str) -> str:
+    return redact(word) if word == chosen or is_generated(word) or is_send_only(word) else word

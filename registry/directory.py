@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, BusyError, NoSuchAgentError
+from mediator.mailboxes.address import NUMBERED
 from mediator.store.base import Transaction
 from registry.agents import registering
 from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
@@ -167,25 +168,30 @@ class Directory:
             raise NoSuchAgentError(address)
         return agent, self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
 
-    async def inspect(self, tenant: str, address: str) -> AgentRecord:
-        """Return what operators see of an agent, by its mailbox's own or send-only address.
+    async def inspect(self, tenant: str, named: str | int) -> AgentRecord:
+        """Return what operators see of an agent, by its mailbox's own or send-only address, or by its number.
 
         Raises :class:`NoSuchAgentError`.
         """
         space = self._updater.space
 
-        def find(tx: Transaction, now: int) -> tuple[Agent, str | None, CardVectors | None] | None:
+        def find(tx: Transaction, now: int) -> tuple[Agent, str | None, int | None, CardVectors | None] | None:
             tables = tx.table(RegistryTables)
-            agent = find_own(tables, tenant, address, now)
-            if agent is None:
+            if isinstance(named, str):
+                agent = find_own(tables, tenant, named, now)
+            else:
+                agent = tables.agents.pick([named]).get(named)
+            if agent is None or agent.tenant != tenant:
                 return None
             send_only = tables.mailboxes.send_only_of(tenant, [agent.address], now).get(agent.address)
-            return agent, send_only, tables.vectors.read(space, [agent.no]).get(agent.no) if space else None
+            mailbox = None if send_only is None else tables.mailboxes.find(tenant, agent.address)
+            number = None if mailbox is None else mailbox.no
+            return agent, send_only, number, tables.vectors.read(space, [agent.no]).get(agent.no) if space else None
 
         found = await self._broker.read(find)
         if found is None:
-            raise NoSuchAgentError(address)
-        agent, send_address, vectors = found
+            raise NoSuchAgentError(named if isinstance(named, str) else f"{NUMBERED}{named}")
+        agent, send_address, mailbox_no, vectors = found
         embedding = EmbeddingState.WAITING
         if self._models is None:
             embedding = EmbeddingState.OFF
@@ -193,7 +199,7 @@ class Directory:
             embedding = EmbeddingState.EMBEDDED
         state = self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
         rows = 0 if vectors is None else len(unpack_rows(vectors.vectors))
-        return AgentRecord(agent, state, send_address, embedding, rows)
+        return AgentRecord(agent, state, send_address, mailbox_no, embedding, rows)
 
     def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> Awaitable[DiscoverResult]:
         """Find agents (G3): a page of at most ``budget`` bytes of cards and reports, but of one agent at least.

@@ -40,6 +40,8 @@ class AgentRecord:
     state: State
     send_address: str | None
     """The send-only address of its mailbox; None if no such mailbox lives here."""
+    mailbox_no: int | None
+    """The number of its mailbox; None likewise."""
     embedding: EmbeddingState
     vectors: int
     """How many it has: one of the card, one for each skill."""

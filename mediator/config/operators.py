@@ -11,8 +11,10 @@ from mediator.config.types import Section, Whole
 Role = Literal["read", "operate", "read-payload", "admin"]
 
 _TOKEN = re.compile(r"[!-~]{16,256}")
-_ROLES = "`read` sees everything but payloads, `operate` also changes what can be changed day by day, `read-payload` "
-_ROLES += "reads messages too, `admin` may do all"
+_ROLES = (
+    "`read` sees everything but payloads and whole addresses, `operate` also changes what can be changed day by day, "
+    "`read-payload` reads messages and addresses too, `admin` may do all"
+)
 
 
 def _token(value: SecretStr) -> SecretStr:

@@ -11,7 +11,8 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
 from mediator.errors import MediatorError
-from mediator.ops.operations import Right
+from mediator.ops.mailbox_operations import find_address
+from mediator.ops.operations import Right, read_numbered
 from mediator.ops.ranking import LOOKED_AT, ORDERS
 from mediator.ops.sampling import LANE_WORDS
 
@@ -84,6 +85,7 @@ class MailboxPages:
                 each["payload_start"] = base64.b64decode(each["payload_start"]).decode(errors="replace")
         return {
             "place": place,
+            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
             "group": group,
             "messages": found["messages"][::-1],
             "at_most": DEAD_SHOWN,
@@ -101,6 +103,7 @@ class MailboxPages:
             shown, binary = beginning.hex(" ", -4), True
         return {
             "place": place,
+            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
             "message": message,
             "payload": shown,
             "binary": binary,
@@ -111,14 +114,18 @@ class MailboxPages:
     async def _follow(self, visit: Visit) -> Shown:
         place = _place(visit)
         await visit.run("mailbox-show", **place)
+        number = read_numbered(place["mail_address"])
+        address = place["mail_address"] if number is None else await find_address(self._broker, place["tenant"], number)
         # A browser that connects again says by itself what it has seen; before, the page does.
         seen = visit.request.headers.get("Last-Event-ID") or visit.text("after")
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
-        return await self._console.streams.serve(visit.request, self._new_messages(visit, place, after))
+        return await self._console.streams.serve(visit.request, self._new_messages(visit, place, address or "", after))
 
-    async def _new_messages(self, visit: Visit, place: dict[str, str], after: int | None) -> AsyncIterator[bytes]:
+    async def _new_messages(
+        self, visit: Visit, place: dict[str, str], address: str, after: int | None
+    ) -> AsyncIterator[bytes]:
         """Yield the rows of messages as they come, a second's worth at once and the newest of many."""
-        with self._broker.watching((place["tenant"], place["mail_address"])) as woken:
+        with self._broker.watching((place["tenant"], address)) as woken:
             while True:
                 woken.clear()
                 try:
@@ -142,5 +149,5 @@ def _place(visit: Visit) -> dict[str, str]:
 
 
 def _path(place: dict[str, str]) -> str:
-    """Return the path of a mailbox's page; tenants and addresses need no escapes."""
+    """Return the path of a mailbox's page; tenants, addresses and numbers need no escapes."""
     return f"{HOME}/mailboxes/{place['tenant']}/{place['mail_address']}"

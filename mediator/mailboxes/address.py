@@ -14,6 +14,11 @@ PUBLIC = "public"
 """The board of each tenant's public mailboxes: clients read it, the service alone writes it (E10)."""
 RESERVED = frozenset({PUBLIC})
 
+SHOWN = 4
+"""Characters of an address that everybody sees who sees that it is there (A7)."""
+NUMBERED = "id:"
+"""Before the number of a mailbox, where that stands in place of its address; no address has a colon."""
+
 _ADDRESS = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*")
 _URL = re.compile(r"mq9://.*/", re.IGNORECASE)
 _GENERATED = re.compile(r"[a-z2-7]{26}")
@@ -55,5 +60,16 @@ def is_generated(address: str) -> bool:
 
 
 def redact(address: str) -> str:
-    """Show an address where the reader may not learn it: four characters and a hash (A7)."""
-    return f"{address[:4]}…{hashlib.sha256(address.encode()).hexdigest()[:8]}"
+    """Show an address where the reader may not learn it: at most half of it, four characters, and a hash (A7)."""
+    if address in RESERVED:
+        return address
+    shown = address[: min(SHOWN, len(address) // 2)]
+    return f"{shown}…{hashlib.sha256(address.encode()).hexdigest()[:8]}"
+
+
+def finds_address(text: str, address: str, *, whole: bool) -> bool:
+    """Whether a search for ``text`` finds an address: by its beginning, or as a whole where that is not shown (A7).
+
+    ``whole``: whoever searches sees whole addresses. A longer beginning would let others guess letter after letter.
+    """
+    return text == address or ((whole or len(text) <= SHOWN) and address.startswith(text))

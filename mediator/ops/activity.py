@@ -15,7 +15,7 @@ from mediator.http.health import Health
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.sampling import COLUMNS, KEPT, LOOKED_AT, Sample, Sampler
-from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, many, obj, or_null, table
+from mediator.ops.schemas import ADDRESS, COUNT, FLAG, TEXT, TIME, about, many, obj, or_null, table
 from mediator.parts import Announcer
 from mediator.store.opening import database_path
 
@@ -107,7 +107,7 @@ class Activity:
             database=TEXT,
             depth=obj(messages=COUNT, bytes=COUNT),
             oldest=about(
-                or_null(obj(tenant=TEXT, mail_address=TEXT, created_at=TIME)),
+                or_null(obj(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
                 "The oldest message that waits for an ACK which removes it, among the first "
                 f"{LOOKED_AT} mailboxes of each tenant.",
             ),
@@ -126,6 +126,7 @@ class Activity:
             and {
                 "tenant": oldest.tenant,
                 "mail_address": oldest.address,
+                "number": oldest.no,
                 "created_at": (oldest.oldest_at or 0) / 1000,
             },
             "storage": {

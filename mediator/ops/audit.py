@@ -20,6 +20,7 @@ from mediator.ops.operations import (
     Right,
     operation,
     read_number,
+    read_numbered,
     read_optional_number,
     read_optional_time,
     read_text,
@@ -171,10 +172,14 @@ class AuditLog:
 def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
     """Return what the log keeps of a request: the fields of the operation without secrets and payloads."""
     return {
-        name: redact(str(request[name])) if REDACTED in schema else _cut(request[name])
+        name: _redacted(request[name]) if REDACTED in schema else _cut(request[name])
         for name, schema in operation.fields.items()
         if name in request and name != "tenant" and not _is_secret(name, schema)
     }
+
+
+def _redacted(value: Any) -> Any:
+    return redact(value) if isinstance(value, str) and read_numbered(value) is None else _cut(value)
 
 
 def _is_secret(name: str, schema: Schema) -> bool:

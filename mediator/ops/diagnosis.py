@@ -37,9 +37,12 @@ DoctorCheck = Callable[[], Awaitable[Sequence[Finding]]]
 """Looks at one part of the service."""
 
 
-def diagnose(view: MailboxView, bounds: Bounds, now: int) -> list[Finding]:
-    """Return why messages stay in a mailbox, the worst first. ``now``: ms since the epoch."""
-    findings = [*_mailbox(view, now), *_full(view, bounds), *_wallet(view, now), *_groups(view, now)]
+def diagnose(view: MailboxView, named: str, bounds: Bounds, now: int) -> list[Finding]:
+    """Return why messages stay in a mailbox, the worst first.
+
+    ``named``: its address as the reader may see it. ``now``: ms since the epoch.
+    """
+    findings = [*_mailbox(view, now), *_full(view, bounds), *_wallet(view, now), *_groups(view, named, now)]
     if not any(finding.level is Level.PROBLEM for finding in findings):
         findings.append(Finding(Level.OK, "Nothing is stuck."))
     order = list(Level)
@@ -114,7 +117,7 @@ def _wallet(view: MailboxView, now: int) -> Iterator[Finding]:
     )
 
 
-def _groups(view: MailboxView, now: int) -> Iterator[Finding]:
+def _groups(view: MailboxView, named: str, now: int) -> Iterator[Finding]:
     mailbox = view.mailbox
     there = mailbox.messages - view.expired
     if not view.groups:
@@ -124,20 +127,19 @@ def _groups(view: MailboxView, now: int) -> Iterator[Finding]:
             yield Finding(
                 Level.PROBLEM,
                 f"No group has ever fetched from it, and it holds {_messages(there)}{since}.",
-                f"Begin with `mediator fetch {mailbox.address} --group NAME --deliver earliest`. "
+                f"Begin with `mediator fetch {named} --group NAME --deliver earliest`. "
                 "A FETCH without a group leaves no trace here and removes nothing.",
             )
         return
     for group in view.groups:
-        yield from _group(view, group, now)
+        yield from _group(named, group, now)
     if view.group_count > len(view.groups):
         yield Finding(Level.NOTE, f"It has {view.group_count} groups; the first {len(view.groups)} were looked at.")
     if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
-        yield _left_over(view, there)
+        yield _left_over(view, named, there)
 
 
-def _left_over(view: MailboxView, there: int) -> Finding:
-    address = view.mailbox.address
+def _left_over(view: MailboxView, address: str, there: int) -> Finding:
     if view.mailbox.retention is Retention.KEEP:
         return Finding(
             Level.NOTE,
@@ -154,8 +156,8 @@ def _left_over(view: MailboxView, there: int) -> Finding:
     )
 
 
-def _group(view: MailboxView, group: GroupView, now: int) -> Iterator[Finding]:
-    address, name = view.mailbox.address, group.name
+def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
+    name = group.name
     about = "" if group.exact else "up to "
     if group.open:
         yield Finding(

@@ -15,7 +15,7 @@ from mediator.mailboxes.showing import remove
 from mediator.ops.audit import AuditLog
 from mediator.ops.mailbox_operations import read_place
 from mediator.ops.operations import Actor, Answer, OperationRequest, Operations, Right, operation
-from mediator.ops.schemas import COUNT, PLACE, REDACTED, TEXT, TEXTS, about, obj, table
+from mediator.ops.schemas import ADDRESS, COUNT, PLACE, TEXTS, about, obj, table
 from mediator.ops.store_access import open_broker
 from mediator.parts import find_parts
 from mediator.store.base import Transaction
@@ -146,12 +146,11 @@ class ForgetOperations:
         Right.ADMIN,
         "Remove a mailbox and all that the database has of its address, and overwrite it",
         obj(
-            mail_address=TEXT,
+            mail_address=ADDRESS,
             removed=about(table(COUNT), "How much, by kind."),
             left=about(TEXTS, "Where bytes of it may still be, and what to do."),
         ),
-        # What is to be forgotten must not stay in the audit log.
-        fields={**PLACE, "mail_address": {**PLACE["mail_address"], REDACTED: True}},
+        fields=PLACE,
         required=("mail_address",),
         method="POST",
         path="/mailboxes/{mail_address}/forget",

@@ -5,13 +5,24 @@ from dataclasses import asdict
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
-from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
+from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.ops.diagnosis import diagnose
 from mediator.ops.mailbox_view import GroupView, MailboxView, inspect_mailbox
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
+from mediator.ops.operations import (
+    Answer,
+    OperationRequest,
+    Right,
+    is_allowed,
+    operation,
+    read_number,
+    read_numbered,
+    read_text,
+    show_secret,
+)
 from mediator.ops.schemas import (
+    ADDRESS,
     COUNT,
     FINDINGS,
     FLAG,
@@ -32,11 +43,12 @@ from mediator.ops.schemas import (
 from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
+PREFIX = "Addresses that begin so; without the right `read-payload`, more than four characters find a whole address."
 
 _LISTED: dict[str, Schema] = {
-    "mail_address": TEXT,
+    "mail_address": ADDRESS,
     "tenant": TEXT,
-    "number": COUNT,
+    "number": about(COUNT, "`id:` and this number stand for its address in other requests."),
     "messages": COUNT,
     "bytes": COUNT,
     "newest_at": or_null(TIME),
@@ -58,7 +70,7 @@ _GROUP = obj(
 )
 _SHOWN = obj(
     **_LISTED,
-    send_address=TEXT,
+    send_address=ADDRESS,
     created_at=TIME,
     desc=TEXT,
     tags=TEXTS,
@@ -92,9 +104,9 @@ class MailboxOperations:
         obj(mailboxes=many(obj(**_LISTED)), more=FLAG),
         fields={
             "tenant": about(TEXT, "Of this tenant alone."),
-            "prefix": about(TEXT, "Addresses that begin so."),
+            "prefix": about(TEXT, PREFIX),
             "after_tenant": about(TEXT, "With `after`: the tenant of the last mailbox of the page before."),
-            "after": about(TEXT, "The last address of the page before."),
+            "after": about(TEXT, "The last address of the page before, or `id:` and its number."),
             "limit": limit(MAX_LISTED),
         },
         path="/mailboxes",
@@ -102,15 +114,18 @@ class MailboxOperations:
     async def _list(self, request: OperationRequest) -> Answer:
         """List mailboxes in order of tenant and address; all tenants if none is named."""
         tenant, after_tenant = read_text(request, "tenant"), read_text(request, "after_tenant")
-        prefix, after = read_text(request, "prefix"), read_text(request, "after")
+        prefix, last = read_text(request, "prefix"), read_text(request, "after")
         limit = read_number(request, "limit", 1, MAX_LISTED)
+
+        whole = is_allowed(Right.READ_PAYLOAD)
 
         def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
             found: list[Mailbox] = []
+            after = _page_end(tx, tenant or after_tenant, last, whole=whole)
             for name in [tenant] if tenant else tx.mailboxes.tenants():
                 if name >= after_tenant and len(found) <= limit:
                     start = after if tenant or name == after_tenant else ""
-                    found += _beginning_with(prefix, tx, name, start, limit + 1 - len(found), now)
+                    found += _beginning_with(prefix, tx, name, start, limit + 1 - len(found), now, whole=whole)
             return found[:limit], len(found) > limit
 
         found, more = await self._broker.read(look)
@@ -131,7 +146,7 @@ class MailboxOperations:
         "mailbox-set",
         Right.OPERATE,
         "Change how long a message is leased to the member of a group that fetched it",
-        obj(mail_address=TEXT, ack_wait_ms=or_null(COUNT)),
+        obj(mail_address=ADDRESS, ack_wait_ms=or_null(COUNT)),
         fields={
             **PLACE,
             "ack_wait_ms": or_null(whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)),
@@ -152,7 +167,7 @@ class MailboxOperations:
         "mailbox-delete",
         Right.OPERATE,
         "Delete a mailbox with all its mail",
-        obj(mail_address=TEXT, deleted=FLAG),
+        obj(mail_address=ADDRESS, deleted=FLAG),
         fields=PLACE,
         method="DELETE",
         path=_PATH,
@@ -167,7 +182,8 @@ class MailboxOperations:
     )
     async def _doctor(self, request: OperationRequest) -> Answer:
         view = await self._look(request)
-        return {"findings": [asdict(one) for one in diagnose(view, self._broker.bounds, self._broker.clock())]}
+        named = show_secret(view.mailbox.address, Right.READ_PAYLOAD)
+        return {"findings": [asdict(one) for one in diagnose(view, named, self._broker.bounds, self._broker.clock())]}
 
 
 def read_place(request: OperationRequest) -> tuple[str, str]:
@@ -175,19 +191,45 @@ def read_place(request: OperationRequest) -> tuple[str, str]:
     return read_text(request, "tenant") or DEFAULT_TENANT, parse_address(read_text(request, "mail_address"))
 
 
+async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
+    """Return the address of a tenant's mailbox by its number; None if no such mailbox lives."""
+
+    def look(tx: Transaction, now: int) -> str | None:
+        mailbox = tx.mailboxes.by_no([number]).get(number)
+        known = mailbox is not None and mailbox.tenant == tenant and mailbox.lives(now)
+        return mailbox.address or None if mailbox is not None and known else None
+
+    return await broker.read(look)
+
+
 def seconds(at: int | None) -> float | None:
     """Return milliseconds since the epoch as Unix seconds."""
     return None if at is None else at / 1000
 
 
-def _beginning_with(prefix: str, tx: Transaction, tenant: str, after: str, limit: int, now: int) -> Iterator[Mailbox]:
+def _page_end(tx: Transaction, tenant: str, last: str, *, whole: bool) -> str:
+    """Return the address behind which a page begins. Whoever sees no addresses names one that there is (A7)."""
+    if (number := read_numbered(last)) is not None:
+        mailbox = tx.mailboxes.by_no([number]).get(number)
+    elif whole or not last:
+        return last
+    else:
+        mailbox = tx.mailboxes.find(tenant, last)
+    if mailbox is None or mailbox.tenant != tenant or not mailbox.address:
+        raise BadRequestError("after", f"expected {NUMBERED} and the number of the last mailbox of the page before")
+    return mailbox.address
+
+
+def _beginning_with(
+    prefix: str, tx: Transaction, tenant: str, after: str, limit: int, now: int, *, whole: bool
+) -> Iterator[Mailbox]:
     # Addresses are ordered by bytes, so those with a common prefix are adjacent.
     if prefix and not after:
         exact = tx.mailboxes.find(tenant, prefix)
         if exact is not None and exact.lives(now):
             yield exact
     for mailbox in tx.mailboxes.list(tenant, max(after, prefix), limit, now):
-        if mailbox.address.startswith(prefix):
+        if mailbox.address.startswith(prefix) and finds_address(prefix, mailbox.address, whole=whole):
             yield mailbox
 
 

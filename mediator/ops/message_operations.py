@@ -25,6 +25,7 @@ from mediator.ops.operations import (
     read_text,
 )
 from mediator.ops.schemas import (
+    ADDRESS,
     COUNT,
     FLAG,
     LANE,
@@ -171,7 +172,7 @@ class MessageOperations:
         "message-send",
         Right.OPERATE,
         "Send a test message",
-        obj(mail_address=TEXT, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
+        obj(mail_address=ADDRESS, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
         fields={
             **PLACE,
             "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),

@@ -2,23 +2,27 @@
 
 An :class:`Operation` takes a JSON object and returns one. It says which right it needs, and describes its fields and
 its answer as JSON schemas, from which the admin API and its OpenAPI document are made. Most are methods that the
-decorator :func:`operation` describes. :meth:`Operations.run` checks the right, runs the operation, and audits what
-changes something; doors call nothing else.
+decorator :func:`operation` describes. :meth:`Operations.run` checks the right, runs the operation, removes from its
+answer what the actor may not see, and audits what changes something; doors call nothing else.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
-from mediator.ops.schemas import ONCE, RIGHT, Schema
+from mediator.endpoint import without_login
+from mediator.errors import BadRequestError, MediatorError, NoSuchMailboxError, NotAllowedError, SetupError
+from mediator.mailboxes.address import DEFAULT_TENANT, MAX_ADDRESS, NUMBERED, redact
+from mediator.ops.schemas import LOGIN, ONCE, REDACTED, RIGHT, Schema
 
 MAX_REQUEST = 64 * 1024
 """Bytes of a request, unless its operation allows more, up to :data:`MAX_LONG_REQUEST`."""
 MAX_LONG_REQUEST = 4 * 1024 * 1024
 OPERATION_SECONDS = 25.0
+_MAX_DIGITS = 18
 _DESCRIBED = "describe_operation"
 """The attribute of a method that makes its :class:`Operation`."""
 
@@ -58,6 +62,20 @@ class Actor:
     name: str
     rights: frozenset[Right]
     via: str
+
+
+_NOBODY = Actor("", frozenset(), "")
+_actor: ContextVar[Actor] = ContextVar("actor", default=_NOBODY)
+
+
+def is_allowed(right: Right) -> bool:
+    """Whether the actor of the operation that runs has a right."""
+    return right in _actor.get().rights
+
+
+def show_secret(text: str, right: Right) -> str:
+    """Return what the actor of the operation that runs sees of a text: all of it with a right, else a part (A7)."""
+    return text if is_allowed(right) else redact(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +140,17 @@ def operation(
 
 Audit = Callable[[Actor, Operation, OperationRequest, str], Awaitable[None]]
 """Keeps an act and its result: ``ok``, or the code of the error."""
+FindAddress = Callable[[str, int], Awaitable[str | None]]
+"""Returns the address of a tenant's mailbox by its number; None if there is none."""
 
 
 class Operations:
     """The operations of a service. Used on the event loop."""
 
-    def __init__(self, audit: Audit | None = None) -> None:
+    def __init__(self, audit: Audit | None = None, find_address: FindAddress | None = None) -> None:
         self._operations: dict[str, Operation] = {}
         self._audit = audit
+        self._find_address = find_address
 
     def add(self, *operations: Operation) -> None:
         """Answer more operations; :class:`SetupError` when a name, or a method on a path, is taken."""
@@ -161,7 +182,7 @@ class Operations:
         Raises :class:`MediatorError` when the operation is unknown, refused or fails, :class:`TimeoutError` when it
         takes too long.
         """
-        operation = self.get(name)
+        operation, request = self.get(name), dict(request)
         if not operation.is_act or self._audit is None:
             return await self._run(actor, operation, request)
         result = "internal"
@@ -179,25 +200,52 @@ class Operations:
         return answer
 
     async def _run(self, actor: Actor, operation: Operation, request: OperationRequest) -> Answer:
+        """Run an operation; a number in ``request`` in place of an address becomes the address."""
         if operation.right not in actor.rights:
             raise NotAllowedError(operation.right)
         defaults = {name: schema["default"] for name, schema in operation.fields.items() if "default" in schema}
-        async with asyncio.timeout(operation.within):
-            answer = await operation.run(defaults | request)
-        return answer if Right.READ_PAYLOAD in actor.rights else _without_payloads(answer, operation.answer)
+        named = request.get("mail_address")
+        before = _actor.set(actor)
+        try:
+            async with asyncio.timeout(operation.within):
+                if isinstance(named, str) and named.startswith(NUMBERED) and self._find_address is not None:
+                    request["mail_address"] = await self._get_address(request, named)
+                answer: Answer = _as_seen(await operation.run(defaults | request), operation.answer)
+                return answer
+        except NoSuchMailboxError:
+            if isinstance(named, str):
+                # The error may know an address that the actor does not.
+                raise NoSuchMailboxError(named[:MAX_ADDRESS]) from None
+            raise
+        finally:
+            _actor.reset(before)
+
+    async def _get_address(self, request: OperationRequest, named: str) -> str:
+        assert self._find_address is not None
+        number, tenant = read_numbered(named), read_text(request, "tenant") or DEFAULT_TENANT
+        address = None if number is None else await self._find_address(tenant, number)
+        if address is None:
+            raise NoSuchMailboxError(named)
+        return address
 
 
-def _without_payloads(value: Any, schema: Schema) -> Any:
-    """Return a copy of a part of an answer without what its schema reserves for the right to read payloads."""
-    if isinstance(value, dict) and "properties" in schema:
-        shown = schema["properties"]
+def _as_seen(value: Any, schema: Schema) -> Any:
+    """Return a copy of a part of an answer as the actor may see it, as its schema says."""
+    if isinstance(value, str):
+        if REDACTED in schema:
+            return show_secret(value, Right(schema[REDACTED]))
+        return without_login(value) if LOGIN in schema and _actor.get().via != "socket" else value
+    for choice in schema.get("anyOf", ()):
+        value = _as_seen(value, choice)
+    if isinstance(value, dict):
+        shown, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         return {
-            name: _without_payloads(item, shown.get(name, {}))
+            name: _as_seen(item, shown.get(name, others))
             for name, item in value.items()
-            if RIGHT not in shown.get(name, {})
+            if RIGHT not in shown.get(name, {}) or is_allowed(Right(shown[name][RIGHT]))
         }
     if isinstance(value, list) and "items" in schema:
-        return [_without_payloads(item, schema["items"]) for item in value]
+        return [_as_seen(item, schema["items"]) for item in value]
     return value
 
 
@@ -210,6 +258,13 @@ def read_text(request: OperationRequest, name: str) -> str:
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise BadRequestError(name, "expected text without NUL")
     return value
+
+
+def read_numbered(text: str) -> int | None:
+    """Return the number in ``id:12``, which stands for an address; None in any other text."""
+    digits = text.removeprefix(NUMBERED)
+    known = digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS
+    return int(digits) if known else None
 
 
 def read_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int:

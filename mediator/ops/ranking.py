@@ -8,10 +8,11 @@ from typing import Final
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
+from mediator.mailboxes.address import finds_address, redact
 from mediator.mailboxes.ports import MailboxRow
-from mediator.ops.mailbox_operations import seconds
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
-from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, limit, many, obj, or_null, whole
+from mediator.ops.mailbox_operations import PREFIX, seconds
+from mediator.ops.operations import Answer, OperationRequest, Right, is_allowed, operation, read_number, read_text
+from mediator.ops.schemas import ADDRESS, COUNT, FLAG, TEXT, TIME, about, limit, many, obj, or_null, whole
 from mediator.store.base import Transaction
 
 LOOKED_AT: Final = 10_000
@@ -48,8 +49,9 @@ class _Question:
 
 
 _ROW = obj(
-    mail_address=TEXT,
+    mail_address=ADDRESS,
     tenant=TEXT,
+    number=COUNT,
     kind=TEXT,
     retention=TEXT,
     messages=COUNT,
@@ -80,7 +82,7 @@ class RankingOperations:
         ),
         fields={
             "tenant": about(TEXT, "Of this tenant alone."),
-            "prefix": about(TEXT, "Addresses that begin so."),
+            "prefix": about(TEXT, PREFIX),
             "order": {"type": "string", "enum": list(ORDERS), "default": "depth"},
             "skip": whole("Leave out the first.", 0, LOOKED_AT, default=0),
             "limit": limit(MAX_LISTED),
@@ -105,11 +107,18 @@ class RankingOperations:
             "age": lambda row: now if row.oldest_at is None else row.oldest_at,
             "rate": lambda row: -rates.get(row.no, 0),
         }
-        rows = sorted(look.rows, key=keys[order]) if order in keys else look.rows
+        if is_allowed(Right.READ_PAYLOAD):
+            rows = look.rows
+        else:
+            # By what is shown: the order of the addresses would tell about the rest of them.
+            rows = [row for row in look.rows if finds_address(prefix, row.address, whole=False)]
+            rows.sort(key=lambda row: (row.tenant, redact(row.address)))
+        if order in keys:
+            rows = sorted(rows, key=keys[order])
         return {
             "mailboxes": [_shown(row, rates.get(row.no)) for row in rows[skip : skip + limit]],
-            "looked_at": len(look.rows),
-            "complete": len(look.rows) < LOOKED_AT,
+            "looked_at": len(rows),
+            "complete": len(rows) < LOOKED_AT,
         }
 
     async def _ask(self, tenant: str, prefix: str) -> _Question:
@@ -149,6 +158,7 @@ def _shown(row: MailboxRow, rate: float | None) -> Answer:
     return {
         "mail_address": row.address,
         "tenant": row.tenant,
+        "number": row.no,
         "kind": row.kind.value,
         "retention": row.retention.value,
         "messages": row.messages,

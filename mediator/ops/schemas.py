@@ -9,7 +9,10 @@ RIGHT = "x-right"
 """Marks a part of an answer that only actors with this right see."""
 
 REDACTED = "x-redacted"
-"""Marks a field that the audit log keeps only as far as it tells one from another (A7)."""
+"""Marks a text that only actors with this right see whole; others, and the audit log, get its beginning and a hash."""
+
+LOGIN = "x-login"
+"""Marks URLs whose user and password leave by the control socket alone."""
 
 ONCE = "x-once"
 """Marks secrets of an answer that nobody can ask for again; the console shows them where the form was sent, once."""
@@ -21,7 +24,15 @@ TIME: Schema = {"type": "number", "description": "Unix seconds"}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 ANY: Schema = {}
 TENANT: Schema = {"type": "string", "description": "The tenant; `default` if it is absent."}
-MAIL_ADDRESS: Schema = {"type": "string", "minLength": 1, "description": "The address of a mailbox."}
+ADDRESS: Schema = {"type": "string", REDACTED: "read-payload"}
+"""An address, which is the right to read (A7)."""
+MAIL_ADDRESS: Schema = {
+    **ADDRESS,
+    "minLength": 1,
+    "description": "The address of a mailbox, or `id:` and its number.",
+}
+INVITATION: Schema = {"type": "string", REDACTED: "operate"}
+"""The id of an invitation, of which its links are made."""
 GROUP_NAME: Schema = {"type": "string", "description": "A consumer group; the default group if it is absent."}
 PLACE: Mapping[str, Schema] = {"tenant": TENANT, "mail_address": MAIL_ADDRESS}
 """The fields of an operation on one mailbox."""

@@ -23,13 +23,14 @@ from mediator.ops.installation import (
 )
 from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Right, operation
-from mediator.ops.schemas import COUNT, FINDINGS, FLAG, TEXT, TIME, about, obj, or_null, table
+from mediator.ops.schemas import COUNT, FINDINGS, FLAG, LOGIN, TEXT, TIME, about, obj, or_null, table
 from mediator.ops.units import format_time
 from mediator.tenants.directory import TenantDirectory
 
 LATE = 5000
 """Milliseconds after its due time from which delayed mail counts as late."""
 NEARLY = 0.9
+_NATS = about(TEXT, "URLs; a login in them leaves by the control socket alone.", **{LOGIN: True})
 
 
 class ServiceOperations:
@@ -113,7 +114,7 @@ class ServiceOperations:
         "endpoints",
         Right.READ,
         "Where clients connect, and the certificate they see there",
-        obj(nats=TEXT, certificate=or_null(TEXT), http_port=COUNT),
+        obj(nats=_NATS, certificate=or_null(TEXT), http_port=COUNT),
         path="/endpoints",
     )
     async def _endpoints(self, _request: OperationRequest) -> Answer:
@@ -134,7 +135,7 @@ class ServiceOperations:
             pid=COUNT,
             instance=TEXT,
             since=TIME,
-            nats=TEXT,
+            nats=_NATS,
             http_port=COUNT,
             data_dir=TEXT,
             database=TEXT,

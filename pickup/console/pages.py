@@ -11,7 +11,7 @@ from aiohttp import web
 from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import NoSuchMailboxError
-from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
 from mediator.ops.operations import Right
 from pickup import qr
 from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
@@ -67,17 +67,17 @@ async def _show_connection(visit: Visit) -> Shown:
     return {
         "place": place,
         "shown": shown,
-        "mailbox": await _find_mailbox(visit, place["tenant"], shown["mail_address"]),
+        "mailbox": await _find_mailbox(visit, place["tenant"], shown["mailbox_number"]),
         "path": f"{HOME}/connections/{place['tenant']}/{place['connection']}",
     }
 
 
-async def _find_mailbox(visit: Visit, tenant: str, mail_address: str | None) -> Any:
+async def _find_mailbox(visit: Visit, tenant: str, number: int | None) -> Any:
     """Return the mailbox with its lanes; None without one, or when it was deleted meanwhile."""
-    if mail_address is None:
+    if number is None:
         return None
     try:
-        return await visit.run("mailbox-show", tenant=tenant, mail_address=mail_address)
+        return await visit.run("mailbox-show", tenant=tenant, mail_address=f"{NUMBERED}{number}")
     except NoSuchMailboxError:
         return None
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from mediator.errors import NoSuchConnectionError, NotEnrolledError
+from mediator.mailboxes.address import finds_address
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from pickup.mediation import granting, message_queue
 from pickup.mediation.names import canonical
@@ -63,11 +64,13 @@ def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, n
     return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
 
 
-def survey(tx: MediationTransaction, tenant: str, text: str, limit: int) -> list[ConnectionRow]:
+def survey(
+    tx: MediationTransaction, tenant: str, text: str, limit: int, *, whole_addresses: bool
+) -> list[ConnectionRow]:
     """Return connections of a tenant in falling order of their numbers, those that a text finds; "" finds all.
 
     It finds keys, DIDs and callers that begin so among all connections, and labels, addresses of mailboxes and numbers
-    among the newest ``limit``.
+    among the newest ``limit``. ``whole_addresses``: whoever asks sees addresses as a whole (A7).
     """
     newest = tx.connections.newest(tenant, limit)
     if not text:
@@ -80,7 +83,10 @@ def survey(tx: MediationTransaction, tenant: str, text: str, limit: int) -> list
     found = [
         row
         for row in rows
-        if row.no in named or row.address.startswith(text) or lower in row.label.lower() or str(row.no) == text
+        if row.no in named
+        or finds_address(text, row.address, whole=whole_addresses)
+        or lower in row.label.lower()
+        or str(row.no) == text
     ]
     return sorted(found, reverse=True)
 

@@ -8,7 +8,10 @@ from aiohttp import web
 
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
+from mediator.errors import NotAllowedError
+from mediator.ops.operations import Right
 from mediator.ops.runs.history import SCHEDULED
+from pipeline.reports import ADDRESSES
 from pipeline.service.operations import report_file
 
 MAX_REPORT: Final = 64 << 20
@@ -24,11 +27,13 @@ _HEADERS: Final = {
 def add_pages(console: Console, data_dir: Path) -> None:
     """Add the pages; ``data_dir`` has the folder of the lake."""
 
-    async def show_report(_visit: Visit) -> Shown:
+    async def show_report(visit: Visit) -> Shown:
         file = report_file(data_dir)
         size = await asyncio.to_thread(_size, file)
         if not 0 < size <= MAX_REPORT:
             raise web.HTTPNotFound
+        if not visit.may(Right.READ_PAYLOAD) and ADDRESSES.encode() in await asyncio.to_thread(file.read_bytes):
+            raise NotAllowedError(Right.READ_PAYLOAD)
         return web.FileResponse(file, headers={**_HEADERS, "Content-Type": "text/html; charset=utf-8"})
 
     console.add_pages(

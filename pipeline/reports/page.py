@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from pipeline.reports import ADDRESSES
 from pipeline.reports.local_clock import LocalClock
 from pipeline.reports.plots import library, plots
 from pipeline.reports.summary import LISTED, Row, UsageSummary
@@ -46,9 +47,6 @@ NUMBERS = (
     "Mailboxes and groups stand here by number: the journal holds no addresses, since whoever knows one may read its"
     " mail. <code>mediator mailbox list</code> has both;"
     " <code>mediator pipeline report --addresses</code> shows both here."
-)
-ADDRESSES = (
-    "Whoever knows the address of a mailbox may read its mail: keep this page to yourself. Groups stand here by number."
 )
 _TOTALS = {
     "sent": "sent",

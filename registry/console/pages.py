@@ -12,7 +12,7 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.ops.operations import Answer
 from registry.agents.records import State
-from registry.cards.card import read_card
+from registry.cards.card import Card, read_card
 
 PER_PAGE: Final = 20
 MEANING, WORDS = "meaning", "words"
@@ -47,7 +47,7 @@ async def _list(visit: Visit) -> Shown:
     if states:
         wanted["state"] = states
     skip, found, late = await _page(visit, wanted)
-    cards = [read_card(orjson.dumps(each["card"])) for each in found["agents"]]
+    cards = [_read(each["card"]) for each in found["agents"]]
     return {
         "asked": asked,
         "states": [*State],
@@ -80,11 +80,16 @@ async def _show(visit: Visit) -> Shown:
     return {
         "place": place,
         "agent": agent,
-        "card": read_card(agent["text"].encode()),
+        "card": _read(agent["card"]),
         "pretty": _indented(agent["card"]),
         "report": None if agent["status"] is None else _indented(agent["status"]),
         "path": f"{HOME}/agents/{place['tenant']}/{place['mailbox']}",
     }
+
+
+def _read(card: dict[str, Any]) -> Card:
+    # Its mailbox may be redacted, and is shown from elsewhere.
+    return read_card(orjson.dumps({**card, "mailbox": "hidden"}))
 
 
 def _indented(value: Any) -> str:

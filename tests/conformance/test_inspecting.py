@@ -28,7 +28,7 @@ def look(broker, box=BOX, bounds=UNBOUNDED):
 
 
 def said(broker, bounds=UNBOUNDED):
-    return diagnose(look(broker, bounds=bounds), bounds, broker.now)
+    return diagnose(look(broker, bounds=bounds), BOX, bounds, broker.now)
 
 
 def problems(broker, **options):
@@ -78,7 +78,7 @@ def test_mail_that_no_wallet_picks_up(store):
     house.forward(key(10))
 
     def found():
-        return diagnose(look(house, holder.address), UNBOUNDED, house.now)
+        return diagnose(look(house, holder.address), holder.address, UNBOUNDED, house.now)
 
     assert not any(finding.level is Level.PROBLEM for finding in found())
     house.advance(2 * DAY)

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.ops.audit import AuditLog
 from mediator.ops.control import ControlServer, send_command
+from mediator.ops.mailbox_operations import find_address
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
 from mediator.ops.scheduler import Scheduler
@@ -94,7 +96,7 @@ async def core(
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()
         audit = AuditLog(broker, "core")
-        operations = Operations(audit.record if audited else None)
+        operations = Operations(audit.record if audited else None, partial(find_address, broker))
         operations.add_methods(audit)
         control = ControlServer(data_dir, operations)
         cleanup = CleanupSettings(enabled=enabled, interval_seconds=1)

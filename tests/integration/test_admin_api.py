@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
+from mediator.mailboxes.address import redact
 from mediator.ops.control import send_command
 from mediator.ops.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
@@ -90,6 +91,69 @@ async def test_a_token_without_the_right_sees_no_payload(admin: Admin) -> None:
             assert not any(form in answer.data for form in forms), f"{role}: {method} {path}"
 
 
+@pytest.mark.rule("A7")
+async def test_roles_without_payloads_see_no_whole_address(admin: Admin) -> None:
+    made = await admin.app.done("MAILBOX.CREATE", {"retention": "until_ack"})
+    own, to = made["mail_address"], made["send_address"]
+    await admin.app.done(f"MSG.SEND.{own}", {"payload": "x"})
+    await admin.app.done("AGENT.REGISTER", card(own, description=f"Write to {own}"))
+    key = {"key": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH", "mail_address": own}
+    await admin.done("POST", "/keys", key)
+    invitation = (await admin.done("POST", "/invitations", {}))["id"]
+    [listed] = (await admin.done("GET", f"/mailboxes?prefix={own}"))["mailboxes"]
+    [agent] = (await admin.done("GET", "/agents"))["agents"]
+    named = FIELDS | {"mail_address": f"id:{listed['number']}", "mailbox": f"id:{agent['number']}"}
+    filled = defaultdict(lambda: "x", named)
+    shown = 0
+    order = ["GET", "PATCH", "POST", "DELETE"]
+    for method, path, _ in sorted(admin.endpoints(), key=lambda one: (order.index(one[0]), -len(one[1]))):
+        for role in ("read", "operate"):
+            body = {} if method in {"POST", "PATCH"} else None
+            answer = await admin.call(method, path.format_map(filled), body, role)
+            assert not any(secret.encode() in answer.data for secret in (own, to)), f"{role}: {method} {path}"
+            shown += redact(own).encode() in answer.data
+            if role == "read":
+                assert invitation.encode() not in answer.data, path
+    assert shown > 10
+    assert own.encode() not in (await admin.call("GET", f"/mailboxes/{filled['mail_address']}", role="read")).data
+    assert not (await admin.done("GET", f"/mailboxes?prefix={own}"))["mailboxes"]
+
+
+@pytest.mark.rule("A7")
+async def test_readers_cannot_guess_an_address_by_parts(admin: Admin) -> None:
+    own = (await admin.app.done("MAILBOX.CREATE", {}))["mail_address"]
+    for path in ("/mailboxes", "/mailbox-ranking"):
+        for text, found in ((own, [redact(own)]), (own[:4], [redact(own)]), (own[:5], []), (own[:-1], [])):
+            answer = await admin.done("GET", f"{path}?prefix={text}", role="read")
+            assert [one["mail_address"] for one in answer["mailboxes"]] == found, text
+            assert answer.get("looked_at", len(found)) == len(found)
+    [listed] = (await admin.done("GET", f"/mailboxes?prefix={own}", role="read"))["mailboxes"]
+    after = f"after=id:{listed['number']}"
+    assert (await admin.done("GET", f"/mailboxes?tenant=default&{after}", role="read"))["mailboxes"] == []
+    guessed = await admin.call("GET", f"/mailboxes?tenant=default&after={own[:5]}", role="read")
+    assert guessed.json["error"].startswith("after: expected id:")
+    assert len((await admin.done("GET", f"/mailboxes?tenant=default&after={own[:5]}"))["mailboxes"]) == 1
+
+
+async def test_a_mailbox_is_changed_by_its_number(admin: Admin) -> None:
+    for name in ("box", "other"):
+        await admin.app.done("MAILBOX.CREATE", {"name": name})
+    [listed] = (await admin.done("GET", "/mailboxes?prefix=box"))["mailboxes"]
+    path = f"/mailboxes/id:{listed['number']}"
+    assert (await admin.done("PATCH", path, {"ack_wait_ms": 1000}, "operate"))["mail_address"] == redact("box")
+    await admin.done("POST", f"{path}/messages", {"payload": "x"}, "operate")
+    assert [each["mail_address"] for each in (await admin.done("GET", "/mailboxes?prefix=box"))["mailboxes"]] == ["box"]
+    elsewhere = await admin.call("GET", f"{path}?tenant=acme")
+    assert elsewhere.json["code"] == "mailbox_not_found"
+    assert (await admin.done("DELETE", path, role="operate"))["deleted"]
+    for wrong in (path, "/mailboxes/id:99999999999999999999", "/mailboxes/id:0"):
+        gone = await admin.call("DELETE", wrong, role="operate")
+        assert gone.json["error"] == f"mailbox {wrong.rpartition('/')[2]} does not exist"
+    assert (await admin.call("GET", "/mailboxes/id:x")).status == 404
+    entries = (await admin.done("GET", "/audit?operation=mailbox-delete", role="read"))["entries"]
+    assert [one["fields"]["mail_address"] for one in reversed(entries)][:2] == [redact("box"), path.rpartition("/")[2]]
+
+
 async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> None:
     await admin.app.done("MAILBOX.CREATE", {"name": "box"})
     await admin.done("POST", "/mailboxes/box/messages", {"payload": "secret", "lane": "urgent"}, "operate")
@@ -99,14 +163,14 @@ async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> No
     await admin.done("GET", "/mailboxes/box/messages/0", role="read-payload")
     entries = (await admin.done("GET", "/audit", role="read"))["entries"]
     assert [(one["actor"], one["operation"], one["fields"], one["result"]) for one in reversed(entries)] == [
-        ("operateer", "message-send", {"mail_address": "box", "lane": "urgent"}, "ok"),
-        ("operateer", "mailbox-set", {"mail_address": "box", "ack_wait_ms": 1000}, "ok"),
+        ("operateer", "message-send", {"mail_address": redact("box"), "lane": "urgent"}, "ok"),
+        ("operateer", "mailbox-set", {"mail_address": redact("box"), "ack_wait_ms": 1000}, "ok"),
         ("reader", "mailbox-delete", {}, "not_allowed"),
-        ("operateer", "mailbox-delete", {"mail_address": "other"}, "mailbox_not_found"),
-        ("read-payloader", "message-show", {"mail_address": "box", "msg_id": 0}, "ok"),
+        ("operateer", "mailbox-delete", {"mail_address": redact("other")}, "mailbox_not_found"),
+        ("read-payloader", "message-show", {"mail_address": redact("box"), "msg_id": 0}, "ok"),
     ]
     page = await admin.done("GET", "/audit?actor=operateer&limit=1")
-    assert (page["entries"][0]["fields"], page["more"]) == ({"mail_address": "other"}, True)
+    assert (page["entries"][0]["fields"], page["more"]) == ({"mail_address": redact("other")}, True)
     older = await admin.done("GET", f"/audit?operation=mailbox-set&before={page['entries'][0]['no']}")
     assert [one["result"] for one in older["entries"]] == ["ok"]
 
@@ -160,12 +224,12 @@ async def test_bad_input_names_the_field(admin: Admin) -> None:
 async def test_agents_are_listed_found_and_removed(admin: Admin) -> None:
     for name, words in {"sea.tides": "high and low water", "sky.stars": "planets at night"}.items():
         await admin.app.done("AGENT.REGISTER", card(name, description=words))
-    everybody = await admin.done("GET", "/agents?limit=1", role="read")
+    everybody = await admin.done("GET", "/agents?limit=1", role="read-payload")
     assert (everybody["mode"], everybody["total"], len(everybody["agents"])) == ("list", 2, 1)
-    rest = await admin.done("GET", f"/agents?limit=1&cursor={everybody['next']}", role="read")
+    rest = await admin.done("GET", f"/agents?limit=1&cursor={everybody['next']}", role="read-payload")
     found = {one["mailbox"] for one in everybody["agents"] + rest["agents"]}
     assert (found, rest["next"]) == ({"sea.tides", "sky.stars"}, None)
-    searched = await admin.done("GET", "/agents?text=planets&state=alive&state=stale", role="read")
+    searched = await admin.done("GET", "/agents?text=planets&state=alive&state=stale", role="read-payload")
     assert [(one["mailbox"], one["state"], one["status"]) for one in searched["agents"]] == [
         ("sky.stars", "alive", None)
     ]

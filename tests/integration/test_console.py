@@ -22,6 +22,7 @@ from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import RunHistory
 from mediator.parts import Host
 from pipeline.console.pages import add_pages
+from pipeline.reports import ADDRESSES
 from pipeline.service.operations import PipelineOperations, report_file
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.console_site import HTML, ConsoleSite, console_site
@@ -290,6 +291,10 @@ async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path
         assert ", 1 of them" in await site.read("/console/pipeline?limit=1")
         await run(site, "pipeline-state")
         await run(site, "run-show", run=no)
+        report.write_text(f"<p>{ADDRESSES}")
+        site.role = "read"
+        assert (await site.get("/console/pipeline/report")).status == 403
+        report.write_text("<script>alert(1)</script>")
         shown = await site.get("/console/pipeline/report")
         assert (shown.status, await shown.text()) == (200, "<script>alert(1)</script>")
         policy = shown.headers["Content-Security-Policy"]

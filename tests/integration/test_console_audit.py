@@ -28,7 +28,7 @@ async def test_acts_are_filtered_and_their_fields_are_shown(site: ConsoleSite) -
     await site.act("message-send", mail_address="task", payload="between us", lane="urgent")
     site.role = "read"
     await site.act("mailbox-delete", mail_address="task")
-    await site.act("mailbox-delete", mail_address="<b>")
+    await site.act("mailbox-delete", mail_address="<b>" * 3)
     sent = ("admin", "message-send", "done")
     refused = ("read", "mailbox-delete", "not allowed")
     assert await listed(site) == [refused, refused, sent]
@@ -44,6 +44,7 @@ async def test_acts_are_filtered_and_their_fields_are_shown(site: ConsoleSite) -
     assert '<span class="soft">lane</span> <code>urgent</code>' in page
     assert "between us" not in page
     assert "&lt;b&gt;" in page
+    assert "task" not in page
     assert (await site.get("/console/audit?since=soon")).status == 400
 
 

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from mediator.mailboxes.address import redact
 from mediator.ops.control import send_command
 from tests.harness.app import PATIENCE, App, app, card
 from tests.harness.console_site import ROLES as ALL
@@ -84,17 +85,24 @@ async def test_an_agent_is_shown_and_removed_under_either_address(service: App, 
         shown = await run(tmp_path, "agent-show", mailbox=address)
         assert (shown["mailbox"], shown["send_address"]) == (own, to)
         assert (shown["embedding"], shown["vectors"]) == ("off", 0)
-        page = await read(service, f"/agents/default/{address}", "read")
-        assert f'href="/console/mailboxes/default/{own}"' in page
+        page = await read(service, f"/agents/default/{address}", "read-payload")
+        assert f'href="/console/mailboxes/default/id:{shown["mailbox_number"]}">{own}</a>' in page
         for text in ("&lt;b&gt;Translate", "&lt;u&gt;", "What is wrong with its card", "Byte for byte", "alive"):
             assert text in page, text
         assert "agent-unregister" not in page
+    page = await read(service, f"/agents/default/id:{shown['number']}", "read")
+    assert f'href="/console/mailboxes/default/id:{shown["mailbox_number"]}">{redact(own)}</a>' in page
+    for secret in (own, to, "Byte for byte"):
+        assert secret not in page
+    page = await read(service, "/agents", "read")
+    assert redact(to) in page
+    assert to not in page
     assert "of which no mailbox lives here" in await read(service, "/agents/default/elsewhere")
     assert "agent-unregister" in await read(service, f"/agents/default/{to}", "operate")
     headers = {"Authorization": f"Bearer {token('operate')}"}
     fields = {"mailbox": to, "done": "Agent $mailbox is gone."}
     url = "/console/do/agent-unregister"
     async with service.http.post(url, data=fields, headers=headers, allow_redirects=False) as answer:
-        assert unquote(answer.cookies["mediator_notice"].value) == f"Agent {own} is gone."
+        assert unquote(answer.cookies["mediator_notice"].value) == f"Agent {redact(own)} is gone."
     assert [each["name"] for each in (await run(tmp_path, "agent-list"))["agents"]] == ["Bea"]
     await read(service, f"/agents/default/{to}", status=404)

@@ -1,13 +1,15 @@
 """The registry of operations: rights, defaults, what an answer withholds, and what is audited."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotAllowedError, SetupError
 from mediator.ops.operations import ROLES, Actor, Operation, Operations, Right
 from mediator.ops.schemas import COUNT, TEXT, limit, many, obj, payload
+from mediator.ops.service_operations import ServiceOperations
 
 OWNER = Actor("ada", frozenset(Right), "socket")
 
@@ -59,6 +61,31 @@ async def test_payloads_need_their_own_right() -> None:
     operations.add(operation("show", show, answer=obj(messages=many(message), body=TEXT, first=message)))
     assert await operations.run(actor("read"), "show", {}) == {"messages": [{"id": 1}], "body": "open", "first": {}}
     assert (await operations.run(actor("read-payload"), "show", {}))["first"] == {"body": "secret"}
+
+
+async def test_the_login_of_nats_leaves_by_the_socket_alone() -> None:
+    settings = Settings.of(nats_url="nats://service:secret@nats.example:4222,nats://service:secret@second:4222")
+    operations, nothing = Operations(), cast(Any, None)
+    operations.add_methods(ServiceOperations(nothing, settings, nothing, nothing, "nats://a:b@here", 0, ()))
+    assert "service:secret@" in (await operations.run(OWNER, "endpoints", {}))["nats"]
+    for role in ROLES:
+        told = await operations.run(actor(role), "endpoints", {})
+        assert told["nats"] == "nats://nats.example:4222,nats://second:4222"
+
+
+async def test_an_error_names_a_mailbox_as_it_was_asked_for() -> None:
+    async def find(_tenant: str, number: int) -> str | None:
+        return {5: "secret"}.get(number)
+
+    async def refuse(request: dict[str, Any]) -> dict[str, Any]:
+        assert request["mail_address"] == "secret"
+        raise NoSuchMailboxError(request["mail_address"])
+
+    operations = Operations(find_address=find)
+    operations.add(operation("refuse", refuse))
+    for named in ("id:5", "id:6", "id:-5"):
+        with pytest.raises(NoSuchMailboxError, match=f"^mailbox {named} does not exist"):
+            await operations.run(actor("read"), "refuse", {"mail_address": named})
 
 
 async def test_each_act_is_audited_with_its_result() -> None:
