@@ -182,8 +182,13 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         )
         stack.enter_context(open_short_way(settings, gateway, door))
         await stack.enter_async_context(_open_tenants(host, managed))
-        for name, check in (("store", broker), ("scheduler", scheduler), ("journal", journal), ("nats", door)):
-            health.add(name, check.check)
+        for name, check, waits_for in (
+            ("store", broker.check, broker.waits_for),
+            ("scheduler", scheduler.check, None),
+            ("journal", journal.check, None),
+            ("nats", door.check, None),
+        ):
+            health.add(name, check, waits_for)
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")

@@ -366,6 +366,10 @@ class Broker:
         # Other requests may have met damaged pages that this check does not read.
         return self._store.damage
 
+    def waits_for(self) -> str | None:
+        """Who keeps the writer waiting, where that is known."""
+        return self._store.waits_for
+
     async def find_damage(self, seconds: float) -> Integrity:
         """Check the whole database, for so many seconds at most; see :class:`mediator.store.base.Store`."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.find_damage, seconds)

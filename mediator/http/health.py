@@ -37,12 +37,16 @@ class Health(Collector):
         """``timeout``: seconds that a report waits for the checks."""
         self._timeout = timeout
         self._checks: dict[str, Check] = {}
+        self._waits_for: dict[str, Callable[[], str | None] | None] = {}
         self._running: dict[str, asyncio.Task[str]] = {}
         self._last = HealthReport()
 
-    def add(self, name: str, check: Check) -> None:
-        """Run ``check`` from now on; an earlier one of the same name is replaced."""
-        self._checks[name] = check
+    def add(self, name: str, check: Check, waits_for: Callable[[], str | None] | None = None) -> None:
+        """Run ``check`` from now on; an earlier one of the same name is replaced.
+
+        ``waits_for`` says why the check is late, where that is known.
+        """
+        self._checks[name], self._waits_for[name] = check, waits_for
 
     async def report(self) -> HealthReport:
         """Run every check and report within the timeout.
@@ -56,9 +60,12 @@ class Health(Collector):
         tasks = {name: self._running[name] for name in self._checks}
         if tasks:
             await asyncio.wait(tasks.values(), timeout=self._timeout)
-        late = f"no answer within {self._timeout:g} s"
-        self._last = HealthReport({name: task.result() if task.done() else late for name, task in tasks.items()})
+        self._last = HealthReport({n: t.result() if t.done() else self._late(n) for n, t in tasks.items()})
         return self._last
+
+    def _late(self, name: str) -> str:
+        waits_for = self._waits_for[name]
+        return (waits_for and waits_for()) or f"no answer within {self._timeout:g} s"
 
     async def close(self) -> None:
         """Cancel the checks that are still running."""

@@ -36,6 +36,10 @@ class Store(Protocol):
     def commits_fast(self) -> bool:
         """Whether commits lately took so little that the event loop may wait for one itself."""
 
+    @property
+    def waits_for(self) -> str | None:
+        """Who keeps the transaction waiting that is open now, where that is known; from any thread."""
+
     def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception rolls it back.
 

@@ -1,14 +1,16 @@
 """The PostgreSQL store: several instances share the mail, and lock rows of mailboxes against each other."""
 
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any
 
+import structlog
 from peewee import PeeweeException, PostgresqlDatabase
 
-from mediator.errors import SetupError, UnavailableError, UncertainError
+from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.store import rows
@@ -29,6 +31,7 @@ try:
         FeatureNotSupported,
         IndexCorrupted,
         InsufficientPrivilege,
+        LockNotAvailable,
         UndefinedFunction,
     )
 except ImportError as error:
@@ -42,13 +45,17 @@ READ_SECONDS = 4
 """A SELECT beside the writer is cancelled after this long."""
 LOCK_SECONDS = 5
 """How long a transaction waits for what another instance has locked."""
+HOLDER_SECONDS = 2
+"""Who holds a lock that the writer waits for, and waits itself for its client for so long, is ended."""
 STALLED_SECONDS = 30
-"""An instance that stops within a transaction loses it, and its locks, after this long."""
+"""A migration that stops within a transaction loses it, and its locks, after this long."""
 MIGRATION_SECONDS = 60
 """How long an instance waits at its start while another migrates the schema."""
 POOLER_TURNS = 10
 MIGRATION_LOCK = 0x6D65_6469_6174_6F72
 """The advisory lock held during a migration."""
+
+_log = structlog.get_logger("store")
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "mediator",
@@ -69,10 +76,23 @@ _SESSION = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
+    # It does not start in pipeline mode, where the session counts as active.
     "idle_in_transaction_session_timeout": f"{STALLED_SECONDS}s",
+    # The server notices an instance whose machine lost power, and frees its locks.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10s",
 }
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_HOLDERS = (
+    "SELECT holder.pid, holder.state_change::text, holder.usename = current_user"
+    " AND holder.application_name = current_setting('application_name')"
+    " AND holder.wait_event IN ('ClientRead', 'ClientWrite')"
+    " FROM unnest(pg_blocking_pids(?::int)) AS blocking (pid) JOIN pg_stat_activity AS holder USING (pid)"
+)
+_END_HOLDER = "SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE pid = ? AND state_change::text = ?"
 _PREFETCH = (
     f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"
     " FROM unnest(?, ?) AS place (tenant, address)"
@@ -131,7 +151,11 @@ class PostgresStore:
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
         self._timeline = ""
-        self._writer = PostgresDialect(Wire(self._connect), "FOR UPDATE")
+        self._process = 0
+        self._holders: dict[tuple[int, str], float] = {}
+        """Sessions that hold a lock that the writer waits for, with when they were first seen waiting for a client."""
+        self.waits_for: str | None = None
+        self._writer = PostgresDialect(Wire(self._connect, self._look_at_holders), "FOR UPDATE")
 
         def connect_to_read() -> Connection:
             connection = psycopg.connect(**parameters, autocommit=True)
@@ -160,6 +184,7 @@ class PostgresStore:
             " WHERE current_setting('synchronous_commit') <> 'remote_apply'"
         )
         _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
+        self._process = _server_process(connection)
         return connection
 
     def _refuse_former_primary(self, connection: Connection) -> None:
@@ -184,9 +209,40 @@ class PostgresStore:
         connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
         return migrate(self._database)
 
+    def _look_at_holders(self) -> None:
+        """Say who holds the lock that the writer waits for, and end a session of ours whose instance is frozen (A9).
+
+        In pipeline mode a session that waits for its client in a transaction counts as active, so no time limit of the
+        server ends it. An instance that runs answers the server within milliseconds.
+        """
+        # The writer goes on to wait where the server answers nobody.
+        with suppress(UnavailableError, BusyError), self._readers.take() as reader, _transaction(reader):
+            reader.begin(_READING)
+            found = reader.execute(_HOLDERS, (self._process,))
+            now = time.monotonic()
+            idle = {(pid, since): self._holders.get((pid, since), now) for pid, since, idle in found if idle}
+            self._holders = idle
+            if found:
+                self.waits_for = _held_by(found[0][0])
+            for (pid, since), seen in idle.items():
+                if now - seen >= HOLDER_SECONDS and reader.execute(_END_HOLDER, (pid, since)) == [("true",)]:
+                    _log.warning("ended a session of the database whose instance is frozen: it held a lock", pid=pid)
+
     @contextmanager
     def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
+        try:
+            with self._transaction(places) as tx:
+                yield tx
+        except UnavailableError as error:
+            if isinstance(error.__cause__, LockNotAvailable):
+                raise UnavailableError(self.waits_for or _held_by(None)) from error.__cause__
+            raise
+        finally:
+            self.waits_for = None
+
+    @contextmanager
+    def _transaction(self, places: Sequence[Place]) -> Iterator[Transaction]:
         dialect = self._writer
         with _transaction(dialect):
             mailboxes = dialect.begin(_WRITING, places)
@@ -456,6 +512,11 @@ def _transaction(dialect: PostgresDialect) -> Iterator[None]:
                 dialect.wire.roll_back()
     except (psycopg.Error, PeeweeException) as error:
         raise UnavailableError(describe_error(error)) from error
+
+
+def _held_by(pid: int | None) -> str:
+    process = "" if pid is None else f" (process {pid} of the server)"
+    return f"another session of the database{process} holds a lock that the service waits for"
 
 
 def connection_parameters(url: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class SqliteStore:
     """Mailboxes in a file. Opening it migrates the schema and locks the file for this process."""
 
     quick = True
+    waits_for = None
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``.

@@ -23,6 +23,8 @@ from mediator.store.rows import Row
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
+WAITING_SECONDS = 1
+
 _SYNC = object()
 """Outstanding: the end of a transaction's statements, until which the server passes over what follows an error."""
 
@@ -40,8 +42,10 @@ class _Prepared:
 class Wire:
     """One transaction at a time; the connection is opened when first used, and again after it broke."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(self, connect: Callable[[], Connection], waiting: Callable[[], None] = lambda: None) -> None:
+        """``waiting`` is called each time that an answer has not come for another ``WAITING_SECONDS``."""
         self._connect = connect
+        self._waiting = waiting
         self._connection: Connection | None = None
         self._outstanding: deque[Any] = deque()
         """What was sent and not answered: the SQL of a statement that is being prepared, None for one that is run."""
@@ -217,7 +221,8 @@ class Wire:
 
     def _result(self) -> PGresult | None:
         while self._pg.is_busy():
-            self._poll.poll()
+            if not self._poll.poll(WAITING_SECONDS * 1000):
+                self._waiting()
             self._pg.consume_input()
         return self._pg.get_result()
 

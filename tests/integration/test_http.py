@@ -146,6 +146,15 @@ async def test_hanging_check_costs_its_time_once() -> None:
         assert (await door.get("/readyz"))[0] == 200
 
 
+async def test_late_check_says_what_it_waits_for() -> None:
+    health = Health(timeout=0.2)
+    health.add("store", asyncio.Event().wait, lambda: "process 7 holds a lock")
+    async with serving(health) as door:
+        status, body = await door.get("/readyz")
+    assert (status, body["checks"]) == (503, {"store": "process 7 holds a lock"})
+    await health.close()
+
+
 async def test_checks_run_side_by_side() -> None:
     barrier = asyncio.Barrier(3)
 

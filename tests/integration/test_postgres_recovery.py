@@ -331,11 +331,60 @@ def test_a_mailbox_locked_too_long_is_an_error(url, open_store, monkeypatch):
     store, other = open_store(url), open_store(url)
     create(store)
     with other.transaction([PLACE]):
-        with pytest.raises(UnavailableError, match="LockNotAvailable"):
+        with pytest.raises(UnavailableError, match="another session of the database holds a lock"):
             send(store, b"x")
-        with pytest.raises(UnavailableError, match="LockNotAvailable"), store.transaction() as tx:
+        with pytest.raises(UnavailableError, match="another session"), store.transaction() as tx:
             tx.mailboxes.find(*PLACE)
     assert send(store, b"y") == 0
+
+
+@pytest.mark.rule("A9")
+def test_a_frozen_session_that_holds_a_lock_is_ended(url, open_store):
+    store, frozen = open_store(url), open_store(url)
+    create(store)
+    numbers = []
+    # It finds out when it goes on.
+    with pytest.raises(UnavailableError):
+        send(frozen, b"lost", before_commit=lambda: numbers.append(send(store, b"x")))
+    assert numbers == [0]
+    assert send(frozen, b"y") == 1
+    assert kept(store) == {0: b"x", 1: b"y"}
+
+
+@pytest.mark.rule("A9")
+def test_a_session_at_work_that_holds_a_lock_is_not_ended(url, open_store):
+    store, busy = open_store(url), open_store(url)
+    create(store)
+    with ThreadPoolExecutor() as pool, busy.transaction([PLACE]) as tx:
+        sent = pool.submit(send, store, b"x")
+        block_until(lambda: store.waits_for, what="the writer knows who holds the lock")
+        [(pid,)] = tx.session.dialect.execute("SELECT pg_backend_pid()")
+        assert store.waits_for == (
+            f"another session of the database (process {pid} of the server) holds a lock that the service waits for"
+        )
+        # At work in the server for longer than a client may be silent.
+        tx.session.dialect.execute(f"SELECT pg_sleep({store_module.HOLDER_SECONDS + 1})::text")
+    assert sent.result(DEADLINE) == 0
+    assert store.waits_for is None
+
+
+def test_a_lock_of_another_program_is_left_alone(url, open_store):
+    store = open_store(url)
+    create(store)
+    with psycopg.connect(url) as person:
+        person.execute("SELECT 1 FROM mailbox FOR UPDATE")
+        with pytest.raises(UnavailableError, match=f"process {person.info.backend_pid} of the server"):
+            send(store, b"x")
+        person.rollback()
+    assert send(store, b"y") == 0
+
+
+def test_the_server_notices_a_machine_that_lost_power(url, open_store):
+    store = open_store(url)
+    names = "'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count', 'tcp_user_timeout'"
+    sql = f"SELECT setting::bigint FROM pg_settings WHERE name IN ({names}) ORDER BY name"
+    with store.transaction() as tx:
+        assert tx.session.dialect.execute(sql) == [(3,), (5,), (2,), (10_000,)]
 
 
 def test_a_deadlock_fails_one_of_the_two_and_both_can_go_on(url, open_store):
