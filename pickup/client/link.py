@@ -27,8 +27,12 @@ class Link:
     """v1: canonical keys, v2: DIDs of mediators in front of us, once mediation is granted."""
 
     def url(self, *schemes: str) -> str:
-        """Return the first endpoint with one of these schemes."""
-        for endpoint in self.endpoints:
+        """Return the first endpoint with one of these schemes.
+
+        A mediator whose DID names no WebSocket has it at its HTTP URL: not every reader takes a second service.
+        """
+        sockets = [f"ws{endpoint.removeprefix('http')}" for endpoint in self.endpoints if endpoint.startswith("http")]
+        for endpoint in (*self.endpoints, *sockets):
             if endpoint.partition("://")[0] in schemes:
                 return endpoint
         raise ClientError(f"the mediator names no endpoint with {' or '.join(schemes)}: {', '.join(self.endpoints)}")

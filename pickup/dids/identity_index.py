@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pickup.dids import own_dids
+from pickup.dids import material, own_dids
 from pickup.dids.document import DidDocument, Secret
 from pickup.dids.identity_keys import IdentityKeys, KeyPair
 from pickup.dids.parsing import parse
@@ -27,7 +27,9 @@ class Identity:
     key: str
     """Canonical Ed25519 did:key: seals v1 envelopes, signs, and is the routing key of v1 grants."""
     v2_did: str
-    """did:peer:2: the routing DID of v2 grants and the ``from`` of v2 messages."""
+    """did:peer:2: the routing DID of v2 grants and the ``from`` of v2 invitations."""
+    socket_did: str
+    """did:peer:2 of the same keys, with a second service for the WebSocket."""
     v1_did: str
     """did:peer:4, long form, for did-exchange; its document has did-communication services."""
     sov_did: str
@@ -48,6 +50,7 @@ class PublicEndpoint:
             tenant=kept.tenant,
             key=names.from_verkey(keys.verkey),
             v2_did=own_dids.v2_did(keys, self.public_url),
+            socket_did=own_dids.socket_did(keys, self.public_url),
             v1_did=own_dids.v1_did(keys, self.public_url),
             sov_did=own_dids.sov_did(keys),
             web_did=own_dids.web_did(self.public_url, None if kept.tenant == OWN_PATH_TENANT else kept.tenant),
@@ -56,7 +59,7 @@ class PublicEndpoint:
     def dids(self, kept: StoredIdentity, keys: IdentityKeys) -> tuple[str, ...]:
         """Return all DIDs of an identity, those of this URL added, the newest last."""
         identity = self.identity(kept, keys)
-        new = (identity.v2_did, identity.v1_did, identity.web_did)
+        new = (identity.v2_did, identity.socket_did, identity.v1_did, identity.web_did)
         missing = tuple(did for did in new if did is not None and did not in kept.dids)
         return (*kept.dids, *missing)[-MAX_DIDS:]
 
@@ -106,9 +109,9 @@ class IdentityIndex:
             pair = pairs.get(key.jwk["x"])
             if pair is not None:
                 fragment = key.kid.partition("#")[2]
-                # The last form is how the first resolvers of did:peer:2 named its keys.
-                for kid in (key.kid, f"{short}#{fragment}", f"{did}#{pair.multibase[1:]}"):
-                    self._secret(kid, pair, identity)
+                for kid in (fragment, *material.peer_2_fragments(pair.multibase)):
+                    self._secret(f"{did}#{kid}", pair, identity)
+                    self._secret(f"{short}#{kid}", pair, identity)
 
     def _add_web(
         self, did: str, kept: StoredIdentity, keys: IdentityKeys, identity: Identity, endpoint: PublicEndpoint

@@ -43,7 +43,7 @@ class IdentityKeys:
     """32 bytes, of the Ed25519 key."""
     signing: KeyPair
     agreement: tuple[KeyPair, ...]
-    """X25519, P-256, P-384; libraries with a single curve use the first."""
+    """X25519, and in identities of the first releases P-256 and P-384 behind it."""
     derived: KeyPair
     """The signing key converted to X25519, for v1 envelopes, and for v2 peers that use the did:key."""
 
@@ -59,24 +59,24 @@ class IdentityKeys:
 
 
 def make() -> bytes:
-    """Generate the keys of a new identity, serialised for the vault."""
+    """Generate the keys of a new identity, serialised for the vault.
+
+    Both have 32 bytes: most readers of did:peer:2 refuse a DID with any longer key.
+    """
     raw = {
         ED25519: Ed25519PrivateKey.generate().private_bytes_raw(),
         X25519: X25519PrivateKey.generate().private_bytes_raw(),
     }
-    for curve, parameters in _CURVES.items():
-        scalar = ec.generate_private_key(parameters).private_numbers().private_value
-        raw[curve] = scalar.to_bytes((parameters.key_size + 7) // 8, "big")
     return json.dumps({curve: base64url.encode(secret) for curve, secret in raw.items()}).encode()
 
 
 def read(secret: bytes) -> IdentityKeys:
-    """Read the keys that :func:`make` wrote."""
+    """Read the keys that :func:`make` wrote, in this release or an earlier one."""
     raw = {curve: base64url.decode(text) for curve, text in json.loads(secret).items()}
     return IdentityKeys(
         seed=raw[ED25519],
         signing=ed25519(raw[ED25519]),
-        agreement=(x25519(raw[X25519]), *(_point(curve, raw[curve]) for curve in _CURVES)),
+        agreement=(x25519(raw[X25519]), *(_point(curve, raw[curve]) for curve in _CURVES if curve in raw)),
         derived=x25519(SigningKey(raw[ED25519]).to_curve25519_private_key().encode()),
     )
 

@@ -84,6 +84,14 @@ def multibase(jwk: Jwk) -> str:
     return "z" + base58(_CODES[jwk["crv"]] + raw_of(jwk))
 
 
+def peer_2_fragments(multibase: str) -> tuple[str, str, str]:
+    """Return how readers of did:peer:2 have named a key in its ids, beside ``key-1``: some by its multibase.
+
+    It stands there whole, without the ``z``, or (SICPA's ``peerdid``) as eight characters of that.
+    """
+    return multibase, multibase[1:], multibase[1:9]
+
+
 def _decoded(text: str) -> bytes:
     if len(text) > _MAX_ENCODED:
         raise ValueError("expected base64url of a key")

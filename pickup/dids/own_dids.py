@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,14 +43,26 @@ def v1_services(public_url: str, name: str, type: str, key: str, first: int = 0)
 
 
 def v2_did(keys: IdentityKeys, public_url: str) -> str:
-    """Make the did:peer:2, with keys on all curves, and flat services, which every implementation reads."""
-    specs = [did_peer_2.KeySpec.key_agreement(pair.multibase) for pair in keys.agreement]
-    specs.append(did_peer_2.KeySpec.authentication(keys.signing.multibase))
-    return str(did_peer_2.generate(specs, [_v2_service(url) for url in endpoints(public_url)]))
+    """Make the did:peer:2 in the one form that every known reader takes.
+
+    It has keys of 32 bytes only, and one service whose endpoint is one object (DIDComm v2.1 §service-endpoint): some
+    readers refuse longer keys or a second service, others read nothing in a text or a list of objects.
+    """
+    return _peer_2(keys, [public_url])
 
 
-def _v2_service(url: str) -> dict[str, Any]:
-    return {"type": V2_SERVICE, "serviceEndpoint": url, "routingKeys": [], "accept": _V2_ACCEPT}
+def socket_did(keys: IdentityKeys, public_url: str) -> str:
+    """Make the did:peer:2 with a second service for the WebSocket, where wallets look for it before they go live."""
+    return _peer_2(keys, endpoints(public_url))
+
+
+def _peer_2(keys: IdentityKeys, urls: Sequence[str]) -> str:
+    specs = [
+        did_peer_2.KeySpec.key_agreement(keys.agreement[0].multibase),
+        did_peer_2.KeySpec.authentication(keys.signing.multibase),
+    ]
+    services = [{"type": V2_SERVICE, "serviceEndpoint": {"uri": url, "accept": _V2_ACCEPT}} for url in urls]
+    return str(did_peer_2.generate(specs, services))
 
 
 def v1_did(keys: IdentityKeys, public_url: str) -> str:

@@ -2,20 +2,21 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-import did_peer_2
 import did_peer_4
+import orjson
 from nacl.bindings import crypto_sign_ed25519_pk_to_curve25519
 from nacl.exceptions import CryptoError
 
 from mediator.errors import UnresolvedDidError
+from pickup import base64url
 from pickup.dids import material
 from pickup.dids.document import DidDocument
 from pickup.dids.material import AGREEMENT, ED25519, X25519
-from pickup.dids.parsing import parse
+from pickup.dids.parsing import V2_SERVICE, parse
 from pickup.dids.web import DidWebResolver
 from pickup.mediation.names import MAX_NAME
 
@@ -29,6 +30,15 @@ MAX_LONG_FORM = 4096
 
 T = TypeVar("T")
 
+_BASE58 = re.compile(r"z[1-9A-HJ-NP-Za-km-z]+")
+_PEER_2_PURPOSES = {
+    "A": "assertionMethod",
+    "D": "capabilityDelegation",
+    "E": "keyAgreement",
+    "I": "capabilityInvocation",
+    "V": "authentication",
+}
+_PEER_2_NAMES = {"t": "type", "s": "serviceEndpoint", "r": "routingKeys", "a": "accept"}
 _PEER_4 = "did:peer:4"
 _DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]+")
 
@@ -117,7 +127,7 @@ def read(did: str) -> DidDocument:
     if did.startswith("did:peer:0"):
         return _of_key(did, did.removeprefix("did:peer:0"))
     if did.startswith("did:peer:2"):
-        return parse(_carefully("did:peer:2", partial(did_peer_2.resolve, did)), did)
+        return parse(_peer_2(did), did)
     if did.startswith(_PEER_4):
         return parse(_decoded(did), did)
     raise UnresolvedDidError("DID: expected did:key, did:peer 0, 2 or 4, or did:web")
@@ -149,6 +159,55 @@ def _of_key(did: str, multibase: str) -> DidDocument:
 
 def _method(multibase: str) -> dict[str, Any]:
     return {"id": f"#{multibase}", "type": "Multikey", "publicKeyMultibase": multibase}
+
+
+def _peer_2(did: str) -> Mapping[str, Any]:
+    """Read the keys and services of a did:peer:2, abbreviated or not; errors name the malformed part.
+
+    The libraries refuse lists of services, which ``peerdid`` and the wallets of Identus write.
+    """
+    parts = did.removeprefix("did:peer:2").split(".")
+    raw: dict[str, list[Any]] = {"verificationMethod": [], "service": []}
+    if parts[0] or len(parts) < 2:
+        raise UnresolvedDidError("did:peer:2: expected a key or a service, each behind a dot")
+    for at, part in enumerate(parts[1:], 1):
+        purpose, value = part[:1], part[1:]
+        if purpose == "S":
+            raw["service"] += _peer_2_services(at, value)
+        elif purpose in _PEER_2_PURPOSES and _BASE58.fullmatch(value):
+            raw["verificationMethod"].append({**_method(value), "id": f"#key-{len(raw['verificationMethod']) + 1}"})
+            raw.setdefault(_PEER_2_PURPOSES[purpose], []).append(raw["verificationMethod"][-1]["id"])
+        else:
+            raise UnresolvedDidError(f"did:peer:2: part {at}: expected A, D, E, I or V and a key in base58, or S")
+    return raw
+
+
+def _peer_2_services(at: int, encoded: str) -> list[dict[str, Any]]:
+    try:
+        written = orjson.loads(base64url.decode(encoded))
+    except ValueError:
+        raise UnresolvedDidError(f"did:peer:2: part {at}: expected services as JSON in base64url") from None
+    services = written if isinstance(written, list) else [written]
+    if not all(isinstance(service, dict) for service in services):
+        raise UnresolvedDidError(f"did:peer:2: part {at}: expected a service, or a list of services")
+    return [_expanded(service) for service in services]
+
+
+def _expanded(service: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the abbreviations in a service of a did:peer:2, also in its endpoints."""
+    whole = _renamed(service)
+    if whole.get("type") == "dm":
+        whole["type"] = V2_SERVICE
+    endpoints = whole.get("serviceEndpoint")
+    if isinstance(endpoints, list):
+        whole["serviceEndpoint"] = [_renamed(one) if isinstance(one, dict) else one for one in endpoints]
+    elif isinstance(endpoints, dict):
+        whole["serviceEndpoint"] = _renamed(endpoints)
+    return whole
+
+
+def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PEER_2_NAMES.get(name, name): value for name, value in fields.items()}
 
 
 def _decoded(long: str) -> object:

@@ -1,10 +1,13 @@
 """Opens and seals envelopes with the libraries, and checks that all layers agree (D8)."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mediator.errors import EnvelopeError, UnresolvedDidError
 from pickup.dids.document import DidResolver, PublicKey, Secret, Secrets
+from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
 from pickup.envelope.signed import verify
@@ -14,6 +17,9 @@ from pickup.mediation.names import canonical
 from pickup.mediation.records import Generation
 
 AGREEMENT_CURVES = ("X25519", "P-256", "P-384")
+MAX_FRAGMENTS = 4096
+"""Peers of which it is remembered that they name the keys of their did:peer:2 otherwise than ``key-1``."""
+_PEER_2 = "did:peer:2"
 
 
 class LibraryEnvelopes:
@@ -30,6 +36,8 @@ class LibraryEnvelopes:
         self._max_bytes = max_bytes
         self._v1 = V1Library(secrets)
         self._v2 = v2
+        self._fragments: OrderedDict[str, int] = OrderedDict()
+        """Which of :func:`peer_2_fragments` a did:peer:2 names its keys by, of those that do."""
 
     async def open(self, data: bytes) -> OpenedEnvelope:
         """Open bytes for one of our keys, and check that key, plaintext and signature name the same sender."""
@@ -87,6 +95,8 @@ class LibraryEnvelopes:
             payload = await self._v2.decrypt(jwe, kid, secret, sender)
         except Exception as error:
             raise EnvelopeError(NOT_FOR_US) from error
+        if did is not None and sender is not None:
+            self._remember_fragment(did, sender)
         return kid, did, read_layer(payload)
 
     async def _find_recipient(self, jwe: Jwe) -> tuple[str, Secret]:
@@ -117,19 +127,42 @@ class LibraryEnvelopes:
         for key in keys:
             # The document of a did:peer:4 may name its keys by either form of the DID.
             owner, _, own_fragment = key.kid.partition("#")
-            if own_fragment == fragment and name is not None and canonical(owner) == name:
+            if name is None or canonical(owner) != name:
+                continue
+            if own_fragment == fragment:
                 return did, key
+            if did.startswith(_PEER_2) and fragment in peer_2_fragments(multibase(key.jwk)):
+                return did, replace(key, kid=kid)
         raise UnresolvedDidError(f"the sender's document has no such key for {purpose}")
 
     async def _agreement_keys(self, to: str) -> list[PublicKey]:
         if "#" in to:
             keys = [(await self._key(to, "key_agreement"))[1]]
         else:
-            keys = list((await self._resolver.resolve(to)).key_agreement)
+            keys = self._as_named(to, (await self._resolver.resolve(to)).key_agreement)
         keys = [key for key in keys if key.curve in AGREEMENT_CURVES]
         if not keys:
             raise UnresolvedDidError("the receiver's document has no key to seal for")
         return keys
+
+    def _remember_fragment(self, did: str, key: PublicKey) -> None:
+        """Note how a peer names its keys: it finds its secrets by the same names."""
+        if not did.startswith(_PEER_2):
+            return
+        fragment, forms = key.kid.partition("#")[2], peer_2_fragments(multibase(key.jwk))
+        if fragment in forms:
+            self._fragments[did] = forms.index(fragment)
+            self._fragments.move_to_end(did)
+            if len(self._fragments) > MAX_FRAGMENTS:
+                self._fragments.popitem(last=False)
+        else:
+            self._fragments.pop(did, None)
+
+    def _as_named(self, did: str, keys: Sequence[PublicKey]) -> list[PublicKey]:
+        form = self._fragments.get(did)
+        if form is None:
+            return list(keys)
+        return [replace(key, kid=f"{did}#{peer_2_fragments(multibase(key.jwk))[form]}") for key in keys]
 
     async def _secret(self, sender: str, curves: Sequence[str]) -> Secret:
         """Return our key on the first of the receiver's curves that we have."""

@@ -1,5 +1,6 @@
 """The resolver: every method it knows, our own first, short forms of what was met, and one error for all others."""
 
+import json
 from itertools import count
 from typing import Any
 
@@ -10,6 +11,7 @@ from nacl.signing import SigningKey
 
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
+from pickup import base64url
 from pickup.dids import identity_keys, material, own_dids
 from pickup.dids.document import DidDocument
 from pickup.dids.identity_keys import IdentityKeys
@@ -17,6 +19,7 @@ from pickup.dids.parsing import parse
 from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, read
 from pickup.dids.web import DidWebResolver
 from pickup.mediation.names import from_verkey
+from tests.harness.old_identity import OLD_SECRET
 
 URL = "https://mediator.example.com/didcomm"
 
@@ -43,7 +46,7 @@ def resolver(known: Known | None = None) -> CachingResolver:
 
 @pytest.fixture(scope="module")
 def someone() -> IdentityKeys:
-    return identity_keys.read(identity_keys.make())
+    return identity_keys.read(OLD_SECRET)
 
 
 def short_form(did: str) -> str:
@@ -107,6 +110,65 @@ async def test_did_peer_2_of_any_form_of_service(someone: IdentityKeys) -> None:
         assert [key.kid.partition("#")[2] for key in document.key_agreement] == ["key-1", "key-2", "key-3"]
         (service,) = document.services
         assert (service.endpoint, service.routing_keys) == ("https://a.example", ("did:a:b#c",))
+
+
+def peer_2(someone: IdentityKeys, *services: Any) -> str:
+    parts = [f".E{someone.agreement[0].multibase}", f".V{someone.signing.multibase}"]
+    return "did:peer:2" + "".join(parts + [f".S{base64url.encode(json.dumps(one).encode())}" for one in services])
+
+
+@pytest.mark.parametrize(
+    ("services", "endpoints"),
+    [
+        ([], []),
+        ([[]], []),
+        (
+            [[{"t": "dm", "s": {"uri": "https://a.example"}}, {"t": "dm", "s": {"uri": "wss://a.example"}}]],
+            ["https", "wss"],
+        ),
+        (
+            [{"t": "dm", "s": [{"uri": "https://a.example", "a": ["didcomm/v2"]}, {"uri": "wss://a.example"}]}],
+            ["https", "wss"],
+        ),
+        (
+            [{"type": "dm", "serviceEndpoint": "https://a.example"}, [{"t": "dm", "s": "wss://a.example"}]],
+            ["https", "wss"],
+        ),
+        ([{"type": "DIDCommMessaging", "s": {"uri": "https://a.example", "routingKeys": []}}], ["https"]),
+        ([[{"t": "other", "s": 1}, {}, {"t": "dm"}]], []),
+    ],
+)
+async def test_did_peer_2_with_lists_of_services(
+    someone: IdentityKeys, services: list[Any], endpoints: list[str]
+) -> None:
+    document = await resolver().resolve(peer_2(someone, *services))
+    assert [service.endpoint.partition(":")[0] for service in document.services] == endpoints
+    assert [key.jwk for key in document.key_agreement] == [someone.agreement[0].public]
+    assert document.key_agreement[0].kid.endswith("#key-1")
+    assert document.authentication[0].kid.endswith("#key-2")
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        (".Sxyz", "part 3: expected services as JSON"),
+        (".S" + base64url.encode(b'"text"'), "part 3: expected a service"),
+        (".S" + base64url.encode(b"[1]"), "part 3: expected a service"),
+        (".S" + base64url.encode(b"[" * 1100 + b"]" * 1100), "part 3: expected services as JSON"),
+        (".S" + base64url.encode(b'{"t":"dm","s":' + b'{"s":' * 900 + b"1" + b"}" * 901), ""),
+        (".Xz6LSabc", "part 3: expected A, D, E, I or V"),
+        (".Eu6LSabc", "part 3: expected A, D, E, I or V"),
+        (".Ez0OIl", "part 3: expected A, D, E, I or V"),
+        ("..Vz6Mk", "part 3: expected A, D, E, I or V"),
+    ],
+)
+async def test_the_malformed_part_of_a_did_peer_2_is_named(someone: IdentityKeys, part: str, problem: str) -> None:
+    if not problem:
+        assert (await resolver().resolve(peer_2(someone) + part)).services == ()
+        return
+    with pytest.raises(UnresolvedDidError, match=problem):
+        await resolver().resolve(peer_2(someone) + part)
 
 
 async def test_a_short_did_peer_4_resolves_after_its_long_form(someone: IdentityKeys) -> None:
@@ -213,10 +275,14 @@ async def test_what_leads_nowhere_is_one_error(did: str) -> None:
 
 
 def test_our_dids_are_read_by_the_libraries_of_others_as_by_us(someone: IdentityKeys) -> None:
-    v2 = did_peer_2.resolve(own_dids.v2_did(someone, URL))
-    assert [service["serviceEndpoint"] for service in v2["service"]] == [URL, "wss://mediator.example.com/didcomm"]
-    assert [service["type"] for service in v2["service"]] == ["DIDCommMessaging"] * 2
-    assert [service["accept"] for service in v2["service"]] == [["didcomm/v2"]] * 2
+    endpoints = [{"uri": url, "accept": ["didcomm/v2"]} for url in (URL, "wss://mediator.example.com/didcomm")]
+    for did, expected in (
+        (own_dids.v2_did(someone, URL), endpoints[:1]),
+        (own_dids.socket_did(someone, URL), endpoints),
+    ):
+        v2 = did_peer_2.resolve(did)
+        assert [service["serviceEndpoint"] for service in v2["service"]] == expected
+        assert {service["type"] for service in v2["service"]} == {"DIDCommMessaging"}
     v1 = did_peer_4.resolve(own_dids.v1_did(someone, URL))
     assert v1["@context"][0] == "https://www.w3.org/ns/did/v1"
     assert [service["priority"] for service in v1["service"]] == [0, 1]

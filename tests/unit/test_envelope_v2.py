@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,6 +10,7 @@ import pytest
 
 from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from pickup.dids.document import PublicKey
+from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_V2_RECIPIENTS
 from pickup.envelope.v2 import V2Library, load_library
@@ -120,6 +122,40 @@ async def test_both_libraries_open_each_other():
             for sender in (THEM.did, None):
                 opened = await ours.open(await theirs.seal_v2(FROM_THEM, to, sender))
                 assert (opened.plaintext, opened.sender) == (FROM_THEM, sender)
+
+
+@pytest.mark.parametrize("form", range(3), ids=["multibase", "without z", "eight characters"])
+async def test_a_peer_may_name_its_keys_as_older_readers_did(library, form):
+    peer = Person.make("did:peer:2.Ez6LS", "X25519", signs=["Ed25519"])
+    envelopes = LibraryEnvelopes(MemoryResolver([US, peer]), MemorySecrets([US]), max_bytes=1 << 20, v2=library)
+    (its,), (signing,) = peer.agreement, peer.authentication
+    numbered = its.kid
+    renamed = replace(its, kid=f"{peer.did}#{peer_2_fragments(multibase(public_half(its).jwk))[form]}")
+    signing = replace(signing, kid=f"{peer.did}#{peer_2_fragments(multibase(public_half(signing).jwk))[form]}")
+    mail = PING | {"from": peer.did}
+    # What was not opened names nobody's keys.
+    forged = changed(jwe(mail, to_us(), its), skid=renamed.kid, apu=b64(renamed.kid))
+    await refused(envelopes, forged)
+    assert kids_of(await envelopes.seal_v2(PING | {"from": US.did}, peer.did, US.did)) == [numbered]
+    for plaintext in (mail, jws(mail, signing)):
+        opened = await envelopes.open(orjson.dumps(jwe(plaintext, to_us(), renamed)))
+        assert (opened.plaintext, opened.sender) == (mail, peer.did)
+    # It finds its secret by that name only.
+    sealed = await envelopes.seal_v2(PING | {"from": US.did}, peer.did, US.did)
+    assert kids_of(sealed) == [renamed.kid]
+    askar.open_v2(sealed, renamed.kid, dict(its.jwk), dict(public_half(US.agreement[0]).jwk))
+    await envelopes.open(orjson.dumps(jwe(mail, to_us(), its)))
+    assert kids_of(await envelopes.seal_v2(PING | {"from": US.did}, peer.did, US.did)) == [numbered]
+
+
+async def test_the_keys_of_other_methods_have_one_name_only(envelopes):
+    renamed = replace(THEM.agreement[0], kid=f"{THEM.did}#{multibase(public_half(THEM.agreement[0]).jwk)}")
+    with pytest.raises(UnresolvedDidError):
+        await envelopes.open(orjson.dumps(jwe(FROM_THEM, to_us(), renamed)))
+
+
+def kids_of(sealed: bytes) -> list[str]:
+    return [recipient["header"]["kid"] for recipient in json.loads(sealed)["recipients"]]
 
 
 async def test_what_is_within_our_bounds_is_opened_however_large(envelopes):

@@ -18,6 +18,7 @@ from pickup.envelope.v2_messaging import DidcommMessagingLibrary
 from pickup.mediation.names import canonical
 from pickup.mediation.records import MediationRules
 from tests.harness.node import Rust
+from tests.harness.old_identity import OLD_DID, OLD_SECRET, OLD_URL
 from tests.harness.people import Person
 from tests.harness.stores import ram_store
 
@@ -27,9 +28,9 @@ MESSAGE = {"id": "1", "type": "https://didcomm.org/trust-ping/2.0/ping", "body":
 @pytest.fixture
 async def identities() -> AsyncIterator[OwnIdentities]:
     broker = Broker(ram_store(), Bounds())
-    yield await OwnIdentities.open(
-        MediationBroker(broker, MediationRules()), Vault(bytes(32)), ["default"], "https://mediator.example.com/didcomm"
-    )
+    vault, mediation = Vault(bytes(32)), MediationBroker(broker, MediationRules())
+    await mediation.write(lambda tx, now: tx.identities.add("default", vault.seal(OLD_SECRET), [OLD_DID], now))
+    yield await OwnIdentities.open(mediation, vault, ["default"], OLD_URL)
     await broker.close()
 
 
@@ -59,7 +60,7 @@ def sealed(rust: Rust, did: str, to: str, raw: Mapping[str, Any]) -> bytes:
     return rust.pack({**MESSAGE, "to": [did]}, to, None, cast("list[Person]", [Documented(raw)]))
 
 
-@pytest.mark.parametrize("name", ["v2_did", "v1_did", "short", "web_did"])
+@pytest.mark.parametrize("name", ["v2_did", "socket_did", "v1_did", "short", "web_did"])
 async def test_rust_seals_for_each_of_our_dids(rust: Rust, identities, envelopes, name) -> None:
     me = identities.current("default")
     did = canonical(me.v1_did) if name == "short" else getattr(me, name)
@@ -71,10 +72,9 @@ async def test_rust_seals_for_each_of_our_dids(rust: Rust, identities, envelopes
 
 
 # didcomm-rust has no P-384, and goes around such keys.
-@pytest.mark.parametrize("at", [0, 1])
-@pytest.mark.parametrize("name", ["v2_did", "web_did"])
+@pytest.mark.parametrize(("name", "at"), [("v2_did", 0), ("web_did", 0), ("web_did", 1), ("old", 0), ("old", 1)])
 async def test_rust_seals_for_each_of_our_keys(rust: Rust, identities, envelopes, name, at) -> None:
-    did = getattr(identities.current("default"), name)
+    did = OLD_DID if name == "old" else getattr(identities.current("default"), name)
     document = identities.document(did)
     kid = document.key_agreement[at].kid
     opened = await envelopes.open(sealed(rust, did, kid, document.raw))
