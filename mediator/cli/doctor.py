@@ -112,4 +112,5 @@ def audit(
 def _entry(item: dict[str, Any]) -> tuple[str, ...]:
     about = ", ".join(f"{name}={value}" for name, value in item["fields"].items())
     words = (item[name] for name in ("actor", "via", "operation", "tenant"))
-    return str(item["no"]), format_time(item["at"]), *words, about, item["result"]
+    times = f" ({item['times']} times)" if item["times"] > 1 else ""
+    return str(item["no"]), format_time(item["at"]), *words, about, item["result"] + times

@@ -51,5 +51,5 @@ def _read(name: str, text: str, schema: Schema) -> Any:
         return text in _TRUE
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadRequestError(name, f"expected {' or '.join(types)}") from None

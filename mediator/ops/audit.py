@@ -1,5 +1,6 @@
 """The audit log: who changed what, by which way in, and how it ended."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import orjson
 import structlog
 
 from mediator.broker import Broker
-from mediator.errors import MediatorError
+from mediator.errors import MediatorError, NotAllowedError
 from mediator.mailboxes.address import DEFAULT_TENANT, redact
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.events import Event, EventType
@@ -47,6 +48,8 @@ from mediator.store.session import Table
 KEPT = 100_000
 """Entries that are kept at most."""
 MAX_LISTED = 1000
+MAX_FAILED = 1000
+"""Acts that failed whose entries are remembered, to count repeats in them."""
 NOT_OK = "failed"
 """Stands for every result but ``ok``; no error has this code."""
 MAX_TEXT = 200
@@ -69,9 +72,14 @@ class AuditTable(Table):
         self._execute("DELETE FROM audit_log WHERE no <= ?", (no - KEPT,))
         return int(no)
 
+    def repeat(self, no: int, at: int) -> bool:
+        """Count an act once more in an entry; whether it is still there."""
+        sql = "UPDATE audit_log SET times = times + 1, last_at = ? WHERE no = ? RETURNING no"
+        return self._session.first(sql, (at, no)) is not None
+
     def newest(self, wanted: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
         """Return entries that meet all conditions, such as ``{"no < ?": 7}``, the newest first."""
-        names = ("no", "at", "instance", "actor", "via", "operation", "tenant", "fields", "result")
+        names = ["no", "at", "instance", "actor", "via", "operation", "tenant", "fields", "result", "times", "last_at"]
         where = " AND ".join(["no > 0", *wanted])
         sql = f"SELECT {', '.join(names)} FROM audit_log WHERE {where} ORDER BY no DESC LIMIT ?"
         return [dict(zip(names, row, strict=True)) for row in self._execute(sql, (*wanted.values(), limit))]
@@ -109,6 +117,8 @@ _ENTRY = obj(
     tenant=TEXT,
     fields=table({}),
     result=about(TEXT, "`ok`, or the code of the error."),
+    times=about(COUNT, "How often; what was refused or failed is counted in one entry a day."),
+    last_at=about(TIME, "When it was repeated last, in Unix seconds."),
 )
 
 
@@ -118,22 +128,40 @@ class AuditLog:
     def __init__(self, broker: Broker, instance: str) -> None:
         self._broker = broker
         self._instance = instance
+        self._failed: OrderedDict[tuple[str, ...], tuple[int, int]] = OrderedDict()
+        """The number and the time of the entry that counts an act which failed, the latest last."""
 
     async def record(self, actor: Actor, operation: Operation, request: OperationRequest, result: str) -> None:
-        """Keep an act; see :data:`mediator.ops.operations.Audit`. If the store refuses it, the log has it alone."""
+        """Keep an act; see :data:`mediator.ops.operations.Audit`. If the store refuses it, the log has it alone.
+
+        What fails again within a day is counted in the entry that there is, so that nobody pushes out others' entries
+        with it. Where the actor has not the right, that is so whatever the request says.
+        """
         tenant = request.get("tenant")
-        tenant = tenant[:MAX_TEXT] if isinstance(tenant, str) and tenant else DEFAULT_TENANT
+        tenant = _text(tenant)[:MAX_TEXT] if isinstance(tenant, str) and tenant else DEFAULT_TENANT
         fields = orjson.dumps(_kept(operation, request)).decode()
         about = {"actor": actor.name, "via": actor.via, "operation": operation.name, "tenant": tenant, "result": result}
+        asked = () if result == NotAllowedError.code else (tenant, fields)
+        key = (actor.name, actor.via, operation.name, result, *asked)
+        former = self._failed.get(key)
 
-        def write(tx: Transaction, now: int) -> None:
-            no = tx.table(AuditTable).add({"at": now, "instance": self._instance, **about, "fields": fields})
+        def write(tx: Transaction, now: int) -> tuple[int, int]:
+            table = tx.table(AuditTable)
+            if former is not None and now - former[1] < DAY and table.repeat(former[0], now):
+                return former
+            no = table.add({"at": now, "instance": self._instance, **about, "fields": fields})
             tx.events.append(Event(EventType.OPERATED, now, tenant, 0, msg_id=no))
+            return no, now
 
         # The log has no fields: they may name a mailbox (A7).
         _log.info("operator acted", **about)
         try:
-            await self._broker.write(write, when_full=True)
+            entry = await self._broker.write(write, when_full=True)
+            if result != "ok":
+                self._failed[key] = entry
+                self._failed.move_to_end(key)
+                if len(self._failed) > MAX_FAILED:
+                    self._failed.popitem(last=False)
         except MediatorError as error:
             _log.error("an act is missing in the audit log", **about, reason=str(error))
 
@@ -165,8 +193,12 @@ class AuditLog:
         }
         wanted = {condition: value for condition, value in asked.items() if value is not None}
         found = await self._broker.read(lambda tx, _now: tx.table(AuditTable).newest(wanted, limit + 1))
-        entries = [{**one, "at": one["at"] / 1000, "fields": orjson.loads(one["fields"])} for one in found[:limit]]
-        return {"entries": entries, "more": len(found) > limit}
+        return {"entries": [_entry(one) for one in found[:limit]], "more": len(found) > limit}
+
+
+def _entry(row: dict[str, Any]) -> Answer:
+    times = {"at": row["at"] / 1000, "last_at": (row["last_at"] or row["at"]) / 1000}
+    return {**row, **times, "fields": orjson.loads(row["fields"])}
 
 
 def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
@@ -179,7 +211,7 @@ def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
 
 
 def _redacted(value: Any) -> Any:
-    return redact(value) if isinstance(value, str) and read_numbered(value) is None else _cut(value)
+    return redact(_text(value)) if isinstance(value, str) and read_numbered(value) is None else _cut(value)
 
 
 def _is_secret(name: str, schema: Schema) -> bool:
@@ -187,7 +219,17 @@ def _is_secret(name: str, schema: Schema) -> bool:
 
 
 def _cut(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float):
         return value
-    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    try:
+        text = _text(value) if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    except (TypeError, ValueError, RecursionError):
+        return f"{type(value).__name__} that is too large"
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+def _text(text: str) -> str:
+    """Return a text that every store takes."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")

@@ -1,8 +1,10 @@
 """``mediator forget``: afterwards the bytes of a mailbox's mail are in no file below the data directory."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.ops.audit import AuditLog
 from mediator.ops.forgetting import Forgetting
 from mediator.ops.journal.writer import JournalWriter
+from mediator.ops.mailbox_operations import MailboxOperations, find_address
 from mediator.ops.metrics import Metrics
+from mediator.ops.operations import Actor, Operations, Right
 from mediator.ops.verify.report import verify
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE
@@ -96,9 +101,24 @@ def forget(*options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return answer
 
 
+async def act(data_dir: Path, address: str) -> None:
+    """Let an operator do something to the mailbox, and fail at something, which the audit log keeps."""
+    with closing(SqliteStore(data_dir / DATABASE_FILE)) as store:
+        broker = Broker(store, Bounds())
+        operations = Operations(AuditLog(broker, "here").record, partial(find_address, broker))
+        operations.add_methods(MailboxOperations(broker))
+        owner = Actor("ada", frozenset(Right), "socket")
+        await operations.run(owner, "mailbox-set", {"mail_address": address, "ack_wait_ms": 1000})
+        with pytest.raises(BadRequestError):
+            await operations.run(owner, "mailbox-set", {"mail_address": address, "ack_wait_ms": 1})
+        await broker.close()
+
+
 def test_the_command_leaves_no_byte_of_it(data_dir: Path, monkeypatch, capsys):
     with closing(SqliteStore(data_dir / DATABASE_FILE)) as store:
         wallet = furnish(store)
+    asyncio.run(act(data_dir, ADDRESS))
+    capsys.readouterr()
     assert files_with(data_dir, SECRET) == ["mediator.db"]
     answers = [
         forget(address, "--data-dir", str(data_dir), monkeypatch=monkeypatch, capsys=capsys)

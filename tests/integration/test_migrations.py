@@ -12,6 +12,7 @@ from peewee import Database, PostgresqlDatabase, SqliteDatabase
 from playhouse.migrations import Runner
 
 from mediator.errors import SchemaError
+from mediator.mailboxes.address import redact
 from mediator.mailboxes.ports import Filter
 from mediator.store import migrate
 from mediator.store.base import Store
@@ -223,6 +224,31 @@ def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
         plan = [row[3] for row in tx.session.dialect.execute(f"EXPLAIN QUERY PLAN {sql}")]
     steps = [step for step in plan if step not in limited]
     assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), (sql, plan)
+
+
+@pytest.mark.rule("A7")
+def test_the_audit_log_of_before_loses_whole_addresses(open_store, take_back, database):
+    open_store().close()
+    take_back(NAMES.index("0018_audit_repeats"))
+    kept = [
+        {"mail_address": "agent.inbox", "ack_wait_ms": 1000},
+        {"mail_address": redact("agent.inbox")},
+        {"mailbox": "k" * 26, "id": "0" * 32, "name": "did:example:1"},
+    ]
+    with database[1]:
+        for number, fields in enumerate(kept):
+            row = f"{number}, 'i', 'ada', 'socket', 'act', 'default', {database[1].param}, 'ok'"
+            names = "at, instance, actor, via, operation, tenant, fields, result"
+            sql = f"INSERT INTO audit_log ({names}) VALUES ({row})"
+            database[1].execute_sql(sql, (orjson.dumps(fields).decode(),))
+    open_store().close()
+    with database[1]:
+        rows = database[1].execute_sql("SELECT fields, times, last_at FROM audit_log ORDER BY no").fetchall()
+    assert [(orjson.loads(fields), *rest) for fields, *rest in rows] == [
+        ({"mail_address": redact("agent.inbox"), "ack_wait_ms": 1000}, 1, None),
+        ({"mail_address": redact("agent.inbox")}, 1, None),
+        ({"mailbox": redact("k" * 26), "id": redact("0" * 32), "name": "did:example:1"}, 1, None),
+    ]
 
 
 @pytest.mark.rule("D7")
