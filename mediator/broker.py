@@ -372,7 +372,8 @@ class Broker:
 
     async def find_damage(self, seconds: float) -> Integrity:
         """Check the whole database, for so many seconds at most; see :class:`mediator.store.base.Store`."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.find_damage, seconds)
+        # Not on a reader's thread: those serve requests, which take milliseconds.
+        return await asyncio.to_thread(self._store.find_damage, seconds)
 
     def wake_key(self, place: Place) -> bytes:
         """Return a mailbox's name for :meth:`wake`: a hash, since other instances see it and addresses are secret."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import asdict
 
 from mediator import __version__
@@ -25,11 +25,13 @@ from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import COUNT, FINDINGS, FLAG, LOGIN, TEXT, TIME, about, obj, or_null, table
 from mediator.ops.units import format_time
+from mediator.store.base import Integrity
 from mediator.tenants.directory import TenantDirectory
 
 LATE = 5000
 """Milliseconds after its due time from which delayed mail counts as late."""
 NEARLY = 0.9
+FRESH_SECONDS = 15.0
 _NATS = about(TEXT, "URLs; a login in them leaves by the control socket alone.", **{LOGIN: True})
 
 
@@ -55,6 +57,9 @@ class ServiceOperations:
         self._http_port = http_port
         self._further = further
         self._since = time.time()
+        self._damage: asyncio.Task[Integrity] | None = None
+        self._damage_at = 0.0
+        """When the last check for damage began, by the steady clock."""
 
     @operation(
         "installation",
@@ -70,13 +75,21 @@ class ServiceOperations:
         whole: list[Finding] = []
         try:
             if request.get("quick") is not True:
-                whole += damage_findings(await self._broker.find_damage(CHECK_SECONDS))
+                whole += damage_findings(await self._find_damage())
             backlog, due = await self._broker.measure_backlog()
             further = [finding for examine in self._further for finding in await examine()]
         except UnavailableError:
             # The readiness check says why; the rest does not need the store.
             return {"findings": _dicts([*_readiness(report), *whole, *files])}
         return {"findings": _dicts([*_readiness(report), *self._load(backlog, due), *further, *whole, *files])}
+
+    def _find_damage(self) -> Awaitable[Integrity]:
+        """Check the whole database, one check at a time, whose result everybody gets who asks soon after it began."""
+        now = time.monotonic()
+        if self._damage is None or (self._damage.done() and now - self._damage_at > FRESH_SECONDS):
+            self._damage = asyncio.create_task(self._broker.find_damage(CHECK_SECONDS), name="check for damage")
+            self._damage_at = now
+        return asyncio.shield(self._damage)
 
     def _files(self) -> list[Finding]:
         folder = self._settings.data_dir

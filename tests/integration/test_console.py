@@ -1,6 +1,7 @@
 """The console over HTTP: who sees what, the forms that run operations, live pages, and what mailboxes are ranked by."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ from mediator.ops.processes import process_name
 from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import RunHistory
 from mediator.parts import Host
+from mediator.store.base import Integrity
+from mediator.store.sqlite import SqliteStore
 from pipeline.console.pages import add_pages
 from pipeline.reports import ADDRESSES
 from pipeline.service.operations import PipelineOperations, report_file
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.console_site import HTML, ConsoleSite, console_site
+from tests.harness.core import PATIENCE
 from tests.harness.waiting import until
 
 ADMIN = Actor("test", ROLES["admin"], "socket")
@@ -186,6 +190,27 @@ async def test_a_part_brings_pages_of_its_own(tmp_path: Path) -> None:
         site.role = "read"
         assert (await site.get("/console/echoes")).status == 403
         assert "Echoes" not in await site.read("/console")
+
+
+async def test_the_whole_database_is_checked_once_at_a_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    threads: list[str] = []
+
+    def find_damage(_self: SqliteStore, _seconds: float) -> Integrity:
+        threads.append(threading.current_thread().name)
+        assert go_on.wait(PATIENCE)
+        return Integrity(["message: gone"])
+
+    monkeypatch.setattr(SqliteStore, "find_damage", find_damage)
+    asked = [asyncio.create_task(run(site, "installation")) for _ in range(20)]
+    await until(lambda: threads)
+    await site.core.create()
+    asked[0].cancel()
+    go_on.set()
+    for answer in await asyncio.gather(*asked[1:], run(site, "installation")):
+        assert any("message: gone" in each["text"] for each in answer["findings"])
+    assert len(threads) == 1
+    assert not threads[0].startswith("store-")
 
 
 async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:
