@@ -44,7 +44,7 @@ from registry.agents.records import Agent, State
 from registry.api import codec
 from registry.api.openapi import explanation
 from registry.cards.card import read_card
-from registry.cards.mailbox import mailbox_address
+from registry.cards.mailbox import agent_id
 from registry.directory import Directory
 from registry.requests import MAX_PAGE, AgentRecord, AgentReference, EmbeddingState
 
@@ -65,7 +65,9 @@ _AGENT: dict[str, Schema] = {
 }
 
 _WORD = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
-_MAILBOX = about(ADDRESS, "The mailbox of an agent, its send-only address, or `id:` and the agent's number.")
+_MAILBOX = about(
+    ADDRESS, "The mailbox of an agent, its send-only address, `id:` and the agent's number, or `name:` and its name."
+)
 _ONE = {"tenant": TENANT, "mailbox": _MAILBOX}
 
 
@@ -172,7 +174,7 @@ class AgentOperations:
     async def _find(self, request: OperationRequest) -> AgentRecord:
         text = read_text(request, "mailbox")
         number = read_numbered(text)
-        return await self._directory.inspect(_tenant(request), mailbox_address(text) if number is None else number)
+        return await self._directory.inspect(_tenant(request), agent_id(text) if number is None else number)
 
     @operation(
         "agent-forget-use",
@@ -185,7 +187,7 @@ class AgentOperations:
     )
     async def _forget_use(self, request: OperationRequest) -> Answer:
         mailbox = read_text(request, "mailbox")
-        address = mailbox_address(mailbox) if mailbox else None
+        address = agent_id(mailbox) if mailbox else None
         return {"forgotten": await self._directory.forget_use(_tenant(request), address)}
 
 

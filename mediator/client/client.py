@@ -152,12 +152,12 @@ class Client:
     # The registry.
 
     async def register(self, card: Mapping[str, Any]) -> str:
-        """Register an agent by its card, which names its ``mailbox``; return the address. Again: replaces it (G1)."""
+        """Register an agent by its card, again to replace it; return the address, or its id if it has none (G1)."""
         return str((await self.request("AGENT.REGISTER", card))["mailbox"])
 
-    async def unregister(self, address: str) -> None:
-        """Remove an agent from the registry; raises :class:`NoSuchAgentError`."""
-        await self.request("AGENT.UNREGISTER", {"mailbox": address})
+    async def unregister(self, address: str) -> bool:
+        """Remove an agent from the registry, and return whether it was there (G2)."""
+        return bool((await self.request("AGENT.UNREGISTER", {"mailbox": address})).get("removed", True))
 
     async def report(self, address: str, status: Mapping[str, Any] | None = None) -> None:
         """Give a sign of life for an agent, with any status; raises :class:`NoSuchAgentError` (G2)."""

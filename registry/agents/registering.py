@@ -8,6 +8,7 @@ from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededErro
 from registry.agents.ports import RegistryTables
 from registry.agents.records import Agent, CardVectors, Liveness, Registration
 from registry.agents.showing import behind
+from registry.cards.mailbox import NAMED
 
 MAX_MATCHES = 100
 """Agents of one name are counted up to this."""
@@ -115,7 +116,7 @@ def _check_own(tx: RegistryTables, tenant: str, address: str, now: int) -> None:
 
 
 def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: str | None, now: int) -> Agent:
-    """Return the agent of a mailbox or, without one, the only agent of this name (G2).
+    """Return the agent of a mailbox or, without one, that which its name identifies, or the only one of it (G2).
 
     Raises :class:`NoSuchAgentError`; :class:`SendOnlyError` for an agent that others know by this send-only address
     (G4); :class:`BadRequestError` naming ``name`` when several agents have this name,
@@ -129,6 +130,8 @@ def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: st
         return agent
     if not name:
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
+    if (agent := tx.agents.find(tenant, NAMED + name)) is not None:
+        return agent
     matches = tx.agents.named(tenant, name, MAX_MATCHES + 1)
     if not matches:
         raise NoSuchAgentError(name[:MAX_SHOWN])

@@ -11,7 +11,7 @@ from mediator.fields import Fields, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.agents.records import Agent, State
 from registry.cards.card import MAX_DEPTH, MAX_NAME
-from registry.cards.mailbox import find_mailbox
+from registry.cards.mailbox import NAMED, agent_id, find_mailbox
 from registry.requests import (
     MAX_PAGE,
     PAGE,
@@ -57,7 +57,7 @@ def parse_status(data: bytes) -> Fields:
 
 
 def _reference(fields: Fields) -> AgentReference:
-    address = find_mailbox(fields.values)
+    address = _named_agent(fields)
     if address is not None:
         return AgentReference(address=address)
     name = fields.text("name", MAX_NAME)
@@ -66,9 +66,14 @@ def _reference(fields: Fields) -> AgentReference:
     return AgentReference(name=name)
 
 
+def _named_agent(fields: Fields) -> str | None:
+    value = fields.values.get("mailbox")
+    return agent_id(value) if isinstance(value, str) and value.startswith(NAMED) else find_mailbox(fields.values)
+
+
 def parse_feedback(fields: Fields, address: str | None = None) -> FeedbackRequest:
     """Parse a word on an agent that a search found (G5), with ``address`` where the path names the agent."""
-    query_id, named = fields.text("query_id", MAX_CURSOR), find_mailbox(fields.values)
+    query_id, named = fields.text("query_id", MAX_CURSOR), _named_agent(fields)
     useful = fields.flag("useful")
     if query_id is None:
         raise BadRequestError("query_id", "expected that of a DISCOVER")
@@ -184,7 +189,8 @@ def encode_state(agent: Agent, state: State) -> dict[str, Any]:
 
 def encode_registration(done: RegisterResult) -> dict[str, Any]:
     """Return the result of a registration."""
-    return {**encode_history(done.agent), "warnings": done.card.warnings, "created": done.created}
+    note = {} if done.card.note is None else {"note": done.card.note}
+    return {**encode_history(done.agent), "warnings": done.card.warnings, "created": done.created, **note}
 
 
 def encode_history(agent: Agent) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from mediator.mailboxes.address import MAX_ADDRESS
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.agents.records import State
 from registry.api.codec import MAX_CURSOR, MAX_PAGES, MAX_STATUS
-from registry.cards.card import MAX_CARD, MAX_DEPTH
+from registry.cards.card import MAX_CARD, MAX_DEPTH, MAX_NAME
 from registry.requests import MAX_PAGE, PAGE
 from registry.search.splitting import MAX_REQUEST
 
 Json = dict[str, Any]
 
+_NAME = f"(?=.*\\S)[^\\u0000-\\u001f\\u007f-\\u009f]{{1,{MAX_NAME}}}$"
 _ADDRESS = "[a-z0-9]+(\\.[a-z0-9]+)*"
 _SEND_ONLY = "Whether others are shown the mailbox's send-only address; absent: if its own was generated."
 _TTL = "Seconds within which a sign of life is due; 0: never, absent: as the operator configured."
@@ -63,19 +64,30 @@ def document() -> Json:
                     "pattern": f"^(mq9://[^/]*/)?(?=.{{1,{MAX_ADDRESS}}}$)(?!public$){_ADDRESS}$",
                     "description": "An address, bare or after mq9://…/; the broker in between is ignored.",
                 },
+                "Agent": {
+                    "anyOf": [_ref("Address"), {"type": "string", "pattern": f"^name:{_NAME}"}],
+                    "description": "The address of the agent's mailbox; without one `name:` and its name.",
+                },
                 "Card": {
-                    "anyOf": [_object({"mailbox": _ref("Mailbox")}), _extended()],
+                    "anyOf": [
+                        _object({"mailbox": _ref("Mailbox")}),
+                        _extended(),
+                        {
+                            **_object({"name": {"type": "string", "pattern": f"^{_NAME}"}}),
+                            "not": {"anyOf": [{"required": ["mailbox"]}, {"required": ["capabilities"]}]},
+                        },
+                    ],
                     "properties": {
                         "ttl": {"type": ["integer", "null"], "minimum": 0, "description": _TTL},
                         "send_only": {"type": "boolean", "description": _SEND_ONLY},
                     },
-                    "description": "An AgentCard, or any object with a mailbox, "
+                    "description": "An AgentCard, or any object with a mailbox, or with a name that identifies it, "
                     f"of at most {MAX_CARD} bytes and {MAX_DEPTH} levels.",
                 },
                 "Order": _object({"url": {"type": "string", "format": "uri"}, "mailbox": _ref("Mailbox")}, ["url"]),
                 "History": _object(
                     {
-                        "mailbox": _ref("Address"),
+                        "mailbox": _ref("Agent"),
                         "name": {"type": "string"},
                         "edition": {"type": "integer", "description": "How many different cards there were."},
                         "registered_at": {**_SECONDS, "description": "First registration, Unix seconds."},
@@ -181,7 +193,7 @@ def _unregister() -> Json:
 
 
 def _report() -> Json:
-    seen = _object({"mailbox": _ref("Address"), "last_seen": _SECONDS})
+    seen = _object({"mailbox": _ref("Agent"), "last_seen": _SECONDS})
     status = {"type": ["object", "null"], "description": f"The status, whatever it says in {MAX_STATUS} bytes."}
     body = {"required": True, "content": _json({"anyOf": [status, {"const": ""}]})}
     answers = {"200": _answer("The agent was seen.", seen)}
@@ -198,7 +210,7 @@ def _feedback() -> Json:
     }
     said = _object({"query_id": query_id, "useful": {"type": "boolean"}})
     counted = {"type": "boolean", "description": "Whether the caller's word counts: not on agents of its own."}
-    answers = {"200": _answer("It is remembered.", _object({"mailbox": _ref("Address"), "counted": counted}))}
+    answers = {"200": _answer("It is remembered.", _object({"mailbox": _ref("Agent"), "counted": counted}))}
     summary = "Say whether an agent served a search."
     body = {"required": True, "content": _json(said)}
     return _with_token("rateAgent", summary, answers, ("400", "404", "413", "503"), requestBody=body)
@@ -217,7 +229,7 @@ def _readiness() -> Json:
 
 
 def _mailbox() -> Json:
-    return {"in": "path", "name": "mailbox", "required": True, "schema": _ref("Address")}
+    return {"in": "path", "name": "mailbox", "required": True, "schema": _ref("Agent")}
 
 
 def _query(name: str, schema: Json, description: str) -> Json:

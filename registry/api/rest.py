@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from aiohttp import hdrs, web
@@ -17,7 +18,7 @@ from registry.api import codec
 from registry.api.openapi import document
 from registry.cards.card import parse_card, read_card
 from registry.cards.fetching import fetch_card, with_mailbox
-from registry.cards.mailbox import find_mailbox, mailbox_address
+from registry.cards.mailbox import agent_id, find_mailbox
 from registry.directory import Directory
 from registry.requests import AgentReference, DiscoverRequest
 
@@ -71,7 +72,7 @@ class RegistryApi:
         done = await self._directory.register(
             tenant, await self._card(data), self._tenants.credential_of(request.headers)
         )
-        location = {"Location": f"{PATH}/{done.agent.address}"} if done.created else {}
+        location = {"Location": f"{PATH}/{quote(done.agent.address, safe=':')}"} if done.created else {}
         return _json(codec.encode_registration(done), 201 if done.created else 200, location)
 
     async def _card(self, data: bytes) -> bytes:
@@ -139,7 +140,7 @@ class RegistryApi:
 
 
 def _address(request: web.Request) -> str:
-    return mailbox_address(request.match_info["mailbox"])
+    return agent_id(request.match_info["mailbox"])
 
 
 async def _body(request: web.Request) -> bytes:

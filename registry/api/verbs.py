@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from mediator import callers
+from mediator.errors import NoSuchAgentError
 from mediator.fields import parse_body
 from mediator.parts import Host
 from registry.api import codec
@@ -27,11 +28,16 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         done = await directory.register(tenant, data, callers.current.get())
-        return _success(mailbox=done.agent.address, warnings=done.card.warnings)
+        note = {} if done.card.note is None else {"note": done.card.note}
+        return _success(mailbox=done.agent.address, warnings=done.card.warnings, **note)
 
     async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
-        agent = await directory.unregister(tenant, codec.parse_reference(data))
-        return _success(mailbox=agent.address)
+        reference = codec.parse_reference(data)
+        try:
+            agent = await directory.unregister(tenant, reference)
+        except NoSuchAgentError:
+            return _success(mailbox=reference.address or "", removed=False)
+        return _success(mailbox=agent.address, removed=True)
 
     async def report(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         agent = await directory.report(tenant, codec.parse_report(data), data)

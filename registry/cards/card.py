@@ -1,4 +1,4 @@
-"""Parses AgentCards: any JSON object with a mailbox (G1); cards of A2A 0.3 and 1.0 are also checked.
+"""Parses AgentCards: any JSON object with a mailbox or a name (G1); cards of A2A 0.3 and 1.0 are also checked.
 
 Parsing is lenient: a value of the wrong type is left out, one that is too long is cut, and both become warnings.
 """
@@ -15,10 +15,10 @@ from mediator.errors import BadRequestError
 from mediator.fields import is_deep, printable
 from registry.cards import a2a
 from registry.cards.a2a import MAX_WARNINGS, CardFormat
-from registry.cards.mailbox import card_mailbox
+from registry.cards.mailbox import MAX_NAME, NAMED, card_id
 from registry.cards.publishing import CHOICE
 
-__all__ = ["MAX_CARD", "Card", "CardFormat", "Skill", "parse_card", "read_card"]
+__all__ = ["MAX_CARD", "MAX_NAME", "Card", "CardFormat", "Skill", "parse_card", "read_card"]
 
 MAX_CARD = 256 * 1024
 """Bytes (G1)."""
@@ -26,9 +26,8 @@ MAX_DEPTH = 64
 """Levels of nested objects and lists; many parsers of those who discover the card read no deeper."""
 MAX_TTL = 100 * 366 * 24 * 3600
 """Seconds, as for mailboxes."""
-MAX_NAME = 256
-"""Characters, as below wherever it is not a number of items."""
 MAX_DESCRIPTION = 8000
+"""Characters, as below wherever it is not a number of items."""
 MAX_SKILLS = 256
 MAX_TAGS = 64
 """Of a skill, and of the card itself."""
@@ -53,6 +52,7 @@ class Card:
     """The fields of a card that search and the doors need; its bytes are kept beside it."""
 
     address: str
+    """Of its mailbox; without one ``name:`` and the name, which then identify the agent (G1)."""
     name: str = ""
     description: str = ""
     skills: tuple[Skill, ...] = ()
@@ -64,6 +64,13 @@ class Card:
     format: CardFormat = CardFormat.OTHER
     warnings: tuple[str, ...] = ()
     """Where it does not follow its format; it is registered all the same."""
+
+    @property
+    def note(self) -> str | None:
+        """What its agent should know of the registration, or None."""
+        return (
+            "the card names no mailbox: nobody can send to this agent here" if self.address.startswith(NAMED) else None
+        )
 
 
 def parse_card(data: bytes) -> dict[str, Any]:
@@ -98,10 +105,11 @@ def read_card(data: bytes) -> Card:
     """Read what search needs of a card (G1).
 
     Raises :class:`BadRequestError` naming ``card`` when it is no JSON object of at most :data:`MAX_CARD` bytes,
-    ``mailbox`` when it has no valid one, ``ttl`` when that is no whole number of seconds. Any other fault is a warning.
+    ``mailbox`` or ``name`` when neither identifies the agent, ``ttl`` when that is no whole number of seconds. Anything
+    else wrong is a warning.
     """
     card = parse_card(data)
-    address = card_mailbox(card)
+    address = card_id(card)
     ttl = _ttl(card.get("ttl"))
     warnings: list[str] = []
     reader = LenientReader(card, warnings)

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address
-from registry.cards.card import MAX_CARD, read_card
+from registry.cards.card import MAX_CARD, parse_card, read_card
 from registry.cards.fetching import with_mailbox
+from registry.cards.mailbox import find_mailbox
 
 MAX_FILE = 256 * 1024 * 1024
 """Bytes of a .json file, which is read as a whole; .jsonl files have no limit."""
@@ -71,12 +70,10 @@ class AddressAssigner:
 
     def assign(self, card: bytes) -> bytes:
         """Return a card with a mailbox, its own if it has one; :class:`BadRequestError` when it is no card."""
-        try:
-            read_card(card)
-        except BadRequestError as error:
-            if error.field != "mailbox":
-                raise
-            return with_mailbox(card, self._new(orjson.loads(card)))
+        fields = parse_card(card)
+        if find_mailbox(fields) is None:
+            return with_mailbox(card, self._new(fields))
+        read_card(card)
         return card
 
     def _new(self, card: Mapping[str, Any]) -> str:

@@ -1,12 +1,17 @@
-"""The mailbox of a card: a bare address, or one at the end of an ``mq9://`` URL (G1)."""
+"""What identifies an agent: its mailbox, a bare address or one at the end of an ``mq9://`` URL, or its name (G1)."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from mediator.errors import BadRequestError
+from mediator.fields import has_controls
 from mediator.mailboxes.address import MAX_ADDRESS, bare_address, writable_address
 
+NAMED = "name:"
+"""What the id of an agent without a mailbox begins with; its name follows. No address does."""
+MAX_NAME = 256
+"""Characters of an agent's name."""
 _EXPECTED = "an address, bare or as mq9://broker/address"
 _HYPHENATED = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 
@@ -43,13 +48,34 @@ def find_mailbox(card: Mapping[str, Any]) -> str | None:
     return None if value is None else mailbox_address(value)
 
 
-def card_mailbox(card: Mapping[str, Any]) -> str:
-    """Return the mailbox of a card, which must have one (G1); raises as :func:`mailbox_address` does."""
+def agent_id(value: Any) -> str:
+    """Return the address of a mailbox, or the id of an agent without one; raises as :func:`mailbox_address` does."""
+    if isinstance(value, str) and value.startswith(NAMED):
+        return _named(value.removeprefix(NAMED), "mailbox")
+    return mailbox_address(value)
+
+
+def card_id(card: Mapping[str, Any]) -> str:
+    """Return what identifies the agent of a card: the address of its mailbox, or its name (G1).
+
+    Raises :class:`BadRequestError` naming ``mailbox`` for an invalid one or where both are missing, ``name`` for a name
+    that cannot identify an agent.
+    """
     address = find_mailbox(card)
-    if address is None:
-        hint = "; a name alone is not enough" if card.get("name") else ""
-        raise BadRequestError("mailbox", f"expected {_EXPECTED}{hint}")
-    return address
+    if address is not None:
+        return address
+    name = card.get("name")
+    if name is None or name == "":
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}, or a name")
+    return _named(name, "name")
+
+
+def _named(name: Any, field: str) -> str:
+    # Two names that were cut or cleaned to the same one would be two agents in one place.
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or has_controls(name):
+        expected = f"a name of 1 to {MAX_NAME} characters, none of them control characters"
+        raise BadRequestError(field, f"expected {expected}, where there is no mailbox")
+    return NAMED + name
 
 
 def _extension_mailbox(card: Mapping[str, Any]) -> str | None:

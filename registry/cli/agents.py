@@ -12,6 +12,7 @@ from mediator.cli import output
 from mediator.cli.client import ClientOptions
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup, TenantOptions, seconds, timed
+from mediator.errors import NoSuchAgentError
 from registry.cli import evaluate, import_cards, search
 
 app = CommandGroup(help="Register agents, and find them by keywords or by meaning.", no_args_is_help=True)
@@ -53,6 +54,8 @@ def register(
     output.print_line(f"registered {answer['mailbox']}")
     for warning in answer["warnings"]:
         output.print_hint(f"warning: {warning}")
+    if "note" in answer:
+        output.print_hint(answer["note"])
 
 
 def _read(file: str) -> bytes:
@@ -121,6 +124,8 @@ def unregister(
     if (address is None) == (name is None):
         raise typer.BadParameter("expected ADDRESS or --name", param_hint="ADDRESS")
     answer = options.request("AGENT.UNREGISTER", {"name": name} if address is None else {"mailbox": address})
+    if not answer.get("removed", True):
+        raise NoSuchAgentError(address or name or "")
     options.print(answer, f"unregistered {answer['mailbox']}")
 
 

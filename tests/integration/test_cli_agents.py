@@ -47,7 +47,7 @@ def _nobody_left(mediator: Mediator, service: Service) -> Iterator[None]:
         await client.close()
 
     yield
-    asyncio.run(unregister([agent["mailbox"] for agent in listed(mediator)]))
+    asyncio.run(unregister([agent.get("mailbox") or f"name:{agent['name']}" for agent in listed(mediator)]))
     assert listed(mediator) == []
 
 
@@ -97,7 +97,7 @@ def test_warnings_about_a_card_are_shown(mediator):
     ("arguments", "stdin", "said"),
     [
         (("-",), b"[]", "mediator: card: expected a JSON object"),
-        (("-",), b'{"name": "Ann"}', "mediator: mailbox: expected"),
+        (("-",), b'{"description": "Ann"}', "mediator: mailbox: expected"),
         (("-", "--ttl", "60s"), b"7", "mediator: card: expected a JSON object"),
         (("-", "--mailbox", "c.d"), b'{"mailbox": "a.b"}', "mediator: mailbox: "),
         (("absent.json",), b"", "mediator: cannot read absent.json: No such file or directory"),
@@ -308,7 +308,13 @@ def test_cards_are_imported_from_every_kind_of_source(mediator, tmp_path):
 
 
 def test_bad_cards_are_reported_the_others_registered(mediator, tmp_path):
-    lines = ['{"mailbox": "a.1"}', "{", '{"name": "Ann"}', '{"mailbox": "A"}', '{"mailbox": "a.2", "ttl": "soon"}']
+    lines = [
+        '{"mailbox": "a.1"}',
+        "{",
+        '{"description": "Ann"}',
+        '{"mailbox": "A"}',
+        '{"mailbox": "a.2", "ttl": "soon"}',
+    ]
     lines += [json.dumps({"mailbox": "a.3", "x": "x" * MAX_CARD}), '{"mailbox": "a.4", "name": 7}']
     (tmp_path / "cards.jsonl").write_text("\n".join(lines))
     result = mediator("agent", "import", tmp_path / "cards.jsonl", tmp_path / "absent.json")

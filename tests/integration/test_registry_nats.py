@@ -98,8 +98,10 @@ async def test_report_and_unregister_by_mailbox_or_unique_name(tmp_path: Path) -
         for verb in ("AGENT.REPORT", "AGENT.UNREGISTER"):
             reply = await service.ask(verb, {"name": "Twin"})
             assert reply == {"error": "name: 3 agents match; give mailbox"}
-            for body, who in (({"name": "Nobody"}, "Nobody"), ({"mailbox": "mq9://x/no.one", "name": "Ann"}, "no.one")):
-                assert await service.ask(verb, body) == {"error": f"agent {who} is not registered"}
+        for body, who in (({"name": "Nobody"}, "Nobody"), ({"mailbox": "mq9://x/no.one", "name": "Ann"}, "no.one")):
+            assert await service.ask("AGENT.REPORT", body) == {"error": f"agent {who} is not registered"}
+            gone = {"error": "", "mailbox": who if "mailbox" in body else "", "removed": False}
+            assert await service.done("AGENT.UNREGISTER", body) == gone
         status = b'{"name":"Ann", "load":0.50,  "queue":[]}'
         assert await service.done("AGENT.REPORT", status) == {"error": "", "mailbox": "ann"}
         raw = await service.ask_raw("AGENT.DISCOVER", {"with_state": True})
@@ -110,10 +112,37 @@ async def test_report_and_unregister_by_mailbox_or_unique_name(tmp_path: Path) -
         after = (await service.done("AGENT.DISCOVER", {"with_state": True}))["states"]
         assert after[3]["status"] == whole
         assert after[3]["last_seen"] >= before[3]["last_seen"]
-        assert await service.done("AGENT.UNREGISTER", whole) == {"error": "", "mailbox": "ann"}
+        assert await service.done("AGENT.UNREGISTER", whole) == {"error": "", "mailbox": "ann", "removed": True}
+        assert await service.done("AGENT.UNREGISTER", whole) == {"error": "", "mailbox": "ann", "removed": False}
         assert await service.ask("AGENT.REPORT", whole) == {"error": "agent ann is not registered"}
-        assert await service.done("AGENT.UNREGISTER", {"mailbox": "twin1"}) == {"error": "", "mailbox": "twin1"}
+        assert (await service.done("AGENT.UNREGISTER", {"mailbox": "twin1"}))["removed"] is True
         assert await found(service, text="twin") == ["twin0", "twin2"]
+
+
+@pytest.mark.rule("G1", "G2", "G3")
+async def test_cards_without_a_mailbox_live_under_their_names(tmp_path: Path) -> None:
+    inside = json.dumps({"description": "Forecasts storms", "skills": [{"id": "gale", "name": "Gale warnings"}]})
+    cards = [
+        {"name": "Weather / Äther", "payload": inside},
+        {"name": "Pastry", "description": "Bakes", "url": "https://a.example", "version": "1", "skills": []},
+    ]
+    async with app(tmp_path) as service:
+        for each in (*cards, *cards):
+            reply = await service.done("AGENT.REGISTER", each)
+            assert reply["mailbox"] == f"name:{each['name']}"
+            assert reply["note"].endswith("nobody can send to this agent here")
+        assert (await service.done("AGENT.DISCOVER"))["agents"] == cards
+        for words, at in (("storms", 0), ("gale", 0), ("pastry", 1)):
+            assert (await service.done("AGENT.DISCOVER", {"text": words}))["agents"] == [cards[at]]
+        # Somebody with a mailbox has that name too.
+        await service.done("AGENT.REGISTER", card("a.one", "Pastry"))
+        for body in (cards[1], {"name": "Pastry", "load": 1}, {"mailbox": "name:Pastry"}):
+            assert (await service.done("AGENT.REPORT", body))["mailbox"] == "name:Pastry"
+        assert (await service.ask("MSG.SEND.name:Pastry", b""))["error"].startswith("mail_address: expected ")
+        assert (await service.ask("AGENT.REGISTER", {"payload": inside}))["error"].startswith("mailbox: expected ")
+        for body, removed in ((cards[1], True), ({"mailbox": "name:Weather / Äther"}, True), (cards[0], False)):
+            assert (await service.done("AGENT.UNREGISTER", body))["removed"] is removed
+        assert await found(service) == ["a.one"]
 
 
 @pytest.mark.rule("G3", "N4")
@@ -168,7 +197,8 @@ async def test_bad_input_is_named_in_a_whole_reply(tmp_path: Path) -> None:
             (b"\xff\xfe", "card"),
             (b"x" * 10_000_000, "card"),
             (b"[" * 200_000, "card"),
-            ({"name": "Ann"}, "mailbox"),
+            ({"description": "Ann"}, "mailbox"),
+            ({"name": " "}, "name"),
             ({"mailbox": "http://x/a"}, "mailbox"),
             ({"mailbox": "public"}, "mailbox"),
             ({"mailbox": "a.b", "ttl": "soon"}, "ttl"),
@@ -275,9 +305,9 @@ async def test_agents_are_separated_by_tenant(tmp_path: Path) -> None:
             assert await found(service, user, text=word) == ["same"]
             assert await found(service, user, text=others) == []
             assert await found(service, user, semantic=f"of {other}", limit=1000, tenant=other) != [f"of.{other}"]
-            for verb in ("AGENT.REPORT", "AGENT.UNREGISTER"):
-                for body in ({"mailbox": f"of.{other}"}, {"name": f"Of {other}"}):
-                    assert (await service.ask(verb, body, user))["error"].endswith("is not registered")
+            for body in ({"mailbox": f"of.{other}"}, {"name": f"Of {other}"}):
+                assert (await service.ask("AGENT.REPORT", body, user))["error"].endswith("is not registered")
+                assert (await service.done("AGENT.UNREGISTER", body, user))["removed"] is False
         cursor = (await service.done("AGENT.DISCOVER", {"limit": 1}, "ada"))["next"]
         stolen = await service.ask("AGENT.DISCOVER", {"cursor": cursor}, "bob")
         assert stolen["error"].startswith("cursor: ")

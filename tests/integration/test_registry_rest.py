@@ -179,7 +179,8 @@ async def test_bad_input_is_named_and_changes_nothing(tmp_path: Path) -> None:
             (b"\xff", "card: "),
             (b"[" * 200_000, "card: "),
             (b"{}", "mailbox: "),
-            ({"name": "Ann"}, "mailbox: "),
+            ({"description": "Ann"}, "mailbox: "),
+            ({"name": "A\nB"}, "name: "),
             ({"mailbox": "A B"}, "mailbox: "),
             ({"mailbox": "public"}, "mailbox: "),
             ({"url": 5}, "url: "),
@@ -318,7 +319,21 @@ async def test_a_card_is_fetched_from_its_url(tmp_path: Path) -> None:
         assert (made.status, made.json["mailbox"]) == (201, "plain")
         shown = await service.call("GET", "/agents/plain")
         assert shown.data == b'{"mailbox":"plain",' + plain[1:]
-        refused(await service.call("POST", AGENTS, {"url": origin}), 400, "mailbox: ")
+        named = await service.call("POST", AGENTS, {"url": origin})
+        assert (named.status, named.json["mailbox"], named.headers["Location"]) == (
+            201,
+            "name:Plain",
+            "/agents/name:Plain",
+        )
+        assert (await service.call("GET", "/agents/name:Plain")).data == plain
+        assert (await service.call("POST", "/agents/name:Plain/report", {})).json["mailbox"] == "name:Plain"
+        assert (await service.call("DELETE", "/agents/name:Plain")).status == 204
+        refused(
+            await service.call("GET", "/agents/name:Plain"),
+            404,
+            "agent name:Plain is not registered",
+            "agent_not_found",
+        )
         other = await service.call("POST", AGENTS, {"url": f"{origin}/own.json", "mailbox": "other"})
         refused(other, 400, "mailbox: the card names another, of.own")
         for path in ("none.json", "list.json"):

@@ -103,6 +103,14 @@ def test_by_name_where_several_match(agency: Agency, verb: str, count: int) -> N
     assert getattr(agency, verb)("a1", "Weather").address == "a1"
 
 
+@pytest.mark.rule("G1", "G2")
+@pytest.mark.parametrize("verb", ["unregister", "report"])
+def test_a_name_that_identifies_an_agent_goes_first(agency: Agency, verb: str) -> None:
+    for address in ("a", "b", "name:Weather"):
+        agency.register(address, "Weather")
+    assert getattr(agency, verb)(name="Weather").address == "name:Weather"
+
+
 @pytest.mark.rule("G2")
 @pytest.mark.parametrize("verb", ["unregister", "report"])
 def test_an_unknown_agent_is_named(agency: Agency, verb: str) -> None:

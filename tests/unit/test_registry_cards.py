@@ -102,12 +102,23 @@ def test_the_mailbox_stands_at_the_top_or_in_an_extension() -> None:
 
 @pytest.mark.rule("G1")
 @pytest.mark.parametrize("mailbox", [{}, {"mailbox": None}, {"mailbox": ""}])
-def test_a_name_without_a_mailbox_is_refused_with_a_clear_error(mailbox: dict[str, Any]) -> None:
-    with pytest.raises(BadRequestError) as raised:
-        read_card(json.dumps({"name": "bread.baker", **mailbox}).encode())
-    assert str(raised.value) == (
-        "mailbox: expected an address, bare or as mq9://broker/address; a name alone is not enough"
-    )
+def test_a_card_without_a_mailbox_is_identified_by_its_name(mailbox: dict[str, Any]) -> None:
+    card = read_card(json.dumps({"name": "Bäcker / 1", "payload": '{"description": "rye"}', **mailbox}).encode())
+    assert (card.address, card.name, card.description) == ("name:Bäcker / 1", "Bäcker / 1", "rye")
+    assert card.note == "the card names no mailbox: nobody can send to this agent here"
+    assert read(mailbox="bread.baker", name="x").note is None
+    for name in ("", None):
+        with pytest.raises(BadRequestError, match=r"^mailbox: expected an address, .*, or a name$"):
+            read_card(json.dumps({"name": name, **mailbox}).encode())
+
+
+@pytest.mark.rule("G1", "N3")
+@pytest.mark.parametrize("name", [5, True, ["a"], {"a": 1}, " ", "x" * 257, "a\0", "a\nb", "a\x85"])
+def test_a_name_that_cannot_identify_an_agent_is_refused(name: Any) -> None:
+    with pytest.raises(BadRequestError, match=r"^name: expected a name of 1 to 256 characters"):
+        read_card(json.dumps({"name": name}).encode())
+    with pytest.raises(BadRequestError, match=r"^mailbox: "):
+        read(mailbox="name:x")
 
 
 @pytest.mark.rule("G1", "N3")
