@@ -262,7 +262,8 @@ async def _open_broker(
     directory: TenantDirectory,
 ) -> AsyncIterator[tuple[Broker, Instruments]]:
     """Run the broker, and what traces it; no message may be larger than what NATS can hand back (N7)."""
-    async with open_tracing(settings.otel, settings.instance) as instruments:
+    trusts_nats = settings.nats_url is not None or not settings.anonymous or settings.nats.loopback
+    async with open_tracing(settings.otel, settings.instance, trusts_nats=trusts_nats) as instruments:
         limit = min(settings.bounds.max_message, message_limit(connection.max_payload))
         broker = Broker(
             store,

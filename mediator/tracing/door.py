@@ -30,7 +30,7 @@ class TracedDoor(Door):
 
     def receive(self, message: Request) -> None:
         """Take a request, from NATS or from the gateway."""
-        span = self._tracing.begin("request", message.headers)
+        span = self._tracing.begin("request", message.headers, trusted=self._tracing.trusts_nats)
         if span is None:
             super().receive(message)
             return

@@ -40,9 +40,10 @@ class Instruments:
 
 
 @asynccontextmanager
-async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[Instruments]:
+async def open_tracing(settings: OtelSettings, instance: str, *, trusts_nats: bool) -> AsyncIterator[Instruments]:
     """Trace inside this block, and send what is recorded at its end, where somebody asked for it.
 
+    ``trusts_nats``: whether callers over NATS decide what is sampled, as they are authenticated or of this machine.
     Raises :class:`SetupError` when the libraries are not installed.
     """
     asked = settings.endpoint is not None or any(map(os.environ.get, _ENDPOINTS))
@@ -84,7 +85,9 @@ async def open_tracing(settings: OtelSettings, instance: str) -> AsyncIterator[I
     provider.add_span_processor(BatchSpanProcessor(exporter))
     log.info("tracing", endpoint=settings.endpoint or "from the environment", sample_ratio=ratio)
     try:
-        tracing = Tracing(provider.get_tracer("mediator", release), 1.0 if ratio is None else ratio)
+        tracing = Tracing(
+            provider.get_tracer("mediator", release), 1.0 if ratio is None else ratio, trusts_nats=trusts_nats
+        )
         yield Instruments(
             tracing,
             partial(TracedWriter, tracing.tracer),

@@ -23,25 +23,36 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class Tracing(TraceHooks):
-    """Records what is sampled; a trace that a caller sampled is continued, others begin here."""
+    """Records what is sampled; a trace that an authenticated caller sampled is continued, others begin here."""
 
-    def __init__(self, tracer: Tracer, ratio: float = 1.0) -> None:
-        """``ratio`` is the share of the traces beginning here that the tracer is asked to sample: asking is dear."""
+    def __init__(self, tracer: Tracer, ratio: float = 1.0, *, trusts_nats: bool = True) -> None:
+        """Trace with these rules.
+
+        ``ratio`` is the share of the traces beginning here that the tracer is asked to sample: asking is dear.
+        ``trusts_nats``: whether callers over NATS decide what is sampled.
+        """
         self.tracer = tracer
+        self.trusts_nats = trusts_nats
         self._ratio = ratio
 
-    def begin(self, name: str, headers: Mapping[str, str] | None) -> Span | None:
-        """Begin the span of a request, which continues the trace in its headers; None: it is not sampled."""
+    def begin(self, name: str, headers: Mapping[str, str] | None, *, trusted: bool) -> Span | None:
+        """Begin the span of a request; None: it is not sampled.
+
+        It continues the trace in the headers of a ``trusted`` caller, and is only linked with that of another.
+        """
         parent = _extract(headers)
+        linked, parent = (None, parent) if trusted else (parent, None)
         if parent is None and self._ratio < 1 and random.random() >= self._ratio:
             return None
-        span = self.tracer.start_span(name, parent, SpanKind.SERVER)
+        links = [] if linked is None else [Link(trace.get_current_span(linked).get_span_context())]
+        # An empty context: nothing around the request is its parent.
+        span = self.tracer.start_span(name, parent or Context(), SpanKind.SERVER, links=links)
         return span if span.is_recording() else None
 
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span | None]:
-        """Record the block as a request; an exception fails it."""
-        span = self.begin(name, headers)
+        """Record the block as a request of somebody who may be anybody; an exception fails it."""
+        span = self.begin(name, headers, trusted=False)
         if span is None:
             yield None
             return
@@ -74,6 +85,9 @@ class Tracing(TraceHooks):
             if parent is None or not sent.trace_flags.sampled:
                 continue
             request = trace.get_current_span()
+            if not (self.trusts_nats or request.is_recording()):
+                # Whoever sent the message may have been anybody.
+                continue
             links = []
             if request.is_recording():
                 request.add_link(sent)

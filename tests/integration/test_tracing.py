@@ -3,17 +3,24 @@
 import asyncio
 import json
 import secrets
+import sqlite3
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nats.aio.msg import Msg
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mediator.config.sections import OtelSettings
 from mediator.errors import SetupError
+from mediator.mailboxes.address import redact
 from mediator.ops.control import send_command
 from mediator.tracing import opening
 from mediator.tracing.opening import Instruments, open_tracing
+from mediator.tracing.spans import Tracing
 from pickup.client import Holder, Sender, Wallet
 from tests.harness.app import PATIENCE, PREFIX, App, app
 from tests.harness.collector import Span, collector
@@ -73,7 +80,7 @@ async def test_a_trace_leads_from_the_sender_to_each_consumer(tmp_path: Path) ->
         assert send.attributes["messaging.operation.name"] == "send"
         # Addresses are secrets (A7).
         shown = send.attributes["messaging.destination.name"]
-        assert shown.startswith("orde…")
+        assert shown == redact("orders")
         assert all(span.attributes["messaging.destination.name"] == shown for span in [*spans["deliver"], fetch])
 
         failed = only(traces.of(refused.trace), "SEND")
@@ -127,18 +134,23 @@ async def test_a_trace_leads_from_http_to_the_wallet(tmp_path: Path) -> None:
                 answer = await service.call("POST", "/didcomm", envelope, Content_Type=type, **later.headers)
                 assert answer.status == 202
                 await live.mail()
-    spans = traces.of(caller.trace)
-    accepted, rejected = sorted(spans["POST /didcomm"], key=lambda span: span.attributes["http.response.status_code"])
-    assert accepted.parent == rejected.parent == caller.span
+    # Whoever asks over HTTP may be anybody: its trace is linked, and not continued.
+    assert traces.of(caller.trace) == traces.of(later.trace) == {}
+    posts = [span for span in traces.spans if span.name == "POST /didcomm" and span.links == [caller.span]]
+    accepted, rejected = sorted(posts, key=lambda span: span.attributes["http.response.status_code"])
+    assert accepted.parent == rejected.parent == ""
+    spans = traces.of(accepted.trace)
     assert accepted.attributes["didcomm.message.type"].endswith("routing/1.0/forward")
     assert (rejected.failed, rejected.attributes["http.response.status_code"]) == (False, "400")
     assert rejected.attributes["error.type"] == "bad_envelope"
     assert only(spans, "commit").parent == accepted.id
     assert only(spans, "deliver").parent == accepted.id
-    assert [span.attributes["http.response.status_code"] for span in spans["GET /agents/{mailbox}"]] == ["404"]
+    [found] = [span for span in traces.spans if span.name == "GET /agents/{mailbox}"]
+    assert (found.attributes["http.response.status_code"], found.links) == ("404", [caller.span])
     # The wallet's own requests are a trace each, and the one that got the message is linked with it.
     assert any(accepted.id in span.links for span in traces.spans)
-    pushed = traces.of(later.trace)
+    [post] = [span for span in traces.spans if span.name == "POST /didcomm" and span.links == [later.span]]
+    pushed = traces.of(post.trace)
     assert only(pushed, "deliver").parent == only(pushed, "POST /didcomm").id
     frames = [span.attributes["didcomm.message.type"] for span in traces.spans if span.name == "WebSocket /didcomm"]
     assert any(type.endswith("live-delivery-change") for type in frames)
@@ -154,14 +166,50 @@ async def test_a_collector_that_is_away_concerns_no_client(tmp_path: Path, monke
     assert traces.spans == []
 
 
+async def test_strangers_decide_neither_sampling_nor_state(tmp_path: Path) -> None:
+    caller = Caller()
+    async with (
+        collector() as traces,
+        app(tmp_path, otel={"endpoint": traces.url, "sample_ratio": 0}, didcomm={"enabled": True}) as service,
+    ):
+        url = (await send_command(tmp_path, "invite"))["v1_url"]
+        async with await Holder.connect(url, wallet=Wallet()) as holder, Sender() as sender:
+            grant, key = await holder.mediate(), await holder.add_key()
+            message = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "hi"}
+            envelope = await sender.pack_v1(key, grant.routing, message)
+            type = "application/didcomm-envelope-enc"
+            answer = await service.call("POST", "/didcomm", envelope, Content_Type=type, **caller.headers)
+            assert answer.status == 202
+            assert (await service.call("GET", "/agents/none", **caller.headers)).status == 404
+            assert len(await holder.fetch()) == 1
+        database = sqlite3.connect(tmp_path / "mediator.db")
+        assert database.execute("SELECT count(*) FROM message WHERE extra LIKE '%shop%'").fetchone() == (0,)
+        database.close()
+    assert traces.spans == []
+
+
+def test_anonymous_clients_of_nats_decide_no_sampling() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    caller = Caller()
+    message = SimpleNamespace(msg_id=0, size=1, headers=caller.headers)
+    for trusts_nats in (False, True):
+        tracing = Tracing(provider.get_tracer("test"), 0, trusts_nats=trusts_nats)
+        span = tracing.begin("SEND", caller.headers, trusted=tracing.trusts_nats)
+        assert (span is not None) == trusts_nats
+        tracing.delivered([message], "task", "push")
+        assert [one.name for one in exporter.get_finished_spans()] == ["deliver"] * trusts_nats
+
+
 async def test_only_who_asks_for_traces_gets_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with open_tracing(OtelSettings(), "one") as instruments:
+    async with open_tracing(OtelSettings(), "one", trusts_nats=True) as instruments:
         assert instruments == Instruments()
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(SetupError, match=r"otel\.endpoint: tracing needs .*\[otel\]"):
-        async with open_tracing(OtelSettings(endpoint="http://127.0.0.1:4318"), "one"):
+        async with open_tracing(OtelSettings(endpoint="http://127.0.0.1:4318"), "one", trusts_nats=True):
             pass
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    async with open_tracing(OtelSettings(), "one") as instruments:
+    async with open_tracing(OtelSettings(), "one", trusts_nats=True) as instruments:
         assert instruments == Instruments()
