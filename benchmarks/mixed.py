@@ -186,6 +186,7 @@ class _Mixed:
         self._loads.append(await _LoadProcess.start("didcomm", {"invitations": urls}))
         self._tell("the load has begun")
         async with open_tabs(3, *low_priority(BROWSER_NICE)) as tabs:
+            await tabs[0].show((await send_command(self._data_dir, "local-access"))["console"])
             operator = Operator(tabs, service.http_url, f"/console/mailboxes/default/{mixed_clients.WORK[0]}")
             await self._warm_up(operator)
             before = self._sizes()

@@ -28,9 +28,9 @@ from mediator.console.console import Console
 from mediator.console.opening import open_console
 from mediator.errors import MediatorError
 from mediator.http.app import build_app
+from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
-from mediator.http.tenants import HttpTenants
 from mediator.mailboxes.bounds import DAY
 from mediator.nats.connection import NatsConnection
 from mediator.nats.opening import (
@@ -97,6 +97,8 @@ class RunningService:
     broker: Broker
     health: Health
     operations: Operations
+    console_link: str
+    """Signs in to the console with the secret of this machine; empty where the settings name operators."""
 
 
 @asynccontextmanager
@@ -158,8 +160,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             app=instruments.trace_http(build_app(health, metrics.registry)),
             http_port=http.port,
             tenants=directory,
-            http_tenants=HttpTenants.of_service(settings, directory),
-            access=(access := Access(settings, CookieSealer(control_key), lambda: not directory.living)),
+            callers=(callers := HttpCallers.of_service(settings, directory)),
+            access=(access := Access(settings, CookieSealer(control_key), callers)),
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
@@ -194,11 +196,11 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
         tasks = LongTasks(settings)
         stack.push_async_callback(tasks.stop)
-        await _serve_operators(host, health, nats_url, tasks)
+        sign_in = await _serve_operators(host, health, nats_url, tasks)
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
-        yield RunningService(nats_url, http.port, broker, health, operations)
+        yield RunningService(nats_url, http.port, broker, health, operations, sign_in.local_link)
         log.info("stopping")
 
 
@@ -308,10 +310,11 @@ def _count_by_tenant(host: Host) -> None:
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 
 
-async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> None:
+async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> SignIn:
     """Add the core's operations, and what leads to them over HTTP."""
     sign_in = SignIn(host.access, host.settings, host.http_port)
     sign_in.add_routes(host.app)
+    host.operations.add_methods(sign_in)
     host.operations.add_methods(MailboxOperations(host.broker))
     host.operations.add_methods(MessageOperations(host.broker))
     host.operations.add_methods(DeadOperations(host.broker))
@@ -330,6 +333,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
     host.operations.add_methods(SettingsOperations(host.settings, take))
     sign_in.render = await open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
+    return sign_in
 
 
 def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:

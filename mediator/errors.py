@@ -163,7 +163,7 @@ class TenantRefusedError(MediatorError, code="tenant_refused", status=403):
 class NotAuthenticatedError(MediatorError, code="not_authenticated", status=401):
     """An HTTP request without the API token that it needs, or with an unknown one (A6)."""
 
-    text = "expected the API token of a tenant, as Authorization: Bearer TOKEN"
+    text = "expected the API token of a tenant, or on its own machine local.token, as Authorization: Bearer TOKEN"
 
 
 class NotSignedInError(NotAuthenticatedError, code="not_signed_in"):

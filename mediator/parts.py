@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
     from mediator.console.console import Console
+    from mediator.http.callers import HttpCallers
     from mediator.http.health import Check, Health
-    from mediator.http.tenants import HttpTenants
     from mediator.nats.verbs import SendListener, VerbHandler
     from mediator.ops.collector import CleanupStep
     from mediator.ops.diagnosis import DoctorCheck
@@ -132,13 +132,13 @@ class Host:
         app: "web.Application",
         http_port: int,
         tenants: "TenantDirectory",
-        http_tenants: "HttpTenants",
+        callers: "HttpCallers",
         access: "Access",
         console: "Console",
     ) -> None:
         """``app`` takes routes until the parts are open.
 
-        ``http_tenants`` says which tenant a request belongs to, ``access`` which operator it comes from.
+        ``callers`` says who makes a request, ``access`` which operator it comes from, sessions of browsers too.
         """
         self.tenants = tenants
         """All tenants, which may change while the service runs."""
@@ -147,7 +147,7 @@ class Host:
         self.metrics = metrics
         self.app = app
         self.http_port = http_port
-        self.http_tenants = http_tenants
+        self.callers = callers
         self.access = access
         self.console = console
         """The pages for operators; see :mod:`mediator.console.pages` for how to add some."""

@@ -161,7 +161,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         signs.start()
         add_verbs(host, made.directory, policy, signs)
         add_pages(host.console)
-        RegistryApi(made.directory, host.http_tenants, guard).add_routes(host.app)
+        RegistryApi(made.directory, host.callers, guard).add_routes(host.app)
         try:
             yield made.directory
         finally:

@@ -1,23 +1,22 @@
 """Which operator an HTTP request comes from, and whether it may do what it asks for.
 
-A request is an operator's by a bearer token, or by the cookie of a session. Where the service is for one person's
-machine alone and the settings name no operators, requests from this machine have the roles read and operate. What
-changes something and does not carry a bearer token must come from a page of ours: browsers send cookies along with
-what other sites make them ask for.
+A request is an operator's by a bearer token, or by the cookie of a session; whose token it is, says
+:mod:`mediator.http.callers`. Where the service is for one person's machine alone and the settings name no operators,
+whoever has the secret of this machine has the roles read and operate. What changes something and does not carry a
+bearer token must come from a page of ours: browsers send cookies along with what other sites make them ask for.
 """
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from aiohttp import hdrs, web
 
-from mediator.admin.attempts import FailedAttempts
 from mediator.admin.sessions import CookieSealer, OperatorSession
 from mediator.config.settings import Settings
-from mediator.errors import ForgedRequestError, NotAllowedError, NotSignedInError, TooManyAttemptsError
-from mediator.http.tenants import names_this_machine
+from mediator.errors import ForgedRequestError, NotAllowedError, NotAuthenticatedError, NotSignedInError
+from mediator.http.callers import HttpCaller, HttpCallers, names_this_machine
 from mediator.ops.operations import ROLES, Actor, Right
 
 SIGN_IN = "/console/sign-in"
@@ -30,46 +29,43 @@ HTML_HEADERS: Mapping[str, str] = {
 """Headers of every page, beside :func:`keep_private`: only files of ours, no frames, and no trace at other sites."""
 
 _SAFE = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
-"""What proxies add; a request with one of these is not from this machine."""
+_LOCAL = "local"
 
 
-class _Caller(NamedTuple):
+class _Operator(NamedTuple):
     actor: Actor
     csrf: str
     """What its forms send back; empty for a bearer token, which no browser sends by itself."""
 
 
-_CALLER = web.RequestKey("operator", _Caller)
+_OPERATOR = web.RequestKey("operator", _Operator)
 
 
 class Access:
     """Finds the operator of a request."""
 
-    def __init__(self, settings: Settings, sealer: CookieSealer, is_alone: Callable[[], bool] = lambda: True) -> None:
-        """``is_alone``: whether there are no tenants now beside those of the settings."""
+    def __init__(self, settings: Settings, sealer: CookieSealer, callers: HttpCallers) -> None:
         self.sealer = sealer
-        self.attempts = FailedAttempts()
+        self.callers = callers
         self._public_url = settings.operators.public_url
         self._oidc = settings.oidc
         self._tokens: dict[str, Actor] = {}
-        self._local = False
-        self._is_alone = is_alone
         self.take(settings)
         self.provider = sealer.fingerprint("provider", self._oidc.issuer or "", self._oidc.client_id)
 
     def take(self, settings: Settings) -> None:
         """Let in the operators of these settings from now on, and nobody else; sessions of others are over."""
+        tokens = settings.operators.tokens
         self._tokens = {
-            self.sealer.fingerprint(token.token.get_secret_value()): Actor(token.name, rights_of(token.roles), "token")
-            for token in settings.operators.tokens
+            self.sealer.fingerprint(one.token.get_secret_value()): Actor(one.name, rights_of(one.roles), "session")
+            for one in tokens
         }
-        self._local = settings.http_anonymous and not settings.has_operators
+        self.callers.set_operators(settings)
 
     @property
     def has_tokens(self) -> bool:
         """Whether somebody can sign in with a token."""
-        return bool(self._tokens)
+        return bool(self._tokens) or self.callers.operates_locally
 
     @property
     def has_provider(self) -> bool:
@@ -91,11 +87,7 @@ class Access:
         if caller is None:
             raise NotSignedInError
         if request.method not in _SAFE:
-            if caller.actor.via == "local":
-                # A program of this machine, which has no page with a token; browsers say where a request is from.
-                self._check_origin(request, needed=False)
-            else:
-                self.check_form(request, request.headers.get(CSRF_HEADER, ""))
+            self.check_form(request, request.headers.get(CSRF_HEADER, ""))
         if right not in caller.actor.rights:
             raise NotAllowedError(right)
         return caller.actor
@@ -109,7 +101,7 @@ class Access:
         caller = self._caller(request)
         if caller is None or not caller.csrf:
             return
-        self._check_origin(request, needed=caller.actor.via != "local")
+        self._check_origin(request, needed=True)
         if not hmac.compare_digest(caller.csrf.encode(), csrf.encode(errors="surrogateescape")):
             raise ForgedRequestError
 
@@ -121,11 +113,14 @@ class Access:
             return web.Response(status=401, headers={"HX-Redirect": f"{SIGN_IN}?next={here}"})
         return web.Response(status=303, headers={hdrs.LOCATION: f"{SIGN_IN}?next={here}", **HTML_HEADERS})
 
-    def token_of(self, secret: str) -> tuple[Actor, str] | None:
-        """Return the operator of a token, and the fingerprint by which a session remembers it."""
-        fingerprint = self.sealer.fingerprint(secret)
-        actor = self._tokens.get(fingerprint)
-        return None if actor is None else (actor, fingerprint)
+    def sign_in(self, request: web.Request, token: str) -> tuple[Actor, str] | None:
+        """Return the operator of a token, and the fingerprint by which a session remembers it.
+
+        Raises :class:`NotAuthenticatedError` for an unknown token, :class:`TooManyAttemptsError` after many of them.
+        """
+        caller = self.callers.identify_token(token, request.headers, self.callers.address_of(request))
+        actor = self._actor_of_caller(caller)
+        return None if actor is None else (actor, self.sealer.fingerprint(token))
 
     def rights_by_claims(self, claims: tuple[str, ...]) -> frozenset[Right]:
         """Return the rights that the settings give to values of the provider's claim."""
@@ -148,48 +143,44 @@ class Access:
         """Raise :class:`ForgedRequestError` when a form of nobody yet, such as that of a sign-in, is not ours."""
         self._check_origin(request, needed=False)
 
-    def _caller(self, request: web.Request) -> _Caller | None:
-        if _CALLER in request:
-            return request[_CALLER]
-        given = request.headers.getall(hdrs.AUTHORIZATION, [])
-        caller = self._by_token(request, given) if given else self._by_session(request) or self._by_machine(request)
+    def _caller(self, request: web.Request) -> _Operator | None:
+        if _OPERATOR in request:
+            return request[_OPERATOR]
+        caller = self._by_token(request) if hdrs.AUTHORIZATION in request.headers else self._by_session(request)
         if caller is not None:
-            request[_CALLER] = caller
+            request[_OPERATOR] = caller
         return caller
 
-    def _by_token(self, request: web.Request, given: list[str]) -> _Caller | None:
-        scheme, _, secret = given[0].partition(" ")
-        found = self.token_of(secret.strip()) if len(given) == 1 and scheme.lower() == "bearer" else None
-        if found is not None:
-            return _Caller(found[0], "")
-        if seconds := self.attempts.wait(request.remote):
-            raise TooManyAttemptsError(seconds)
-        self.attempts.add(request.remote)
-        return None
+    def _by_token(self, request: web.Request) -> _Operator | None:
+        try:
+            actor = self._actor_of_caller(self.callers.identify_request(request))
+        except NotAuthenticatedError:
+            return None
+        return None if actor is None else _Operator(actor, "")
 
-    def _by_session(self, request: web.Request) -> _Caller | None:
+    def _actor_of_caller(self, caller: HttpCaller) -> Actor | None:
+        if caller.local and self.callers.operates_locally:
+            return Actor(_LOCAL, ROLES["operate"], _LOCAL)
+        operator = caller.operator
+        return None if operator is None else Actor(operator.name, rights_of(operator.roles), "token")
+
+    def _by_session(self, request: web.Request) -> _Operator | None:
         cookie = request.cookies.get(self.cookie_name(request))
         session = self.sealer.open_session(cookie) if cookie else None
-        actor = None if session is None else self._actor_of(session)
-        return None if session is None or actor is None else _Caller(actor, session.csrf)
+        actor = None if session is None else self._actor_of(session, request)
+        return None if session is None or actor is None else _Operator(actor, session.csrf)
 
-    def _actor_of(self, session: OperatorSession) -> Actor | None:
+    def _actor_of(self, session: OperatorSession, request: web.Request) -> Actor | None:
         """Return whoever a session belongs to, with the rights of now: a token may have been removed."""
+        if session.token == self.sealer.fingerprint(self.callers.local_token):
+            local = self.callers.operates_locally and self.callers.allows_local(request.headers)
+            return Actor(_LOCAL, ROLES["operate"], _LOCAL) if local else None
         if session.token:
-            actor = self._tokens.get(session.token)
-            return None if actor is None else Actor(actor.name, actor.rights, "session")
+            return self._tokens.get(session.token)
         rights = self.rights_by_claims(session.claims)
         if not self.has_provider or session.provider != self.provider or not rights:
             return None
         return Actor(session.name, rights, "oidc")
-
-    def _by_machine(self, request: web.Request) -> _Caller | None:
-        # A web page may point a name of its own at this machine (DNS rebinding); the request then has that name.
-        proxied = any(name in request.headers for name in _FORWARDED)
-        alone = self._local and self._is_alone()
-        if not alone or proxied or not names_this_machine(request.headers.get(hdrs.HOST, "")):
-            return None
-        return _Caller(Actor("local", ROLES["operate"], "local"), self.sealer.fingerprint("local"))
 
     def _check_origin(self, request: web.Request, *, needed: bool) -> None:
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get(hdrs.ORIGIN)

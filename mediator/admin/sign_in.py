@@ -12,7 +12,10 @@ from mediator.admin.access import HTML_HEADERS, SIGN_IN, Access
 from mediator.admin.oidc import Challenge, OidcClient
 from mediator.admin.sessions import SESSION_SECONDS
 from mediator.config.settings import Settings
-from mediator.errors import MediatorError, SignInFailedError, TooManyAttemptsError
+from mediator.endpoint import Endpoint
+from mediator.errors import MediatorError, NotAuthenticatedError, SignInFailedError, TooManyAttemptsError
+from mediator.ops.operations import Answer, OperationRequest, Right, operation
+from mediator.ops.schemas import FLAG, TEXT, about, obj
 
 CALLBACK = f"{SIGN_IN}/callback"
 BEGIN = f"{SIGN_IN}/oidc"
@@ -33,6 +36,8 @@ class SignInView:
     """The path to go on to."""
     tokens: bool
     """Whether one can sign in with a token."""
+    local: bool
+    """Whether one can sign in with the secret of this machine."""
     provider: str
     """Where one signs in through the provider; empty: one cannot."""
     error: str = ""
@@ -47,6 +52,7 @@ class SignIn:
         self._access = access
         self._client = OidcClient(settings.oidc)
         self._port = port
+        self._listen = Endpoint(settings.http.host, port)
         self.render: Callable[[SignInView], Awaitable[str]] = _render
         """Writes the page."""
 
@@ -58,12 +64,39 @@ class SignIn:
         app.router.add_get(CALLBACK, self._return)
         app.router.add_post(SIGN_OUT, self._sign_out)
 
+    @operation(
+        "local-access",
+        Right.ADMIN,
+        "What the secret of this machine is good for over HTTP, and the link that signs in to the console with it",
+        obj(
+            tenant=about(FLAG, "Whether it stands for an API token of tenant `default`."),
+            console=about(TEXT, "The link; empty where the settings name operators, or something keeps callers apart."),
+        ),
+    )
+    async def _local_access(self, _request: OperationRequest) -> Answer:
+        return {"tenant": self._access.callers.knows_local, "console": self.local_link}
+
+    @property
+    def local_link(self) -> str:
+        """The link that signs in with the secret of this machine; empty where that makes no operator."""
+        callers = self._access.callers
+        link = f"http://{self._listen}{SIGN_IN}?token={callers.local_token}"
+        return link if callers.operates_locally else ""
+
     async def _show(self, request: web.Request) -> web.Response:
-        return await self._page(_next(request.query.get("next")))
+        """Show the page, or sign in whoever has the link that only the user of the service can make."""
+        path, token = _next(request.query.get("next")), request.query.get("token")
+        if token is None:
+            return await self._page(path)
+        # Addresses of pages are kept in histories, so no token of an operator works in one.
+        if not self._access.callers.is_local_token(token):
+            return await self._page(path, SignInFailedError("this link is not of this service"))
+        return await self._begin_session(request, path, token)
 
     async def _page(self, path: str, error: MediatorError | None = None) -> web.Response:
         provider = f"{BEGIN}?next={quote(path, safe='/')}" if self._access.has_provider else ""
-        view = SignInView(path, self._access.has_tokens, provider, "" if error is None else str(error))
+        local = self._access.callers.operates_locally
+        view = SignInView(path, self._access.has_tokens, local, provider, "" if error is None else str(error))
         text, status = await self.render(view), 200 if error is None else error.status
         return web.Response(text=text, status=status, content_type="text/html", headers=HTML_HEADERS)
 
@@ -71,13 +104,17 @@ class SignIn:
         """Take the token of the form."""
         self._access.check_page(request)
         form = await request.post()
-        path, attempts = _next(form.get("next")), self._access.attempts
-        if seconds := attempts.wait(request.remote):
-            return await self._page(path, TooManyAttemptsError(seconds))
-        found = self._access.token_of(str(form.get("token", "")).strip())
+        return await self._begin_session(request, _next(form.get("next")), str(form.get("token", "")).strip())
+
+    async def _begin_session(self, request: web.Request, path: str, token: str) -> web.Response:
+        try:
+            found = self._access.sign_in(request, token)
+        except TooManyAttemptsError as error:
+            return await self._page(path, error)
+        except NotAuthenticatedError:
+            found = None
         if found is None:
-            attempts.add(request.remote)
-            _log.warning("sign-in refused", address=request.remote)
+            _log.warning("sign-in refused", address=self._address(request))
             return await self._page(path, SignInFailedError("no operator has this token"))
         actor, fingerprint = found
         return self._signed_in(request, path, self._access.sealer.seal_session(name=actor.name, token=fingerprint))
@@ -105,7 +142,7 @@ class SignIn:
         try:
             cookie = await self._identify(request, kept)
         except MediatorError as error:
-            _log.warning("sign-in refused", address=request.remote, reason=str(error))
+            _log.warning("sign-in refused", address=self._address(request), reason=str(error))
             response = await self._page(path, error)
         else:
             response = self._signed_in(request, path, cookie)
@@ -126,11 +163,14 @@ class SignIn:
             name=identity.name, provider=self._access.provider, claims=identity.claims
         )
 
+    def _address(self, request: web.Request) -> str:
+        return str(self._access.callers.address_of(request))
+
     def _callback(self, request: web.Request) -> str:
         return self._access.base_url(request, self._port) + CALLBACK
 
     def _signed_in(self, request: web.Request, path: str, cookie: str) -> web.Response:
-        _log.info("operator signed in", address=request.remote)
+        _log.info("operator signed in", address=self._address(request))
         response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: path})
         self._set(request, response, self._access.cookie_name(request), cookie, SESSION_SECONDS, "/")
         return response
@@ -179,6 +219,8 @@ async def _render(view: SignInView) -> str:
         )
     if view.provider:
         parts.append(f'<p><a href="{escape(view.provider)}">Sign in through your organisation</a></p>')
+    if view.local:
+        parts.append("<p>On its own machine, <code>mediator console</code> prints a link that signs in.</p>")
     if not (view.tokens or view.provider):
         parts.append("<p>No operator is configured: add one under <code>operators</code> in the settings.</p>")
     head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"

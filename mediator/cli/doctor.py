@@ -1,4 +1,4 @@
-"""The commands that show the state of the service: doctor, status and the audit log."""
+"""The commands that show the state of the service: doctor, status, the console's link and the audit log."""
 
 from typing import Annotated, Any
 
@@ -69,6 +69,15 @@ def status(options: CommandOptions) -> None:
             output.print_line(f"{name:<16}{value}")
     if not view["ready"]:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: mediator console")
+def console(options: CommandOptions) -> None:
+    """Print the link that signs in to the console on this machine, where the settings name no operators."""
+    link = options.ask("local-access")["console"]
+    if not link:
+        raise CommandError("sign in at /console as an operator of the settings: see docs/howto/operators.md")
+    output.print_json({"console": link}) if options.as_json else output.print_line(link)
 
 
 def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:

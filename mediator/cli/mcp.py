@@ -32,7 +32,8 @@ def mcp(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve streamable HTTP here, at /mcp, for callers with API tokens of the tenants in the settings.",
+            help="Serve streamable HTTP here, at /mcp, for callers with API tokens of the tenants in the settings, "
+            "or on this machine with the secret in local.token.",
             show_default="standard input and output",
         ),
     ] = None,

@@ -74,11 +74,13 @@ def _greet(settings: "Settings", running: "RunningService") -> None:
     login = "" if settings.anonymous or settings.nats_url is not None else " --user NAME --password …"
     host = "127.0.0.1" if settings.http.host in ("0.0.0.0", "::") else settings.http.host
     host = f"[{host}]" if ":" in host else host
+    console = f"  console  {running.console_link}\n" if running.console_link else ""
     output.print_line(
         "\n"
         "The mediator is ready.\n"
         f"  NATS   {running.nats_url}\n"
         f"  HTTP   http://{host}:{running.http_port}  (/readyz, /metrics)\n"
+        f"{console}"
         f"  data   {settings.data_dir}\n\n"
         "Try, in another terminal:\n"
         f"  mediator mailbox create my.inbox{where}{login}\n"

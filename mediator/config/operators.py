@@ -113,9 +113,9 @@ class OperatorsSettings(Section):
     tokens: list[OperatorToken] = Field(
         default=[],
         max_length=1000,
-        description="Tokens of operators. Without any, and without OIDC, the console and the admin API answer requests "
-        "from this machine alone, with the roles read and operate, and only where nothing else separates callers "
-        "(no users, API tokens or second tenant, loopback address, no proxy).",
+        description="Tokens of operators. Without any, and without OIDC, the console and the admin API answer those "
+        "who have the secret in the file local.token of data_dir, with the roles read and operate, and only where "
+        "nothing else separates callers (no users, API tokens or second tenant, loopback address, no proxy).",
         json_schema_extra={"secret": True},
         examples=[[{"name": "ada", "token": "change-me-change-me", "roles": ["admin"]}]],
     )

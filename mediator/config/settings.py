@@ -242,8 +242,8 @@ class Settings(BaseSettings):
     http_trusted_proxies: list[Annotated[str, AfterValidator(network)]] = Field(
         default_factory=list,
         description="Networks and addresses of reverse proxies in front of the HTTP port. Their http_forwarded_header "
-        "says which address a client has, for rates and deny lists. Set it behind a proxy; clients that connect "
-        "from these addresses can claim any other.",
+        "says which address a client has, for rates, deny lists and wrong tokens. Set it behind a proxy; clients that "
+        "connect from these addresses can claim any other.",
         json_schema_extra={"default_text": "none: the address of the connection counts"},
         examples=[["127.0.0.1"]],
     )
@@ -492,8 +492,8 @@ class Settings(BaseSettings):
         return self.allow_anonymous or not (self.has_users or self.has_several_tenants)
 
     @property
-    def http_anonymous(self) -> bool:
-        """Whether the registry accepts HTTP requests without an API token, as tenant ``default`` (A6).
+    def http_local(self) -> bool:
+        """Whether over HTTP the secret of this machine makes a caller tenant ``default`` (A6).
 
         Only where only users of this machine can connect and nothing separates them: no API tokens, no users or
         accounts of NATS, no second tenant, a loopback address, and no proxy in front.

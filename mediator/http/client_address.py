@@ -34,7 +34,7 @@ class ClientAddresses:
             return peer
         hops = ",".join(headers.getall(self._header, ())).split(",")[-MAX_PROXIES:]
         for hop in reversed(hops):
-            found = _address(_for(hop) if self._header == "Forwarded" else hop)
+            found = parse_address(_for(hop) if self._header == "Forwarded" else hop)
             if found is None:
                 # What stands before it is not to be believed either.
                 return peer
@@ -56,7 +56,7 @@ def _for(element: str) -> str:
     return ""
 
 
-def _address(text: str) -> Address | None:
+def parse_address(text: str) -> Address | None:
     """Read an address, with a port behind it or without."""
     text = text.strip()
     if text.startswith("["):

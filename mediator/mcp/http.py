@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mediator.endpoint import Endpoint
-from mediator.errors import NotAuthenticatedError, SetupError
-from mediator.http.tenants import DEFAULT, HttpTenants
+from mediator.errors import MediatorError, NotAuthenticatedError, SetupError
+from mediator.http.callers import HttpCallers, read_local_token, tokens_of
+from mediator.http.client_address import parse_address
 from mediator.login import Login
+from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mcp.callers import TENANT, Callers
+from mediator.ops.control import send_command
 
 if TYPE_CHECKING:
     from mediator.config.settings import Settings
@@ -54,7 +57,7 @@ def choose_logins(settings: "Settings", given: Login) -> Mapping[str, Login]:
             )
         return {owners[0]: given}
     logins = {name: _complete(given, name, tenant, settings) for name, tenant in named.items()}
-    return logins or {DEFAULT: given}
+    return logins or {DEFAULT_TENANT: given}
 
 
 def _complete(given: Login, name: str, tenant: "TenantSettings", settings: "Settings") -> Login:
@@ -62,7 +65,7 @@ def _complete(given: Login, name: str, tenant: "TenantSettings", settings: "Sett
     for user in tenant.users:
         if user.password is not None and not (password := user.password.get_secret_value()).startswith(_BCRYPT):
             return replace(given, user=user.name, password=password)
-    if name == DEFAULT and not tenant.users and not settings.nats_accounts:
+    if name == DEFAULT_TENANT and not tenant.users and not settings.nats_accounts:
         return given
     raise SetupError(
         f"tenants.{name} has api_tokens, but no user with a plain password as whom to connect to NATS; "
@@ -75,22 +78,19 @@ def build_app(
 ) -> ASGIApp:
     """Make the application that serves :data:`PATH`.
 
-    A caller needs the API token of a tenant that has a login. Without tokens it is ``default``, where the REST API
-    would accept it as that, and the endpoint is on loopback.
+    A caller needs the API token of a tenant that has a login, or the secret of this machine, which makes it ``default``
+    where the service says so, and the endpoint is on loopback.
     Raises :class:`SetupError` when nobody could call.
     """
-    tokens = {
-        name: [token.get_secret_value() for token in settings.tenants[name].api_tokens]
-        for name in logins
-        if name in settings.tenants
-    }
+    tokens = tokens_of(settings, logins)
     known = any(login.kind is not None for login in logins.values())
-    anonymous = settings.http_anonymous and endpoint.loopback and not known
-    if not anonymous and not any(tokens.values()):
+    local = settings.http_local and endpoint.loopback and not known
+    if not local and not any(tokens.values()):
         where = "" if endpoint.loopback else f"{endpoint} is not on loopback, so "
         raise SetupError(f"{where}callers need an API token: give a tenant api_tokens")
-    # A browser cannot have a token, so then it does not matter under which name and from which page it calls.
-    security = _only_this_machine() if anonymous else TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    callers = HttpCallers(settings, read_local_token(settings.data_dir), tokens, alone=lambda: local)
+    # A browser cannot have a token, so it does not matter under which name and from which page it calls.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(
         streamable_http_path=PATH,
         json_response=True,
@@ -99,25 +99,24 @@ def build_app(
         max_request_body_size=MAX_BODY,
         transport_security=security,
     )
-    return _Door(app, HttpTenants(tokens, anonymous=anonymous))
 
+    async def allows_local() -> bool:
+        """Ask the service, since tenants are added while it runs; without one, the settings say so."""
+        try:
+            return bool((await send_command(settings.data_dir, "local-access")).get("tenant"))
+        except SetupError:
+            return True
 
-def _only_this_machine() -> TransportSecuritySettings:
-    """Refuse requests that pages of other sites make in a browser of this machine."""
-    hosts = ("127.0.0.1", "localhost", "[::1]")
-    return TransportSecuritySettings(
-        enable_dns_rebinding_protection=True,
-        allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)],
-        allowed_origins=[f"http://{host}:*" for host in hosts],
-    )
+    return _Door(app, callers, allows_local)
 
 
 class _Door:
     """Authenticates each request, and limits its time."""
 
-    def __init__(self, app: ASGIApp, tenants: HttpTenants) -> None:
+    def __init__(self, app: ASGIApp, callers: HttpCallers, allows_local: Callable[[], Awaitable[bool]]) -> None:
         self._app = app
-        self._tenants = tenants
+        self._callers = callers
+        self._allows_local = allows_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,9 +136,13 @@ class _Door:
                 return
             headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
             async with asyncio.timeout(REQUEST_SECONDS):
-                await self._app({**scope, TENANT: self._tenants.of(headers)}, receive, watched)
-        except NotAuthenticatedError as error:
-            challenge = {"WWW-Authenticate": "Bearer"}
+                peer = scope.get("client")
+                caller = self._callers.identify(headers, parse_address(peer[0]) if peer else None)
+                if caller.tenant is None or (caller.local and not await self._allows_local()):
+                    raise NotAuthenticatedError
+                await self._app({**scope, TENANT: caller.tenant}, receive, watched)
+        except MediatorError as error:
+            challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotAuthenticatedError) else {}
             await _error(error.status, str(error), error.code, **challenge)(scope, receive, send)
         except TimeoutError:
             if not started:

@@ -69,7 +69,7 @@ class SettingsOperations:
         before, now = _tokens(self._settings), _tokens(newer)
         taken, waiting = self._settings.with_operators_of(newer)
         if self._settings.has_operators and not taken.has_operators:
-            why = "without a token everybody on this machine would be an operator; restart the service for that"
+            why = "without a token local.token would make an operator; restart the service for that"
             raise BadRequestError("operators.tokens", f"nothing was changed: {why}")
         self._settings = taken
         self._take(taken)

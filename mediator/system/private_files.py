@@ -13,7 +13,8 @@ OTHERS = 0o077
 MAX_LOOKED_AT = 10_000
 """Files of one folder that are checked."""
 
-_PRIVATE = ("mediator.db*", "control.sock", "didcomm.key", ".didcomm.key.*", "journal", "nats")
+_KEYS = ("didcomm.key", ".didcomm.key.*", "local.token", ".local.token.*")
+_PRIVATE = ("mediator.db*", "control.sock", *_KEYS, "journal", "nats")
 """What the service keeps private in a data directory."""
 _OURS = (*_PRIVATE, "models", "lake")
 """All that the service writes there; other files mean that somebody else uses the directory, too."""
@@ -37,6 +38,33 @@ def open_file(path: Path, flags: int) -> int:
 def make_file(path: Path) -> None:
     """Make an empty file with mode 600 if it does not exist."""
     os.close(open_file(path, os.O_RDWR | os.O_CREAT))
+
+
+def make_secret(path: Path, content: bytes) -> None:
+    """Make a file with mode 600 that has this content, unless it is there.
+
+    It is written under another name and then linked: of two processes that make it together, one content wins.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink()
+    # What depends on the secret is durable, so its directory entry must be too.
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def exposed(data_dir: Path) -> Iterator[Path]:

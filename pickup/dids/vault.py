@@ -9,6 +9,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mediator.errors import SetupError
+from mediator.system.private_files import make_secret
 
 KEY_BYTES = 32
 KEY_FILE = "didcomm.key"
@@ -54,7 +55,7 @@ class Vault:
 def _from_file(path: Path) -> bytes:
     try:
         if not path.exists():
-            _make(path)
+            make_secret(path, base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             text = file.read(1024)
@@ -69,27 +70,3 @@ def _from_file(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise SetupError(f"{path}: expected {KEY_BYTES} bytes in base64")
     return key
-
-
-def _make(path: Path) -> None:
-    # Written under another name and then linked: of two services that start together, one key wins.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return
-    finally:
-        draft.unlink()
-    # Secrets sealed with the key are durable, so its directory entry must be too.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

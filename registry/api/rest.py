@@ -10,10 +10,10 @@ import orjson
 from aiohttp import hdrs, web
 from yarl import URL
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, NotAuthenticatedError
 from mediator.fields import Fields, parse_body, printable
+from mediator.http.callers import HttpCallers
 from mediator.http.guard import Guard
-from mediator.http.tenants import HttpTenants
 from registry.api import codec
 from registry.api.openapi import document
 from registry.cards.card import parse_card, read_card
@@ -43,10 +43,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RegistryApi:
     """The HTTP handlers."""
 
-    def __init__(self, directory: Directory, tenants: HttpTenants, guard: Guard) -> None:
+    def __init__(self, directory: Directory, callers: HttpCallers, guard: Guard) -> None:
         """``guard`` is used to fetch cards that are registered by URL."""
         self._directory = directory
-        self._tenants = tenants
+        self._callers = callers
         self._guard = guard
         self._searches = asyncio.Semaphore(MAX_SEARCHES)
         self._openapi = orjson.dumps(document())
@@ -67,11 +67,9 @@ class RegistryApi:
         router.add_get("/openapi.json", self._describe)
 
     async def _register(self, request: web.Request) -> web.Response:
-        tenant = self._tenant(request)
+        tenant, credential = self._caller(request)
         data = await _body(request)
-        done = await self._directory.register(
-            tenant, await self._card(data), self._tenants.credential_of(request.headers)
-        )
+        done = await self._directory.register(tenant, await self._card(data), credential)
         location = {"Location": f"{PATH}/{quote(done.agent.address, safe=':')}"} if done.created else {}
         return _json(codec.encode_registration(done), 201 if done.created else 200, location)
 
@@ -127,16 +125,23 @@ class RegistryApi:
         return _json({"mailbox": address, "last_seen": agent.seen_at // 1000})
 
     async def _feedback(self, request: web.Request) -> web.Response:
-        tenant, address = self._tenant(request), _address(request)
+        (tenant, credential), address = self._caller(request), _address(request)
         said = codec.parse_feedback(parse_body(await _body(request)), address)
-        counted = await self._directory.feedback(tenant, said, self._tenants.credential_of(request.headers))
+        counted = await self._directory.feedback(tenant, said, credential)
         return _json({"mailbox": address, "counted": counted})
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._openapi, content_type="application/json")
 
     def _tenant(self, request: web.Request) -> str:
-        return self._tenants.of(request.headers)
+        return self._caller(request)[0]
+
+    def _caller(self, request: web.Request) -> tuple[str, str]:
+        """Return the tenant of a request, and the credential by which it votes; "" has the secret of this machine."""
+        caller = self._callers.identify_request(request)
+        if caller.tenant is None:
+            raise NotAuthenticatedError
+        return caller.tenant, caller.credential
 
 
 def _address(request: web.Request) -> str:

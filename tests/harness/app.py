@@ -17,6 +17,7 @@ from yarl import URL
 
 from mediator.app import RunningService, open_service
 from mediator.config.settings import Settings
+from mediator.http.callers import read_local_token
 from tests.harness.door import parsed
 
 PREFIX = "$mq9.AI."
@@ -49,6 +50,7 @@ class App:
 
     service: RunningService
     http: aiohttp.ClientSession
+    local_token: str
     _stack: contextlib.AsyncExitStack
     _clients: dict[str, Client]
 
@@ -78,9 +80,13 @@ class App:
     async def call(
         self, method: str, path: str, body: Any = None, *, token: str | None = None, **headers: str
     ) -> Answer:
-        """Make a request over HTTP; ``headers`` are written with underscores."""
+        """Make a request over HTTP; ``headers`` are written with underscores.
+
+        ``token`` is by default the secret of this machine, and "" none.
+        """
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if token is not None:
+        token = self.local_token if token is None else token
+        if token:
             sent.setdefault("Authorization", f"Bearer {token}")
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if data is not None:
@@ -102,7 +108,7 @@ async def app(folder: Path, **options: Any) -> AsyncIterator[App]:
             service = await stack.enter_async_context(open_service(settings))
             http = aiohttp.ClientSession(f"http://127.0.0.1:{service.http_port}")
             await stack.enter_async_context(http)
-            yield App(service, http, stack, {})
+            yield App(service, http, read_local_token(folder), stack, {})
     finally:
         # What the service sets for its process is not for the tests.
         gc.unfreeze()

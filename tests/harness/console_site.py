@@ -16,8 +16,8 @@ from mediator.config.settings import Settings
 from mediator.console.console import Console
 from mediator.console.opening import open_console
 from mediator.http.app import build_app
+from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
-from mediator.http.tenants import HttpTenants
 from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks
@@ -78,8 +78,9 @@ async def console_site(
     operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ROLES]}
     settings = Settings.of(data_dir=folder, operators=operators, backup_dir=folder / "backups")
     async with core(folder, audited=True) as inner:
-        access = Access(settings, CookieSealer(b"k" * 32))
         health, directory = Health(), TenantDirectory(settings, inner.clock)
+        callers = HttpCallers.of_service(settings, directory)
+        access = Access(settings, CookieSealer(b"k" * 32), callers)
         app = build_app(health, inner.metrics.registry)
         host = Host(
             settings,
@@ -92,7 +93,7 @@ async def console_site(
             app=app,
             http_port=0,
             tenants=directory,
-            http_tenants=HttpTenants.of_service(settings, directory),
+            callers=callers,
             access=access,
             console=Console(inner.operations, access),
         )

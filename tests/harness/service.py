@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import mediator.system.leash
+from mediator.http.callers import LOCAL_TOKEN
 from mediator.nats.server import find_binary
 from tests.harness.waiting import until
 
@@ -150,7 +151,9 @@ class Service:
     def get_blocking(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=ENDS_WITHIN)
         try:
-            connection.request("GET", path)
+            secret = self.data_dir / LOCAL_TOKEN
+            headers = {"Authorization": f"Bearer {secret.read_text().strip()}"} if secret.exists() else {}
+            connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         except (OSError, http.client.HTTPException):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,11 +14,12 @@ from joserfc.jwk import RSAKey
 from prometheus_client import CollectorRegistry
 
 from mediator.admin.access import CSRF_HEADER, SIGN_IN, Access
-from mediator.admin.attempts import MAX_FAILURES, WINDOW, FailedAttempts
 from mediator.admin.sessions import SESSION_SECONDS, CookieSealer
 from mediator.admin.sign_in import BEGIN, SIGN_OUT, SignIn
 from mediator.config.settings import Settings
 from mediator.http.app import build_app
+from mediator.http.attempts import MAX_FAILURES, WINDOW, FailedAttempts
+from mediator.http.callers import HttpCallers, tokens_of
 from mediator.http.health import Health
 from mediator.ops.operations import Right
 from tests.harness.oidc_provider import CLIENT, SECRET, OidcProvider, oidc_provider
@@ -28,6 +30,8 @@ TOKENS = [
     {"name": "ada", "token": ADMIN, "roles": ["admin"]},
 ]
 KEY = b"k" * 32
+LOCAL = "the-secret-of-this-machine-000000"
+LINK = {"token": LOCAL, "next": "/console/x"}
 
 
 class Site:
@@ -65,7 +69,7 @@ async def site(
     tmp_path: Path, key: bytes = KEY, session: ClientSession | None = None, **options: Any
 ) -> AsyncIterator[Site]:
     settings = Settings.of(data_dir=tmp_path, **options)
-    access = Access(settings, CookieSealer(key))
+    access = Access(settings, CookieSealer(key), HttpCallers(settings, LOCAL, tokens_of(settings, settings.tenants)))
     app = build_app(Health(), CollectorRegistry())
 
     async def who(request: web.Request) -> web.Response:
@@ -134,37 +138,72 @@ async def test_a_token_may_do_what_its_roles_say(guarded: Site) -> None:
     assert (await guarded.post(headers=bearer(ADMIN))).status == 200
 
 
-async def test_wrong_tokens_are_counted_and_right_ones_still_let_in(guarded: Site) -> None:
+async def test_wrong_tokens_are_counted_over_every_way_in(guarded: Site) -> None:
+    assert (await guarded.get(headers=bearer(READER))).status == 200
     for _ in range(MAX_FAILURES):
         assert (await guarded.get(headers=bearer("guess"))).status == 401
     refused = await guarded.get(headers=bearer("guess"))
     assert (refused.status, (await refused.json())["code"]) == (429, "too_many_attempts")
     assert (await guarded.sign_in()).status == 429
-    assert (await guarded.get(headers=bearer(READER))).status == 200
+    assert (await guarded.get(headers=bearer(ADMIN))).status == 429, "a guess that is right"
+    assert (await guarded.get(headers=bearer(READER))).status == 200, "it was right from here before"
+
+
+async def test_a_stranger_behind_a_proxy_locks_nobody_out(tmp_path: Path) -> None:
+    options = {"operators": {"tokens": TOKENS}, "http_trusted_proxies": ["127.0.0.1"]}
+    async with site(tmp_path, **options) as made:
+        for _ in range(MAX_FAILURES):
+            wrong = await made.get(headers={**bearer("guess"), "X-Forwarded-For": "127.0.0.1, 192.0.2.7"})
+            assert wrong.status == 401
+        stranger, friend = {"X-Forwarded-For": "192.0.2.7"}, {"X-Forwarded-For": "192.0.2.7, 192.0.2.8"}
+        assert (await made.get(headers={**bearer(ADMIN), **stranger})).status == 429
+        form = {"data": {"token": ADMIN}, "headers": {"Origin": made.origin}}
+        assert (await made.post(SIGN_IN, **{**form, "headers": {**form["headers"], **stranger}})).status == 429
+        assert (await made.post(SIGN_IN, **{**form, "headers": {**form["headers"], **friend}})).status == 303
 
 
 def test_failures_are_forgotten_after_a_while() -> None:
     now = [0.0]
     attempts = FailedAttempts(lambda: now[0])
     for _ in range(MAX_FAILURES):
-        attempts.add("2001:db8::1")
-    assert attempts.wait("2001:db8::ffff") == WINDOW + 1
-    assert attempts.wait("2001:db8:0:1::1") == 0
+        attempts.fail(ip_address("2001:db8::1"))
+    assert attempts.wait(ip_address("2001:db8::ffff")) == WINDOW + 1
+    assert attempts.wait(ip_address("2001:db8:0:1::1")) == 0
     now[0] = WINDOW
-    assert attempts.wait("2001:db8::1") == 0
+    assert attempts.wait(ip_address("2001:db8::1")) == 0
 
 
 # This machine.
 
 
-async def test_this_machine_is_let_in_where_nobody_is_configured(alone: Site) -> None:
+async def test_this_machine_is_let_in_by_its_secret_alone(alone: Site) -> None:
+    assert (await alone.get()).status == 401
+    assert (await alone.post()).status == 401
+    assert await alone.who(headers=bearer(LOCAL)) == "local by local: operate read"
+    assert (await alone.post(headers=bearer(LOCAL))).status == 200
+
+
+async def test_the_link_of_this_machine_begins_a_session(alone: Site) -> None:
+    entered = await alone.get(SIGN_IN, params=LINK)
+    assert (entered.status, entered.headers["Location"]) == (303, "/console/x")
+    assert LOCAL not in str(entered.headers)
     assert await alone.who() == "local by local: operate read"
-    assert (await alone.post()).status == 200
+    assert (await alone.get(headers={"X-Real-IP": "127.0.0.1"})).status == 401
+    assert (await alone.get(headers={"Host": "mail.example.com"})).status == 401
 
 
-@pytest.mark.parametrize("given", [{"Host": "mail.example.com"}, {"X-Forwarded-For": "192.0.2.1"}])
+async def test_no_token_of_an_operator_works_in_a_link(guarded: Site) -> None:
+    for token in (ADMIN, LOCAL, "x"):
+        assert (await guarded.get(SIGN_IN, params={"token": token})).status == 403
+    assert (await guarded.get()).status == 401
+
+
+@pytest.mark.parametrize(
+    "given", [{"Host": "mail.example.com"}, {"X-Forwarded-For": "192.0.2.1"}, {"Via": "1.1 proxy"}]
+)
 async def test_a_page_under_another_name_is_not_this_machine(alone: Site, given: dict[str, str]) -> None:
-    assert (await alone.get(headers=given)).status == 401
+    assert (await alone.get(headers={**bearer(LOCAL), **given})).status == 401
+    assert (await alone.get(SIGN_IN, params=LINK, headers=given)).status == 403
 
 
 @pytest.mark.parametrize(
@@ -176,9 +215,10 @@ async def test_a_page_under_another_name_is_not_this_machine(alone: Site, given:
         {"operators": {"tokens": TOKENS}},
     ],
 )
-async def test_nobody_is_let_in_unasked_elsewhere(tmp_path: Path, options: dict[str, Any]) -> None:
+async def test_the_secret_lets_nobody_in_elsewhere(tmp_path: Path, options: dict[str, Any]) -> None:
     async with site(tmp_path, **options) as made:
-        assert (await made.get()).status == 401
+        assert (await made.get(headers=bearer(LOCAL))).status == 401
+        assert (await made.get(SIGN_IN, params=LINK)).status == 403
 
 
 @pytest.mark.parametrize(
@@ -192,8 +232,10 @@ async def test_nobody_is_let_in_unasked_elsewhere(tmp_path: Path, options: dict[
     ],
 )
 async def test_other_sites_do_not_act_for_this_machine(alone: Site, given: dict[str, str], status: int) -> None:
-    assert (await alone.post(headers=given)).status == status
+    await alone.get(SIGN_IN, params=LINK)
     csrf = await alone.csrf()
+    assert (await alone.post(headers={CSRF_HEADER: csrf, **given})).status == status
+    assert (await alone.post(headers=given)).status == 403
     assert (await alone.post("/form", data={"csrf": csrf}, headers=given)).status == status
     assert (await alone.post("/form", data={}, headers=given)).status == 403
 

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
-from mediator.admin.access import Access
+from mediator.admin.access import Access, rights_of
 from mediator.admin.sessions import CookieSealer
 from mediator.config.settings import Settings
-from mediator.errors import BadRequestError, NotAllowedError
+from mediator.errors import BadRequestError, NotAllowedError, NotAuthenticatedError
+from mediator.http.callers import HttpCallers
 from mediator.ops.operations import ROLES, Actor, Operations
 from mediator.ops.settings_operations import SettingsOperations
 
@@ -42,7 +44,7 @@ def settings(file: Path) -> Settings:
 
 @pytest.fixture
 def access(settings: Settings) -> Access:
-    return Access(settings, CookieSealer(b"k" * 32))
+    return Access(settings, CookieSealer(b"k" * 32), HttpCallers(settings, "", {}))
 
 
 @pytest.fixture
@@ -57,8 +59,11 @@ async def reload(operations: Operations) -> dict[str, Any]:
 
 
 def rights(access: Access, token: str) -> frozenset[str] | None:
-    found = access.token_of(token)
-    return None if found is None else found[0].rights
+    try:
+        found = access.callers.identify_token(token, CIMultiDict(), None).operator
+    except NotAuthenticatedError:
+        return None
+    return None if found is None else rights_of(found.roles)
 
 
 async def test_operators_come_go_and_change(file: Path, access: Access, operations: Operations) -> None:
@@ -90,7 +95,7 @@ async def test_operators_come_go_and_change(file: Path, access: Access, operatio
         ("max_pending = 0\n", "max_pending: expected at least 1"),
         ("[[operators", "is not TOML"),
         (None, "cannot read"),
-        ("", "without a token everybody on this machine would be an operator"),
+        ("", "without a token local.token would make an operator"),
     ],
 )
 async def test_what_is_wrong_changes_nothing(
@@ -107,7 +112,7 @@ async def test_what_is_wrong_changes_nothing(
 async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDIATOR_OPERATORS__TOKENS", f'[{{"name": "eve", "token": "{EVE}"}}]')
     settings = Settings.load(file, data_dir=tmp_path)
-    access, operations = Access(settings, CookieSealer(b"k" * 32)), Operations()
+    access, operations = Access(settings, CookieSealer(b"k" * 32), HttpCallers(settings, "", {})), Operations()
     operations.add_methods(SettingsOperations(settings, access.take))
     write(file, ada=(BEN, "admin"))
     answer = await reload(operations)

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchAgentError
-from mediator.http.tenants import HttpTenants
+from mediator.http.callers import HttpCallers
 from mediator.nats.client import Request, find_client
 from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory, digest_of
@@ -194,12 +194,19 @@ def test_who_gets_new_credentials_stays_the_same_voter() -> None:
     directory.take(1, {"acme": Tenant("acme", 0, users=(TenantUser("ann", "hash", generation=3),), tokens=tokens)})
     logins = ("ann", "ann~2", "ann~3", "eve~2", NKEY, "somebody~4")
     assert [directory.user_of(login) for login in logins] == ["ann", "ann", "ann", "eve~2", "kim", "somebody~4"]
-    tenants = HttpTenants({"fixed": ["set" * 6]}, anonymous=False, name=directory.name_of_token)
+    callers = HttpCallers(
+        Settings.of(),
+        "",
+        {"fixed": ["set" * 6]},
+        further=directory.tenant_of_token,
+        name=directory.name_of_token,
+    )
     credentials = [
-        tenants.credential_of(CIMultiDict(Authorization=f"Bearer {text * 6}")) for text in ("old", "new", "set")
+        callers.identify(CIMultiDict(Authorization=f"Bearer {text * 6}"), None).credential
+        for text in ("old", "new", "set")
     ]
     assert credentials == ["token main", "token main", f"token {digest_of('set' * 6)}"]
-    assert tenants.credential_of(CIMultiDict()) == ""
+    assert callers.identify(CIMultiDict(), None).credential == ""
 
 
 @pytest.mark.rule("G6")

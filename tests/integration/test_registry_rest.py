@@ -16,7 +16,6 @@ from openapi_spec_validator import validate
 from yarl import URL
 
 from mediator.http.guard import Guard
-from mediator.http.tenants import HttpTenants
 from registry.api.codec import MAX_STATUS
 from registry.api.openapi import document
 from registry.api.rest import RegistryApi
@@ -250,7 +249,7 @@ async def test_options_names_the_methods_of_a_path(tmp_path: Path) -> None:
 @pytest.mark.rule("A6")
 async def test_a_token_reaches_the_agents_of_its_tenant_alone(tmp_path: Path) -> None:
     async with app(tmp_path, tenants=TENANTS) as service:
-        for token in (None, "x" * 20, ADA[:-1]):
+        for token in (None, "", ADA[:-1]):
             for method, path, body in (
                 ("GET", "/agents", None),
                 ("POST", "/agents", {"mailbox": "same"}),
@@ -357,7 +356,7 @@ def test_openapi_describes_every_route_and_no_other() -> None:
     described = document()
     validate(described)
     app = web.Application()
-    RegistryApi(None, HttpTenants({}, anonymous=True), Guard()).add_routes(app)
+    RegistryApi(None, None, Guard()).add_routes(app)
     routes = {(route.resource.canonical, route.method) for route in app.router.routes() if route.resource is not None}
     own = {route for route in routes if route[1] not in ("HEAD", "OPTIONS")}
     methods = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}

@@ -13,7 +13,7 @@ RUN = "document.querySelector('#operations-%s %s')?.click()"
 
 async def test_an_operation_is_tried_out_in_the_browser(tmp_path: Path) -> None:
     async with app(tmp_path) as service, open_tab() as tab:
-        await tab.show(f"http://127.0.0.1:{service.service.http_port}/console/api")
+        await tab.show(f"{service.service.console_link}&next=/console/api")
         blocks = "document.querySelectorAll('.opblock').length"
         await until(lambda: tab.evaluate(f"{blocks} > 20"), what="the operations are shown")
         operation = "cleanup-cleanup"

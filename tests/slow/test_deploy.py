@@ -77,7 +77,7 @@ def test_the_service_takes_the_settings_of_compose(monkeypatch):
         settings = Settings.load(COMPOSE / "mediator.toml")
         assert settings.instance == name
         assert settings.http.port == 8080
-        assert not settings.http_anonymous
+        assert not settings.http_local
         assert settings.nats_url is not None
         assert settings.nats_url.get_secret_value().count("nats-") == 3
         assert settings.database_url is not None

@@ -53,11 +53,12 @@ async def logged_in(service: Service, password: str | None = None, user: str = "
 
 
 class Others:
-    """Clients of another tenant: requests, a subscription to stored mail, and HTTP, until :meth:`end`."""
+    """Clients of other tenants: requests, a subscription to stored mail, and HTTP, until :meth:`end`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, token: str) -> None:
         self.rounds = self.calls = self.pushed = 0
         self._service = service
+        self._headers = {"Authorization": f"Bearer {token}"}
         self._ended = asyncio.Event()
 
     async def work(self) -> None:
@@ -79,7 +80,7 @@ class Others:
         """Ask the registry over one HTTP connection."""
         async with aiohttp.ClientSession(f"http://127.0.0.1:{self._service.http_port}") as session:
             while not self._ended.is_set():
-                async with session.get("/agents") as answer:
+                async with session.get("/agents", headers=self._headers) as answer:
                     assert answer.status == 200
                 self.calls += 1
 
@@ -98,7 +99,8 @@ class Others:
 @pytest.mark.rule("A6", "S7")
 async def test_a_tenant_comes_and_goes_while_others_work(services: Services) -> None:
     service = await services.running()
-    others = Others(service)
+    shop = await told(service, "tenant-add", tenant="shop", tokens=["t"])
+    others = Others(service, shop["tokens"]["t"])
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(others.work())
         tasks.create_task(others.call())

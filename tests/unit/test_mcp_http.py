@@ -1,19 +1,16 @@
 """Who may call the MCP server over HTTP, and as whom it connects for them."""
 
-import asyncio
 import json
-from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
+from mediator.http.callers import read_local_token
 from mediator.login import Login
-from mediator.mcp.callers import Callers
-from mediator.mcp.http import build_app, choose_logins
-from mediator.mcp.server import build_server
+from mediator.mcp.http import choose_logins
+from tests.harness.mcp_http import application, calls
 
 SERVER = "nats://127.0.0.1:4222"
 TOKEN, OTHER = "t0ken" * 4, "0ther" * 4
@@ -25,32 +22,9 @@ def settings(tmp_path, **tenants):
     return Settings.load(None, data_dir=tmp_path, tenants=tenants)
 
 
-def application(settings, endpoint, given):
-    """The application; it connects only when a tool is used."""
-    logins = choose_logins(settings, given)
-
-    async def login_of(tenant):
-        return logins[tenant]
-
-    return build_app(build_server(Callers(login_of, "")), endpoint, settings, logins)
-
-
 def accepts(settings, endpoint, given):
     """Whether the server starts."""
     return application(settings, endpoint, given) is not None
-
-
-@asynccontextmanager
-async def calls(app):
-    """Run an application as a server does, for callers in this process."""
-    told, said = asyncio.Queue(), asyncio.Queue()
-    running = asyncio.create_task(app({"type": "lifespan", "state": {}}, told.get, said.put))
-    await told.put({"type": "lifespan.startup"})
-    assert (await said.get())["type"] == "lifespan.startup.complete"
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8090") as http:
-        yield http
-    await told.put({"type": "lifespan.shutdown"})
-    await running
 
 
 def test_each_tenant_with_tokens_has_its_own_user(tmp_path):
@@ -98,7 +72,7 @@ def test_nobody_calls_without_a_token_from_elsewhere(tmp_path):
     assert accepts(tokens, EVERYWHERE, Login(SERVER))
 
 
-async def test_pages_of_other_sites_cannot_call(tmp_path):
+async def test_this_machine_calls_by_its_secret_alone(tmp_path):
     call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
     plain = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
     async with calls(application(settings(tmp_path), HERE, Login(SERVER))) as http:
@@ -106,13 +80,13 @@ async def test_pages_of_other_sites_cannot_call(tmp_path):
         async def status(**headers):
             return (await http.post("/mcp", content=call, headers=plain | headers)).status_code
 
-        assert await status() == 200
-        assert await status(Origin="http://127.0.0.1:8090") == 200
-        assert await status(Origin="http://elsewhere.example") == 403
-        # A name of the page's own that leads to this machine.
-        assert await status(Host="elsewhere.example:8090") == 401
-        # What a page may send without asking first.
-        assert await status(**{"Content-Type": "text/plain"}) == 400
+        secret = {"Authorization": f"Bearer {read_local_token(tmp_path)}"}
+        assert await status() == 401
+        assert await status(Origin="http://127.0.0.1:8090") == 401
+        assert await status(**secret) == 200
+        # A name of a page's own that leads to this machine.
+        assert await status(Host="elsewhere.example:8090", **secret) == 401
+        assert await status(**{"X-Forwarded-For": "127.0.0.1"}, **secret) == 401
         assert await status(Authorization=f"Bearer {TOKEN}") == 401
-        assert (await http.post("/mcp/", content=call, headers=plain)).status_code in (307, 404)
-        assert (await http.get("/")).status_code == 404
+        assert (await http.post("/mcp/", content=call, headers=plain | secret)).status_code in (307, 404)
+        assert (await http.get("/", headers=secret)).status_code == 404

@@ -1,5 +1,7 @@
-"""Which tenant an HTTP request is: its API token says so, and when none is needed (A6)."""
+"""Who makes an HTTP request: a token says so, and nothing else in it (A6)."""
 
+import os
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -7,24 +9,41 @@ import pytest
 from multidict import CIMultiDict
 
 from mediator.config.settings import Settings
-from mediator.errors import NotAuthenticatedError, SetupError
-from mediator.http.tenants import HttpTenants
+from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
+from mediator.http.attempts import MAX_FAILURES
+from mediator.http.callers import LOCAL_TOKEN, NOBODY, HttpCaller, HttpCallers, read_local_token
 
 ONE, OTHER, BOB = "one-of-ada-000000", "other-of-ada-0000", "the-one-of-bob-00"
 TOKENS = {"acme": [ONE, OTHER], "globex": [BOB], "idle": []}
+SECRET = "the-secret-of-this-machine-000000"
+OPERATORS = {"tokens": [{"name": "ada", "token": BOB + BOB, "roles": ["read"]}]}
 LOCAL = {"Host": "127.0.0.1:8080"}
+PEER = ip_address("192.0.2.1")
 
 
-def of(tenants: HttpTenants, *headers: tuple[str, str], **named: str) -> str:
-    return tenants.of(CIMultiDict([*headers, *named.items()]))
+def callers(**options: Any) -> HttpCallers:
+    return HttpCallers(Settings.of(**options), SECRET, TOKENS)
+
+
+def of(known: HttpCallers, *headers: tuple[str, str], **named: str) -> HttpCaller:
+    return known.identify(CIMultiDict([*headers, *named.items()]), PEER)
+
+
+def local(known: HttpCallers, **headers: str) -> HttpCaller:
+    return of(known, Authorization=f"Bearer {SECRET}", **{**LOCAL, **headers})
 
 
 @pytest.mark.rule("A6")
 def test_a_token_says_the_tenant() -> None:
-    tenants = HttpTenants(TOKENS, anonymous=False)
     for token, tenant in ((ONE, "acme"), (OTHER, "acme"), (BOB, "globex")):
-        assert of(tenants, Authorization=f"Bearer {token}") == tenant
-        assert of(tenants, Authorization=f"bEARER  {token} ", Host="any.example") == tenant
+        assert of(callers(), Authorization=f"Bearer {token}").tenant == tenant
+        assert of(callers(), Authorization=f"bEARER  {token} ", Host="any.example").tenant == tenant
+
+
+def test_the_token_of_an_operator_says_no_tenant() -> None:
+    found = of(callers(operators=OPERATORS), Authorization=f"Bearer {BOB}{BOB}")
+    assert found.operator is not None
+    assert (found.operator.name, found.tenant, found.local) == ("ada", None, False)
 
 
 @pytest.mark.rule("A6")
@@ -44,35 +63,44 @@ def test_a_token_says_the_tenant() -> None:
         "Bearer é",
     ],
 )
-@pytest.mark.parametrize("anonymous", [True, False])
-def test_an_unknown_token_is_refused_even_if_none_is_needed(value: str, anonymous: bool) -> None:
-    tenants = HttpTenants(TOKENS, anonymous=anonymous)
+def test_an_unknown_token_is_refused(value: str) -> None:
     with pytest.raises(NotAuthenticatedError):
-        of(tenants, Authorization=value, **LOCAL)
+        of(callers(), Authorization=value, **LOCAL)
 
 
 @pytest.mark.rule("A6")
 def test_two_tokens_at_once_are_none() -> None:
     pair = [("Authorization", f"Bearer {ONE}"), ("Authorization", f"Bearer {BOB}")]
     with pytest.raises(NotAuthenticatedError):
-        of(HttpTenants(TOKENS, anonymous=False), *pair)
+        of(callers(), *pair)
 
 
 @pytest.mark.rule("A6")
 def test_no_other_header_says_a_tenant() -> None:
-    tenants = HttpTenants(TOKENS, anonymous=False)
     for name in ("X-Tenant", "Tenant", "X-Forwarded-User", "Cookie", "Proxy-Authorization", "X-Api-Key"):
-        with pytest.raises(NotAuthenticatedError):
-            of(tenants, (name, "acme"), (name, ONE), **LOCAL)
+        assert of(callers(), (name, "acme"), (name, ONE), **LOCAL) == NOBODY
 
 
 @pytest.mark.rule("A6")
-def test_a_caller_without_a_token_is_default_where_allowed() -> None:
-    tenants = HttpTenants({}, anonymous=True)
+def test_this_machine_is_default_by_its_secret_alone() -> None:
+    assert of(callers(), **LOCAL) == NOBODY
     for host in ("127.0.0.1:8080", "127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8080", "[::1]", "127.8.0.1:80"):
-        assert of(tenants, Host=host) == "default"
+        found = local(callers(), Host=host)
+        assert (found.tenant, found.credential, found.local) == ("default", "", True)
     with pytest.raises(NotAuthenticatedError):
-        of(HttpTenants({}, anonymous=False), **LOCAL)
+        local(callers(http="0.0.0.0:8080"))
+    with pytest.raises(NotAuthenticatedError):
+        local(HttpCallers(Settings.of(), SECRET, {}, alone=lambda: False))
+
+
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize(
+    "name",
+    ["Forwarded", "Via", "X-Forwarded-For", "x-forwarded-host", "X-Forwarded-Proto", "X-Real-IP", "CF-Connecting-IP"],
+)
+def test_a_forwarded_request_is_not_this_machine(name: str) -> None:
+    with pytest.raises(NotAuthenticatedError):
+        local(callers(), **{name: "127.0.0.1"})
 
 
 @pytest.mark.rule("A6")
@@ -80,9 +108,36 @@ def test_a_caller_without_a_token_is_default_where_allowed() -> None:
     "host", ["", "evil.example:8080", "10.0.0.1", "localhost.evil.example", "[::1", "[x]:1", "a b"]
 )
 def test_a_name_that_leads_to_this_machine_is_not_this_machine(host: str) -> None:
-    tenants = HttpTenants({}, anonymous=True)
     with pytest.raises(NotAuthenticatedError):
-        of(tenants, Host=host)
+        local(callers(), Host=host)
+
+
+def test_guesses_are_counted_and_then_even_right_ones_fail() -> None:
+    known = callers()
+    of(known, Authorization=f"Bearer {OTHER}")
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(NotAuthenticatedError):
+            of(known, Authorization="Bearer guess")
+    for guess in ("guess", ONE):
+        with pytest.raises(TooManyAttemptsError):
+            of(known, Authorization=f"Bearer {guess}")
+    assert of(known, Authorization=f"Bearer {OTHER}").tenant == "acme", "it was right from here before"
+    headers = CIMultiDict(Authorization=f"Bearer {ONE}")
+    assert known.identify(headers, ip_address("192.0.2.2")).tenant == "acme", "another address"
+
+
+def test_the_secret_is_a_file_of_the_services_user(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    secret = read_local_token(folder)
+    file = folder / LOCAL_TOKEN
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_local_token(folder) == secret == file.read_text().strip()
+    assert os.listdir(folder) == [LOCAL_TOKEN]
+    for spoil in (lambda: file.chmod(0o644), lambda: file.write_text("short\n")):
+        spoil()
+        with pytest.raises(SetupError, match="remove the file"):
+            read_local_token(folder)
+        file.chmod(0o600)
 
 
 USERS = [{"name": "u", "password": "p"}]
@@ -99,8 +154,8 @@ REASONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_token_is_needed_as_soon_as_there_is(reason: str, tmp_path: Path) -> None:
-    assert not Settings.of(data_dir=tmp_path, **REASONS[reason]).http_anonymous
+def test_the_secret_counts_no_more_as_soon_as_there_is(reason: str, tmp_path: Path) -> None:
+    assert not Settings.of(data_dir=tmp_path, **REASONS[reason]).http_local
 
 
 @pytest.mark.rule("A6")
@@ -108,8 +163,8 @@ def test_a_token_is_needed_as_soon_as_there_is(reason: str, tmp_path: Path) -> N
     "options",
     [{}, {"http": "localhost:0"}, {"http": "[::1]:8080"}, {"tenants": {"default": {}}}, {"nats_url": "nats://h"}],
 )
-def test_no_token_is_needed_while_nothing_keeps_callers_apart(options: dict[str, Any], tmp_path: Path) -> None:
-    assert Settings.of(data_dir=tmp_path, **options).http_anonymous
+def test_the_secret_counts_while_nothing_keeps_callers_apart(options: dict[str, Any], tmp_path: Path) -> None:
+    assert Settings.of(data_dir=tmp_path, **options).http_local
 
 
 @pytest.mark.parametrize(
