@@ -20,8 +20,8 @@ def analyze(text: str) -> list[str]:
     """Return the index terms of the first :data:`MAX_TEXT` characters of a text, in their order.
 
     They are folded to lower case without accents; English ones are stemmed, and stop words are removed, unless there
-    is nothing else. An identifier becomes the words it is made of, a short one also a term of its own. Scripts without
-    spaces become bigrams. Data such as base64 is left out.
+    is nothing else. An identifier becomes the words it is made of; a short one, and one with any of ``+#.@/``, is also
+    a term as it is written. Scripts without spaces become bigrams. Data such as base64 is left out.
     """
     return [_stem(token) for token in _telling(text)]
 
@@ -33,15 +33,22 @@ def spell(text: str) -> dict[str, str]:
 
 def _telling(text: str) -> list[str]:
     # Folding leaves nothing of an accent without a letter.
-    tokens = [token for token in _tokenize(text) if token]
-    return [token for token in tokens if token not in _STOP_WORDS] or tokens
+    text = _normalize(without_data(text)[:MAX_TEXT])
+    tokens = (token for token in _tokenize(_UNSPACED_STOP_WORDS.sub(" ", text)) if token)
+    return [token for token in tokens if token not in _STOP_WORDS] or [token for token in _tokenize(text) if token]
 
 
 _MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in {"Mn", "Mc"})
-_RUN = re.compile(rf"\w[\w{_MARKS}-]*")
-"""A word, or several that form one identifier."""
+_SPELLING = re.compile(rf"[@.]?\w[\w{_MARKS}-]*(?:[+#.@/]+(?:\w[\w{_MARKS}-]*)?)*")
+"""What is written without a space: a word, or ``C++``, ``node.js``, ``@scope/name``, and the end of a sentence."""
+_RUN = re.compile(rf"\w[\w{_MARKS}-]*(?:[+#]+(?!\w))?")
+"""A word, or several that form one identifier; with the signs that end it."""
 _CONTRACTION = re.compile(r"['’](?:s|t|d|m|re|ve|ll)\b", re.IGNORECASE)
 _UNSPACED = re.compile(f"({UNSPACED}+)")
+_SCRIPT_RUN = re.compile(
+    "[^\u3040-\u30ff]+(?![のはがをにでともへや])[\u3040-\u309f]?|[^\u3040-\u30ff]+|[\u3040-\u309f]+|[\u30a0-\u30ff]+"
+)
+"""Japanese changes its script between words: kanji with the first kana of its ending, hiragana, or katakana."""
 _ACCENTS = re.compile("[\u0300-\u036f]+")
 _CHUNK = 256
 """Characters normalized at once."""
@@ -50,22 +57,44 @@ MAX_JOINED = 3
 
 
 def _tokenize(text: str) -> Iterator[str]:
-    for run in _RUN.findall(_CONTRACTION.sub("", _normalize(without_data(text)[:MAX_TEXT]))):
-        if run.isascii() and run.isalnum() and run.islower():
-            yield run[:MAX_LENGTH]
+    for spelling in _SPELLING.findall(_CONTRACTION.sub("", text)):
+        if spelling.isascii() and spelling.isalnum() and spelling.islower():
+            yield spelling[:MAX_LENGTH]
             continue
-        parts = split_identifier(run)
-        if 1 < len(parts) <= MAX_JOINED:
-            yield _fold("".join(parts))
-        for part in parts:
-            if part.isascii():
-                yield part.lower()[:MAX_LENGTH]
-                continue
-            for place, piece in enumerate(_UNSPACED.split(part)):
-                if place % 2:
-                    yield from (piece[start : start + 2] for start in range(max(1, len(piece) - 1)))
-                elif piece:
-                    yield _fold(piece)
+        runs = _RUN.findall(spelling)
+        written = spelling.rstrip("./@")
+        if len(written) <= MAX_LENGTH and written != runs[0] and not written.isalnum():
+            yield _fold(written)
+        for run in runs:
+            yield from _split_run(run)
+
+
+def _split_run(run: str) -> Iterator[str]:
+    word = run.rstrip("+#")
+    if word != run:
+        yield _fold(run)
+        if len(word) == 1:
+            # "C++" and "C#" are no kinds of "C".
+            return
+    parts = split_identifier(word)
+    if 1 < len(parts) <= MAX_JOINED:
+        yield _fold("".join(parts))
+    for part in parts:
+        if part.isascii():
+            yield part.lower()[:MAX_LENGTH]
+            continue
+        for place, piece in enumerate(_UNSPACED.split(part)):
+            if place % 2:
+                yield from _bigrams(piece)
+            elif piece:
+                yield _fold(piece)
+
+
+def _bigrams(text: str) -> Iterator[str]:
+    for word in _SCRIPT_RUN.findall(text):
+        # One kana between two words is a particle or an ending.
+        if len(word) > 1 or word == text or not "\u3040" <= word <= "\u30ff":
+            yield from (word[start : start + 2] for start in range(max(1, len(word) - 1)))
 
 
 def _normalize(text: str) -> str:
@@ -110,3 +139,31 @@ _STOP_WORDS = frozenset(
     """.split()  # noqa: SIM905
 )
 """English function words, and words by which people ask for something."""
+
+_UNSPACED_STOP_WORDS = re.compile(
+    "|".join(
+        sorted(
+            """
+            お願いいたします お願いします おねがいします 教えてください 教えて おしえて 調べてください 調べて しらべて
+            探してください 探して さがして 見つけて 見せて 知りたい しりたい 手伝って 助けて してください てください
+            でください ください 下さい てほしい 欲しい ほしい もらえますか もらえる いただけますか くれますか
+            できますか できる したいのですが たいのですが のですが したいです したい たいです どうすれば どうやって
+            どのように について に関する に関して に対して のための のために ための ために として という といった
+            などの など ありますか ありません あります でしょうか でしょう ですか です ですが ました ません ます
+            している しています します する 请帮我查 请帮我找 帮我查 帮我找 查一下 找一下 请帮我 请问 请给我 帮我 给我
+            我想要 我想 我要 我需要 需要 想要 可以吗 能不能 可以 怎么样 怎么 如何 什么时候 什么 哪些 哪个 哪里 为什么
+            多少 一下 一个 这个 那个 我们 你们 他们 的 了 吗 呢 吧 啊 请 我 你 您 和 與 与 或 是 在 有 把 被
+            알려주세요 알려줘 찾아주세요 찾아줘 도와주세요 도와줘 보여주세요 보여줘 해주세요 해줘 주세요 하고 싶어요
+            싶어요 싶습니다 어떻게 무엇을 어디서 언제 합니다 입니다 습니다 있나요 인가요 ช่วย หน่อย กรุณา โปรด ต้องการ
+            อยากจะ อยาก ครับ ค่ะ คะ ฉัน ผม ให้ ที่ และ หรือ ของ เป็น อย่างไร ยังไง อะไร ไหม ได้
+            """.split(),  # noqa: SIM905
+            key=len,
+            reverse=True,
+        )
+    )
+    # Particles of Japanese between two words that are not written in hiragana.
+    + r"|を|(?<=[\u30a0-\u30ff\u4e00-\u9fff])[のはがにでともへや](?=[\u30a0-\u30ff\u4e00-\u9fff]|$)"
+    + r"|(?<![\u3040-\u309f])(?:この|その|あの|どの|どれ|どこ|いつ|だれ|なに|から|まで|より|こと|もの)"
+    + r"|の(?=[\u30a0-\u30ff\u4e00-\u9fff])"
+)
+"""The same of Japanese, Chinese, Korean and Thai: bigrams of these words would be rare, and so outrank the noun."""

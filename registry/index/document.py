@@ -13,7 +13,7 @@ from registry.index.keywords import MAX_WEIGHT
 
 MAX_WORDS = 2_048
 """Words of one card that are indexed, the fields with the largest weight first."""
-_VERSION = b"\x02"
+_VERSION = b"\x03"
 """Of the packed terms and of the analysis; raise it when either changes."""
 
 

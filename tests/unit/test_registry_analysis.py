@@ -34,6 +34,19 @@ pytestmark = pytest.mark.rule("G3")
         ("中文搜索", ["中文", "文搜", "搜索"]),
         ("用 Bing 搜索", ["用", "bing", "搜索"]),
         ("AI翻訳", ["ai", "翻訳"]),
+        ("C# and C++, not C", ["c#", "c++", "c"]),
+        ("C/C++", ["c/c++", "c", "c++"]),
+        ("Notepad++.", ["notepad++", "notepad"]),
+        ("node.js, .NET", ["node.j", "node", "js", ".net", "net"]),
+        ("@scope/name", ["@scope/nam", "scope", "name"]),
+        ("to ada@example.org.", ["ada@example.org", "ada", "exampl", "org"]),
+        ("a+b", ["a+b", "b"]),
+        ("天気を調べてください", ["天気"]),
+        ("雨が降るか教えて", ["雨", "降る"]),
+        ("ねこの写真", ["ねこ", "写真"]),
+        ("请帮我查天气", ["天气"]),
+        ("환율을 알려주세요", ["환율", "율을"]),
+        ("ช่วยแปลภาษา", ["แป", "ปล", "ลภ", "ภา", "าษ", "ษา"]),
         ("한국어", ["한국", "국어"]),
         ("ภาษา", ["ภา", "าษ", "ษา"]),
         ("", []),
@@ -47,6 +60,7 @@ def test_words(text: str, found: list[str]) -> None:
 
 def test_stop_words_count_if_there_is_nothing_else() -> None:
     assert analyze("to be or not to be") == ["to", "be", "or", "not", "to", "be"]
+    assert analyze("ください") == ["くだ", "ださ", "さい"]
 
 
 def test_both_ways_of_writing_a_word_meet() -> None:

@@ -59,6 +59,29 @@ def test_agents_are_found_by_words(index: TenantIndex):
     assert ranked.scores[0] == 1 > ranked.scores[1] > 0
 
 
+@pytest.mark.parametrize(("wanted", "first"), [("C", 1), ("c++", 2), ("C#", 3), (".NET", 4), ("node.js", 5)])
+def test_the_exact_spelling_ranks_first(wanted: str, first: int):
+    index = TenantIndex(LIVENESS)
+    names = ["C for embedded boards and drivers", "C++", "C#", ".NET", "Node.js", "Net js nodes"]
+    index.add([(number, card(f"{name} reviewer")) for number, name in enumerate(names, 1)])
+    assert by_words(index, f"{wanted} reviewer")[0] == first
+    assert by_words(index, wanted)[0] == first
+
+
+def test_words_of_asking_do_not_outrank_the_noun():
+    index = TenantIndex(LIVENESS)
+    index.add(
+        [
+            (1, card("しらべもの", "わからないことを調べてください、教えてください、という頼みに答えます。")),
+            (2, card("お天気", "明日の天気と気温をお知らせします。")),
+            (3, card("辞典", "请帮我查一下生词。")),
+            (4, card("天气预报", "每天的天气。")),
+        ]
+    )
+    assert by_words(index, "天気を調べてください") == [2]
+    assert by_words(index, "气温在哪里, 请帮我查一下天气") == [4]
+
+
 def test_each_part_of_a_request_finds_its_own_agent(index: TenantIndex):
     whole, part = analyze("forecast cities weather. invoice"), analyze("invoice")
     assert index.search(IndexQuery([whole], None), SearchFilter(), NOW)[0].numbers[0] == 11

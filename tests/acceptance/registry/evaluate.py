@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument(
         "--multilingual",
         metavar="MODEL",
-        help="another model for the requests in six languages: of sentence-transformers, by folder or name",
+        help="another model for the requests in seven languages: of sentence-transformers, by folder or name",
     )
     parser.add_argument("--embeddings-url", metavar="URL", help="the server that has it, as registry.embeddings_url")
     parser.add_argument(
@@ -181,7 +181,7 @@ def _print(console: Console, wanted: Sequence[Set], results: Results, floors: di
 
 
 async def _languages(chosen: RegistrySettings) -> Table:
-    """Ask the requests in six languages, without a service."""
+    """Ask the requests in seven languages, without a service."""
     wanted = languages()
     async with run_trial(wanted.catalog, chosen, mpnet.cache_dir(), lambda _step, _done: None) as trial:
         ways = {"text": trial.by_text, "semantic": trial.by_meaning, "vectors": trial.by_vectors}

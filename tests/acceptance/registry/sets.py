@@ -30,7 +30,7 @@ def sets() -> list[Set]:
 
 
 def languages() -> Set:
-    """Read the set of requests in six languages; a ``qid`` begins with the language and the one of the card."""
+    """Read the set of requests in seven languages; a ``qid`` begins with the language and the one of the card."""
     return _read("languages", OWN / "languages")
 
 
