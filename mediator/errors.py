@@ -259,6 +259,15 @@ class MediationDeniedError(MediatorError, code="mediation_denied", status=403, p
         super().__init__(why)
 
 
+class InvitationRequiredError(
+    MediationDeniedError, code="invitation_required", status=403, problem="e.p.req.invitation"
+):
+    """The mediator's policy gives mediation to peers with an invitation only, and this one has none that is open."""
+
+    def __init__(self) -> None:
+        super().__init__("mediation needs an open invitation: ask the operator for one, and use the DID in it")
+
+
 class NotEnrolledError(MediatorError, code="not_enrolled", status=403, problem="e.p.trust.not-enrolled"):
     """The sender of the message has no mediation here, or is anonymous (D8)."""
 

@@ -104,8 +104,12 @@ class InvitationPages:
             "Your wallet will then receive its messages through this service.</p>\n"
             f"<p>{_until(invitation)}{_accepting(self._terms_url)}</p>\n"
             f'<div class="codes">\n{"".join(sections)}</div>\n'
-            f'<p>The mediator\'s DID: <code id="did">{escape(forms.v2["from"])}</code>\n'
+            "<p>Some wallets ask for the mediator's DID. This one is part of the invitation: "
+            f'<code id="did">{escape(forms.v2["from"])}</code>\n'
             f"{_copy_button('did', 'the DID of the mediator')}</p>\n"
+            "<p>The same with the mediator's WebSocket, for wallets that look for it there before they go live: "
+            f'<code id="socket-did">{escape(forms.socket_did)}</code>\n'
+            f"{_copy_button('socket-did', 'the DID of the mediator with its WebSocket')}</p>\n"
             f'<p role="status"></p>\n<script>{SCRIPT}</script>'
         )
         return _html(f"Invitation: {invitation.label}", content)

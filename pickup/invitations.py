@@ -43,6 +43,8 @@ class InvitationForms:
     v1_short_url: str
     """Leads to :attr:`v1` (RFC 0434 §URL Shortening), and in a browser to the page."""
     v2: Json
+    socket_did: str
+    """The ``from`` of :attr:`v2` with a second service, for the WebSocket."""
     v2_url: str
     v2_short_url: str
     """Leads to :attr:`v2` (DIDComm v2 §Short URL Message Retrieval)."""
@@ -107,13 +109,15 @@ class InvitationService:
 
     def written(self, invitation: Invitation) -> InvitationForms:
         """Return an invitation in all its forms."""
-        v1, v2, old = self._v1(invitation), self._v2(invitation), self._old(invitation)
+        did, socket_did = self._identities.invitation_dids(invitation.tenant, invitation.key)
+        v1, v2, old = self._v1(invitation), self._v2(invitation, did), self._old(invitation)
         short = short_id(invitation.id)
         return InvitationForms(
             v1=v1,
             v1_url=self._url("oob", v1),
             v1_short_url=urljoin(self._public_url, f"i/{short}"),
             v2=v2,
+            socket_did=socket_did,
             v2_url=self._url("_oob", v2),
             v2_short_url=urljoin(self._public_url, f"i/?{SHORT_V2}={short}"),
             old=old,
@@ -143,12 +147,13 @@ class InvitationService:
             ],
         }
 
-    def _v2(self, invitation: Invitation) -> Json:
+    def _v2(self, invitation: Invitation, did: str) -> Json:
         return {
             "typ": PLAIN,
             "type": f"{DIDCOMM}out-of-band/2.0/invitation",
             "id": invitation.id,
-            "from": self._identities.current(invitation.tenant).v2_did,
+            # Bound to the invitation: a wallet that is given this DID alone comes by it as well.
+            "from": did,
             "body": {
                 "label": invitation.label,
                 "goal_code": GOAL_CODE,

@@ -10,6 +10,8 @@ Json = dict[str, Any]
 FOR_WALLETS: Mapping[tuple[str, str], str] = {
     ("POST", "/didcomm"): "One DIDComm envelope; the answer is [described here](protocol.md#where).",
     ("GET", "/didcomm"): "A WebSocket of envelopes; with an invitation in the query, that as JSON, or its page.",
+    ("GET", "/didcomm/did"): "The DIDs for new wallets, as JSON.",
+    ("GET", "/didcomm/{tenant}/did"): "The DIDs of another tenant.",
     ("GET", "/didcomm/did.json"): "The did:web document of the tenant `default`.",
     ("GET", "/didcomm/{tenant}/did.json"): "The did:web document of another tenant.",
     ("GET", "/i/{id}"): "The short link of an invitation, v1: the invitation, a redirect, or the page.",

@@ -173,7 +173,8 @@ class Holder:
         """Request mediation (RFC 0211); a repeated request gets the same mailbox."""
         answer = await self.ask(self._coordinate("mediate-request"))
         if answer.name == "mediate-deny":
-            raise ProblemError("mediate-deny", "mediation is denied")
+            why = answer.body
+            raise ProblemError(str(why.get("code", "mediate-deny")), str(why.get("comment", "mediation is denied")))
         body = _expect(answer, "mediate-grant")
         if self.generation is V1:
             endpoint, routing = str(body["endpoint"]), tuple(filter(None, map(canonical, body["routing_keys"])))

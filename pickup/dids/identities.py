@@ -9,6 +9,7 @@ from typing import Any
 from mediator.errors import EnvelopeError, UnresolvedDidError
 from pickup.broker import MediationBroker
 from pickup.dids import identity_keys as making
+from pickup.dids import own_dids
 from pickup.dids.document import DidDocument, Secret
 from pickup.dids.identity_index import Identity, IdentityIndex, PublicEndpoint
 from pickup.dids.identity_keys import IdentityKeys
@@ -57,6 +58,10 @@ class OwnIdentities:
         """Return the identity for new connections of a tenant."""
         return self._index.current[tenant]
 
+    def find_current(self, tenant: str) -> Identity | None:
+        """Return what :meth:`current` does; None for a tenant that has no identity."""
+        return self._index.current.get(tenant)
+
     def known_as(self, did: str) -> Identity:
         """Return the identity of one of our DIDs or canonical keys, retired or not.
 
@@ -69,11 +74,12 @@ class OwnIdentities:
 
     def find(self, did: str) -> Identity | None:
         """Return the identity of one of our DIDs, keys or key ids, retired or not; None for any other."""
-        return self._index.names.get(did) or self._index.names.get(names.canonical(did) or "")
+        name = names.canonical(did) or ""
+        return self._index.names.get(did) or self._index.names.get(name) or self._in_peer_2(name)
 
     def owns(self, name: str) -> bool:
         """Whether a canonical key or DID is ours, of any tenant, retired or not."""
-        return name in self._index.names or name in self._index.keys
+        return name in self._index.names or name in self._index.keys or self._in_peer_2(name) is not None
 
     def document(self, did: str) -> DidDocument | None:
         """Return the document of a DID of ours, also of a retired one."""
@@ -104,7 +110,17 @@ class OwnIdentities:
         return identity.tenant
 
     def _identity_of(self, recipient: str) -> Identity | None:
-        return self._index.kids.get(recipient) or self._index.names.get(recipient)
+        found = self._index.kids.get(recipient) or self._index.names.get(recipient)
+        return found or self._in_peer_2(recipient.partition("#")[0])
+
+    def _in_peer_2(self, did: str) -> Identity | None:
+        found = self._index.in_peer_2(did)
+        return None if found is None else found[0]
+
+    def invitation_dids(self, tenant: str, key: str) -> tuple[str, str]:
+        """Return the DIDs of an invitation, by its canonical key: with one service, and with the WebSocket's too."""
+        keys, url = self._keys[self.current(tenant).no], self._place.public_url
+        return own_dids.v2_did(keys, url, key), own_dids.socket_did(keys, url, key)
 
     async def rotate(self, tenant: str) -> Identity:
         """Make new keys for a tenant; existing connections keep their current keys."""
@@ -126,7 +142,7 @@ class OwnIdentities:
 
     def kid(self, kid: str) -> Secret | None:
         """v2: return the secret of a key id of ours."""
-        return self._index.secrets.get(kid)
+        return self._index.secrets.get(kid) or self._index.secret_in_peer_2(kid)
 
     async def renew(self) -> bool:
         """Read keys that another instance made; True when there are new ones.

@@ -76,6 +76,8 @@ class IdentityIndex:
     seeds: dict[str, bytes] = field(default_factory=dict, repr=False)
     secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
     kids: dict[str, Identity] = field(default_factory=dict)
+    agreement: dict[str, tuple[Identity, KeyPair]] = field(default_factory=dict, repr=False)
+    """The pairs in the DIDs of invitations, by multibase."""
     documents: dict[str, DidDocument] = field(default_factory=dict)
     web: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ class IdentityIndex:
         self.seeds[identity.key] = keys.seed
         self.names[identity.key] = self.names[identity.sov_did] = identity
         self.keys |= {f"did:sov:{identity.sov_did}", *(f"did:key:{pair.multibase}" for pair in keys.pairs)}
+        self.agreement[keys.agreement[0].multibase] = identity, keys.agreement[0]
         own = f"{identity.key}#{keys.derived.multibase}"
         self._secret(own, keys.derived, identity)
         # The DIDs of this URL are among them even if an instance with another URL saved it last.
@@ -95,6 +98,29 @@ class IdentityIndex:
                 self._add_web(did, kept, keys, identity, endpoint)
             else:
                 self._add_peer(did, keys, identity)
+
+    def in_peer_2(self, did: str) -> tuple[Identity, KeyPair, int] | None:
+        """Return the identity whose key agreement key stands in a did:peer:2, the pair, and its number in the DID.
+
+        So invitations have DIDs of their own (see :func:`own_dids.v2_did`) that no table keeps: they open what is
+        sealed for them for as long as the identity is there, whatever becomes of the invitation.
+        """
+        if not did.startswith("did:peer:2."):
+            return None
+        keys = [part[1:] for part in did.split(".")[1:] if not part.startswith("S")]
+        ours = (at for at, multibase in enumerate(keys) if multibase in self.agreement)
+        at = next(ours, None)
+        return None if at is None else (*self.agreement[keys[at]], at + 1)
+
+    def secret_in_peer_2(self, kid: str) -> Secret | None:
+        """Return the secret of a key id in the DID of an invitation."""
+        did, _, fragment = kid.partition("#")
+        found = self.in_peer_2(did)
+        if found is None:
+            return None
+        _, pair, number = found
+        known = fragment in (f"key-{number}", *material.peer_2_fragments(pair.multibase))
+        return Secret(kid, pair.curve, pair.private) if known else None
 
     def _add_peer(self, did: str, keys: IdentityKeys, identity: Identity) -> None:
         document = read(did)

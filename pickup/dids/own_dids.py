@@ -12,7 +12,7 @@ import did_peer_4
 from pickup.dids import material
 from pickup.dids.identity_keys import IdentityKeys
 from pickup.dids.parsing import CONTEXT, V2_SERVICE
-from pickup.mediation.names import base58
+from pickup.mediation.names import base58, canonical
 
 _V1_ACCEPT = ["didcomm/aip1", "didcomm/aip2;env=rfc19"]
 _V2_ACCEPT = ["didcomm/v2"]
@@ -42,27 +42,37 @@ def v1_services(public_url: str, name: str, type: str, key: str, first: int = 0)
     ]
 
 
-def v2_did(keys: IdentityKeys, public_url: str) -> str:
+def v2_did(keys: IdentityKeys, public_url: str, invitation: str | None = None) -> str:
     """Make the did:peer:2 in the one form that every known reader takes.
 
     It has keys of 32 bytes only, and one service whose endpoint is one object (DIDComm v2.1 §service-endpoint): some
     readers refuse longer keys or a second service, others read nothing in a text or a list of objects.
+
+    ``invitation`` is the canonical key of one: as a second key for authentication it makes a DID of its own.
     """
-    return _peer_2(keys, [public_url])
+    return _peer_2(keys, [public_url], invitation)
 
 
-def socket_did(keys: IdentityKeys, public_url: str) -> str:
+def socket_did(keys: IdentityKeys, public_url: str, invitation: str | None = None) -> str:
     """Make the did:peer:2 with a second service for the WebSocket, where wallets look for it before they go live."""
-    return _peer_2(keys, endpoints(public_url))
+    return _peer_2(keys, endpoints(public_url), invitation)
 
 
-def _peer_2(keys: IdentityKeys, urls: Sequence[str]) -> str:
+def _peer_2(keys: IdentityKeys, urls: Sequence[str], invitation: str | None) -> str:
     specs = [
         did_peer_2.KeySpec.key_agreement(keys.agreement[0].multibase),
         did_peer_2.KeySpec.authentication(keys.signing.multibase),
     ]
+    if invitation is not None:
+        specs.append(did_peer_2.KeySpec.authentication(invitation.removeprefix("did:key:")))
     services = [{"type": V2_SERVICE, "serviceEndpoint": {"uri": url, "accept": _V2_ACCEPT}} for url in urls]
     return str(did_peer_2.generate(specs, services))
+
+
+def invitation_key(did: str) -> str | None:
+    """Return the canonical key of the invitation that a DID of ours was made for; None for any other DID."""
+    signing = [part[1:] for part in did.split(".") if part.startswith("Vz")]
+    return canonical(f"did:key:{signing[1]}") if did.startswith("did:peer:2") and len(signing) == 2 else None
 
 
 def v1_did(keys: IdentityKeys, public_url: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from mediator.errors import MediationDeniedError, NotEnrolledError
+from mediator.errors import InvitationRequiredError, MediationDeniedError, NotEnrolledError
 from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
@@ -35,7 +35,7 @@ def grant(
     if current is None:
         raise NotEnrolledError
     if not _is_allowed(rules, current):
-        raise MediationDeniedError
+        raise denial(rules)
     if find_mailbox(tx, current, now) is not None:
         return current
     request = Create(
@@ -54,6 +54,11 @@ def grant(
             tx.routes.put(replace(route, address=mailbox.address, mailbox_no=mailbox.no))
         offset += len(routes)
     return granted
+
+
+def denial(rules: MediationRules) -> MediationDeniedError:
+    """Return the error for a peer that the policy does not give mediation."""
+    return InvitationRequiredError() if rules.policy is Policy.INVITATION else MediationDeniedError()
 
 
 def _is_allowed(rules: MediationRules, connection: Connection) -> bool:

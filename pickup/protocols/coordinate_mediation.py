@@ -7,8 +7,10 @@ from typing import Any
 from mediator.errors import BadRequestError, MediationDeniedError
 from mediator.fields import MAX_ITEMS
 from pickup.dids.identity_index import Identity
+from pickup.dids.own_dids import invitation_key
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.mediation import names
+from pickup.mediation.granting import denial
 from pickup.mediation.keylist import KeylistResult, KeylistUpdate
 from pickup.mediation.names import MAX_NAME
 from pickup.mediation.records import Generation, NewConnection
@@ -63,9 +65,11 @@ async def mediate_request(request: InboundRequest) -> Sequence[ReplyMessage]:
             new = None if request.message.generation is Generation.V1 else await _introduced(request)
             request.connection = await request.mediation.request_mediation(request.connection, new)
         elif request.connection is None or request.connection.mailbox_no is None:
-            raise MediationDeniedError
-    except MediationDeniedError:
-        return [request.reply("mediate-deny")]
+            raise denial(request.mediation.rules)
+    except MediationDeniedError as error:
+        # v1 agents with strict schemas refuse fields that RFC 0211 does not name.
+        why = {} if request.message.generation is Generation.V1 else {"code": error.problem, "comment": str(error)}
+        return [request.reply("mediate-deny", why)]
     body = _granted(request.message, context.identities.current(request.tenant), context.public_url)
     return [request.reply("mediate-grant", body)]
 
@@ -76,15 +80,18 @@ async def _introduced(request: InboundRequest) -> NewConnection:
     assert request.sender is not None
     # The document is in the cache: its envelope was opened with it.
     document = await request.context.resolver.resolve(request.sender)
+    my_did, invitation = request.me.partition("#")[0], request.message.pthid
+    if (key := invitation_key(my_did)) is not None and (bound := await request.mediation.find_invitation(key)):
+        invitation = bound.id
     return NewConnection(
         tenant=request.tenant,
         generation=Generation.V2,
         their_did=request.sender,
-        my_did=request.me.partition("#")[0],
+        my_did=my_did,
         callers=(request.caller,),
         created_at=request.mediation.clock(),
         endpoint=document.endpoint,
-        invitation=request.message.pthid,
+        invitation=invitation,
     )
 
 

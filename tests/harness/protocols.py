@@ -177,7 +177,7 @@ class OneIdentity:
     """The mediator is known by one identity."""
 
     def current(self, tenant: str) -> Identity:
-        return Identity(1, tenant, OURS, V2_DID, V1_DID, "sov", None)
+        return Identity(1, tenant, OURS, V2_DID, V2_DID, V1_DID, "sov", None)
 
     def known_as(self, did: str) -> Identity:
         identity = self.find(did)

@@ -1,6 +1,8 @@
 """What an operator limits and denies at the DIDComm door, with holders and senders that are real."""
 
+import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,13 +12,13 @@ import pytest
 from aiohttp import WSCloseCode
 
 from mediator.ops.control import send_command
-from pickup.client import HttpStatusError, ProblemError
+from pickup.client import Holder, HttpStatusError, ProblemError, Wallet
 from pickup.mediation.records import Generation
-from tests.harness.didcomm_service import note
+from tests.harness.didcomm_service import note, note_v2
 from tests.harness.live import Live
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until
-from tests.integration.test_didcomm_bad_input import BOTH, JSON, Mediator, mediating
+from tests.integration.test_didcomm_bad_input import BOTH, JSON, PATIENCE, Mediator, mediating
 
 V1, V2 = Generation.V1, Generation.V2
 GARBAGE = b'{"protected":"e30"}'
@@ -188,6 +190,54 @@ async def test_an_allowed_holder_gets_mediation_by_any_policy(tmp_path: Path):
         name = (await tell(door, "connections-show", connection=1))["callers"][0]
         await tell(door, "access-add", list="allow", name=name)
         await holder.mediate()
+
+
+@pytest.mark.rule("D1")
+async def test_the_did_of_an_invitation_lets_its_wallets_in(tmp_path: Path):
+    async with mediating(tmp_path, policy="invitation") as door:
+        made = await tell(door, "invite", uses=2)
+        async with door.session.get(made["page_url"], headers={"Accept": "text/html"}) as page:
+            text = await page.text()
+        dids = [re.search(f'id="{id}">([^<]+)<', text)[1] for id in ("did", "socket-did")]
+        async with door.session.get(f"{door.url}/did") as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+            told = await answer.json()
+        # The mediator's own DIDs let nobody in, and the denial says why.
+        for did in (told["did"], told["socket_did"]):
+            stranger = await door.stack.enter_async_context(await Holder.connect(did, wallet=Wallet()))
+            with pytest.raises(ProblemError) as denied:
+                await stranger.mediate()
+            assert denied.value.code == "e.p.req.invitation"
+        holders = [await door.stack.enter_async_context(await Holder.connect(did, wallet=Wallet())) for did in dids]
+        for holder in holders:
+            grant = await holder.mediate()
+            # Senders learn nothing that would let them in.
+            assert grant.routing == (told["did"],)
+        assert (await tell(door, "invitations-show", id=made["id"]))["uses"] == 2
+        late = await door.stack.enter_async_context(await Holder.connect(dids[0], wallet=Wallet()))
+        with pytest.raises(ProblemError):
+            await late.mediate()
+        # Who came by it stays when it is gone, keeps its DID, and goes live by it.
+        await tell(door, "invitations-remove", id=made["id"])
+        await tell(door, "identity-rotate")
+        for holder, routing in zip(holders, (told["did"], dids[1]), strict=True):
+            key, sender = await holder.add_key(), await door.sender()
+            await sender.send_v2(key, routing, door.url, note_v2("before"))
+            live = holder.mail()
+            for text in ("before", "live"):
+                mail = await asyncio.wait_for(anext(live), PATIENCE)
+                assert (await holder.open(mail)).message["body"] == {"content": text}
+                await holder.received([mail.id])
+                await sender.send_v2(key, routing, door.url, note_v2("live"))
+            await live.aclose()
+        with pytest.raises(ProblemError):
+            await late.mediate()
+
+
+@pytest.mark.parametrize("path", ["nobody/did", "did/did", "DID"])
+async def test_dids_are_told_of_tenants_that_are_there(tmp_path: Path, path: str):
+    async with mediating(tmp_path) as door, door.session.get(f"{door.url}/{path}") as answer:
+        assert answer.status == 404
 
 
 async def test_a_denied_network_is_refused_and_its_sockets_are_closed(tmp_path: Path):

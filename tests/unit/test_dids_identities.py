@@ -19,7 +19,8 @@ from mediator.store.base import Transaction
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.identity_index import MAX_DIDS, IdentityIndex
-from pickup.dids.material import multibase
+from pickup.dids.material import multibase, peer_2_fragments
+from pickup.dids.resolver import read as read_did
 from pickup.dids.vault import Vault
 from pickup.envelope.reading import V1Envelope, read
 from pickup.envelope.v1 import V1Library
@@ -195,6 +196,30 @@ async def test_every_key_id_that_a_peer_may_use_has_its_secret(broker: Counting)
             assert identities.kid(f"{did}#{kid}") is not None
             assert await identities.tenant_of(f"{did}#{kid}") == TENANT
     assert identities.kid(f"{me.v2_did}#key-9") is None
+
+
+@pytest.mark.rule("D8")
+async def test_the_did_of_an_invitation_is_opened_for_good(broker: Counting) -> None:
+    identities = await opened(broker)
+    me = identities.current(TENANT)
+    dids = identities.invitation_dids(TENANT, INVITED)
+    assert PEER_DID.fullmatch(dids[0])
+    await identities.rotate(TENANT)
+    again = await opened(broker, "https://moved.example.com/didcomm")
+    for did in dids:
+        assert again.known_as(did).key == me.key
+        assert again.owns(did)
+        (key,) = read_did(did).key_agreement
+        for kid in (key.kid, *(f"{did}#{fragment}" for fragment in peer_2_fragments(multibase(key.jwk)))):
+            secret = again.kid(kid)
+            assert (secret.kid, {**secret.jwk, "d": ""}) == (kid, {**key.jwk, "d": ""})
+            assert await again.tenant_of(kid) == TENANT
+        assert again.kid(f"{did}#key-2") is None
+    # Without a key of ours it is somebody else's.
+    other = dids[0].replace(".Ez6LS", ".Ez6LT")
+    assert again.find(other) is None
+    assert not again.owns(other)
+    assert again.kid(f"{other}#key-1") is None
 
 
 async def test_the_v1_key_is_the_seed_of_its_name(broker: Counting) -> None:

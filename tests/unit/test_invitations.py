@@ -22,6 +22,7 @@ from mediator.errors import BadRequestError, NoSuchInvitationError
 from mediator.http.app import build_app
 from mediator.http.health import Health
 from pickup import qr
+from pickup.dids.own_dids import invitation_key
 from pickup.invitation_pages import InvitationPages
 from pickup.invitations import InvitationForms, id_inside, id_of_short, short_id
 from pickup.mediation import invitations as module
@@ -149,8 +150,11 @@ async def test_out_of_band_2_0_comes_from_the_tenants_did(door: Setup) -> None:
     assert (name, message) == ("_oob", written.v2)
     assert message["type"] == "https://didcomm.org/out-of-band/2.0/invitation"
     assert message["id"] == made.id
-    assert message["from"] == door.context.identities.current("acme").v2_did
-    assert message["from"] != door.identity.v2_did
+    # It has the tenant's keys, and the invitation's for authentication.
+    for did in (message["from"], written.socket_did):
+        assert door.context.identities.known_as(did) == door.context.identities.current("acme") != door.identity
+        assert await door.context.identities.tenant_of(f"{did}#key-1") == "acme"
+        assert invitation_key(did) == made.key
     assert message["body"]["goal_code"] == "request-mediate"
     assert message["body"]["accept"] == ["didcomm/v2"]
 
