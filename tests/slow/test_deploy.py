@@ -83,6 +83,31 @@ def test_the_service_takes_the_settings_of_compose(monkeypatch):
         assert settings.database_url is not None
 
 
+def test_every_container_runs_with_few_rights():
+    for name, service in compose()["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_only_what_wallets_and_agents_use_is_published():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    published = set(values["ingress"]["paths"])
+    assert published & {"/", "/console", "/api", "/api/v1", "/metrics", "/openapi.json"} == set()
+    rendered = yaml.safe_load_all(run("helm", "template", "mail", CHART, *SHARED))
+    (ingress,) = [item for item in rendered if item and item["kind"] == "Ingress"]
+    assert {path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]} == published
+    [proxied] = re.findall(r"@public path (.+)", (COMPOSE / "Caddyfile").read_text())
+    assert {path.removesuffix("/*") for path in proxied.split()} == published
+    ports = {name: service["ports"] for name, service in compose()["services"].items() if "ports" in service}
+    assert {port for port in ports.pop("proxy") if not port.startswith("127.0.0.1:")} == {"80:80", "443:443"}
+    assert all(port.startswith("127.0.0.1:") for each in ports.values() for port in each)
+
+
+def test_the_image_has_no_secrets_of_the_folder():
+    assert {"**/.env", "**/*.env"} <= set((ROOT / ".dockerignore").read_text().splitlines())
+
+
 def test_nats_server_takes_its_configuration():
     passwords = {"NATS_PASSWORD": "one", "AGENT_PASSWORD": "two", "ROUTE_PASSWORD": "three"}
     checked = subprocess.run(
