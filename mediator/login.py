@@ -1,5 +1,6 @@
 """Where a client connects and as whom: server, one kind of login, and the files for TLS."""
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ class Login:
 def _read(name: str, path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(MAX_FILE)
+            return file.read(MAX_FILE).removeprefix(BOM_UTF8)
     except OSError as error:
         raise SetupError(f"{name}: cannot read {path}: {error.strerror}") from None
 

@@ -60,7 +60,7 @@ def _read(file: Path) -> tuple[str, str]:
         raw = opened.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise ValueError(f"expected at most {MAX_BYTES} bytes")
-    text = raw.decode()
+    text = raw.decode("utf-8-sig")
     if file.suffix.lower() in (".md", ".markdown"):
         # Of this preset, raw HTML is text, and links have only schemes that run no script.
         content = MarkdownIt("js-default").render(text)

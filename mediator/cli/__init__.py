@@ -2,6 +2,7 @@
 
 import sys
 from functools import cache
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -91,6 +92,9 @@ def _program(
 
 def main() -> None:
     """Run a command; known errors are one line on standard error, with --json also an object on standard output."""
+    # The encoding of the terminal, or PYTHONIOENCODING, may lack a character: show its number, as standard error does.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         build_app()(prog_name="mediator")
     except (MediatorError, CommandError) as error:

@@ -123,7 +123,7 @@ def select_context(name: str | None) -> None:
 def selected_name() -> str | None:
     """Return the name of the selected context."""
     with suppress(OSError, UnicodeDecodeError):
-        return _selection().read_text(encoding="utf-8").strip() or None
+        return _selection().read_text(encoding="utf-8-sig").strip() or None
     return None
 
 

@@ -92,7 +92,7 @@ def read_file(path: Path | None) -> Source:
             return Source({}, NO_FILE)
         path = Path(named)
     try:
-        return Source(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return Source(tomllib.loads(path.read_text(encoding="utf-8-sig")), str(path))
     except OSError as error:
         raise SetupError(f"config: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

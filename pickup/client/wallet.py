@@ -43,7 +43,7 @@ class Wallet:
         if path.stat().st_mode & 0o077:
             raise ClientError(f"{path}: holds private keys and others may read it; expected mode 600")
         try:
-            kept = json.loads(path.read_text())
+            kept = json.loads(path.read_bytes())
             wallet._seeds = {key: b64decode(seed) for key, seed in kept["seeds"].items()}
             wallet._secrets = {item["kid"]: Secret(**item) for item in kept["secrets"]}
             wallet.links = kept["links"]

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -58,7 +59,7 @@ def _from_file(path: Path) -> bytes:
             make_secret(path, base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
-            text = file.read(1024)
+            text = file.read(1024).removeprefix(BOM_UTF8)
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}") from error
     if mode & 0o077:

@@ -8,6 +8,7 @@ in an option, a plan, a log or a table.
 import base64
 import binascii
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -44,7 +45,7 @@ def read_keys(path: Path) -> list[Key]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
-            text = file.read(_MAX_FILE + 1)
+            text = file.read(_MAX_FILE + 1).removeprefix(BOM_UTF8)
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}") from error
     if mode & 0o077:

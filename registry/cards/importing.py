@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -127,6 +128,8 @@ def _json_lines(path: Path) -> Iterator[CardSource]:
         number = 0
         while line := file.readline(MAX_CARD + 2):
             number += 1
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)
             where = f"{path}:{number}"
             if len(line) > MAX_CARD + 1 and not line.endswith(b"\n"):
                 yield CardSource(where, problem=f"expected at most {MAX_CARD} bytes")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,12 +60,11 @@ def register(
 
 
 def _read(file: str) -> bytes:
-    if file == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(file).read_bytes()
+        card = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    return card.removeprefix(BOM_UTF8)
 
 
 async def _fetch(url: str) -> bytes:

@@ -1,5 +1,6 @@
 """Reads evaluation data: a catalog of cards, and requests with the cards that are relevant to them."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def read_cases(path: Path, catalog: CardCatalog) -> Iterator[EvaluationCase]:
         number = 0
         while line := file.readline(MAX_LINE):
             number += 1
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)
             if not line.strip():
                 continue
             try:

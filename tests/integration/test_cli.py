@@ -269,6 +269,14 @@ def test_an_empty_fetch_says_why_it_may_be(mediator, box):
 
 
 @pytest.mark.rule("F1")
+def test_a_character_that_the_terminal_lacks_is_shown_by_number(mediator, box, monkeypatch):
+    mediator("send", box, "Füße 日")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="latin-1", write_through=True))
+    assert mediator("query", box).code == 0
+    assert "Füße \\u65e5" in printed.getvalue().decode("latin-1")
+
+
 def test_where_a_fetch_begins(mediator, box):
     for text in ("a", "b", "c"):
         mediator("send", box, text)

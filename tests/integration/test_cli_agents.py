@@ -84,6 +84,13 @@ def test_a_card_from_stdin_gets_a_mailbox_and_a_ttl(mediator):
     assert listed(mediator) == [{"mailbox": "a.b", "name": "Ann", "x": 1.5, "ttl": 120}]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_card(mediator, tmp_path):
+    (tmp_path / "card.json").write_bytes(b"\xef\xbb\xbf" + BAKER.encode())
+    for file, stdin in ((tmp_path / "card.json", b""), ("-", b"\xef\xbb\xbf" + BAKER.encode())):
+        assert mediator("agent", "register", file, stdin=stdin).code == 0
+        assert BAKER in mediator("agent", "list", "--json").out
+
+
 def test_warnings_about_a_card_are_shown(mediator):
     card = {"mailbox": "a.b", "name": "Ann", "protocolVersion": "0.3.0", "skills": [7]}
     result = mediator("agent", "register", "-", stdin=json.dumps(card).encode())

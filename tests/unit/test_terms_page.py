@@ -42,6 +42,13 @@ async def test_plain_text_keeps_its_lines_and_is_escaped(tmp_path: Path):
     assert "<h1>Terms</h1>" in page
 
 
+async def test_a_byte_order_mark_is_no_part_of_the_terms(tmp_path: Path):
+    file = tmp_path / "terms.md"
+    file.write_bytes(b"\xef\xbb\xbf# Our rules\n")
+    _, page, _ = await shown(file)
+    assert "<h1>Our rules</h1>" in page
+
+
 async def test_unchanged_terms_are_not_sent_again(tmp_path: Path):
     file = tmp_path / "terms.txt"
     file.write_text("one")
