@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -81,6 +82,8 @@ class Broker:
         self._wake_secret = wake_secret
         self._waiters: defaultdict[bytes, set[asyncio.Event]] = defaultdict(set)
         self._waiting = 0
+        self._connections: dict[str, bool] = {}
+        """The clients' connections whose end will be told, and whether they may have claims (F9)."""
         self._read_slots = asyncio.Semaphore(MAX_READS)
         self._reads_allowed = asyncio.Event()
         self._reads_allowed.set()
@@ -158,8 +161,23 @@ class Broker:
         if not await self.read_inline(lambda tx, _now: tx.mailboxes.find(*place) is not None):
             await self.write(lambda tx, now: make(tx, place[0], now).no, place)
 
+    def connection_opened(self, connection: str) -> None:
+        """Let a connection claim what it is handed, until :meth:`connection_ended` (F9)."""
+        self._connections[connection] = False
+
+    def connection_ended(self, connection: str) -> None:
+        """Free what a connection claims, at once."""
+        if self._connections.pop(connection, False):
+            # Behind the FETCHes that are queued: what they are handed is free as well.
+            with suppress(MediatorError):
+                self._writer.submit(None, partial(_end_claims, connection), _ignore, when_full=True)
+
+    def knows(self, connection: str) -> bool:
+        """Whether the end of a connection will be told."""
+        return connection in self._connections
+
     async def fetch(self, request: Fetch) -> list[Message]:
-        """Return messages, waiting up to ``max_wait`` for the first (F1–F8)."""
+        """Return messages, waiting up to ``max_wait`` for the first (F1–F10)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
         messages = await self._fetch(request)
@@ -167,6 +185,8 @@ class Broker:
         return messages
 
     async def _fetch(self, request: Fetch) -> list[Message]:
+        if request.connection and request.group is not None and self.knows(request.connection):
+            self._connections[request.connection] = True
         if request.max_wait == 0:
             return (await self._look(request, None)).messages
         if self._waiting >= self._max_waiting:
@@ -180,6 +200,8 @@ class Broker:
                 while not found.messages and not self._stopping:
                     rest = end - time.monotonic()
                     if rest <= 0:
+                        if found.braked_until is not None:
+                            found = await self._look(request, replace(found, braked_until=0))
                         break
                     if found.retry_at is not None:
                         rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
@@ -202,6 +224,9 @@ class Broker:
         async with self._read_slots:
             if request.group is None:
                 return await self.read(look)
+            if request.connection and not self.knows(request.connection):
+                # Nobody reads the answer, and what it held would be claimed.
+                return before or Fetched(0, [])
             return await self._writer.write((request.tenant, request.address), look, when_full=True)
 
     def ack_soon(self, request: settling.Ack, done: Done) -> None:
@@ -429,6 +454,14 @@ class Broker:
     def _wake_waiters(self, committed: Committed) -> None:
         if self._waiters:
             self.wake(map(self.wake_key, committed.woken))
+
+
+def _end_claims(connection: str, tx: Transaction, _now: int) -> None:
+    tx.woken.update(tx.claims.end(connection))
+
+
+def _ignore(_outcome: object) -> None:
+    """Take the outcome of what nobody waits for."""
 
 
 def _ack_work(request: settling.Ack) -> Work[int] | JointWork[settling.Ack, int]:

@@ -128,7 +128,8 @@ def read_fields(verb: Verb) -> Json:
     fields = RecordingFields()
     replies = SimpleNamespace(budget=1 << 20, room=lambda: 1 << 20)
     tail = f"{ADDRESS}.0" if verb.name == "DELETE" else ADDRESS
-    call = SimpleNamespace(tenant="default", tail=tail, address=ADDRESS, fields=fields, replies=replies)
+    known = {"tenant": "default", "tail": tail, "address": ADDRESS, "known_connection": ""}
+    call = SimpleNamespace(**known, fields=fields, replies=replies)
     try:
         verb.answer(call).send(None)  # type: ignore[arg-type, attr-defined]
     except _Read:
@@ -203,7 +204,7 @@ def _operations() -> Iterable[Json]:
         yield _operation("mailboxes", subject, heading, payload, _reply("protocol.md", heading, verb.empty))
     for settle in SETTLE_VERBS:
         asked, heading = RecordingFields(), f"MSG.{settle.name}"
-        settle.read("default", ADDRESS, asked)
+        settle.read("default", ADDRESS, asked, "")
         payload = _body(_described("protocol.md", heading, "Request field", asked.schema))
         yield _operation(
             "mailboxes", f"{heading}.", heading, payload, _reply("protocol.md", heading, {settle.counted: 0})

@@ -298,6 +298,14 @@ class Settings(BaseSettings):
         f"0 is no lease, else {MIN_ACK_WAIT} to {MAX_ACK_WAIT}. Set it when several workers share a group through an "
         "SDK that cannot request a lease: each message then goes to one of them, and to another one if that fails.",
     )
+    claim_ms: Whole = Field(
+        default=Bounds().claim,
+        ge=0,
+        le=MAX_ACK_WAIT,
+        description="Milliseconds for which what one connection of a group was handed without a lease is passed over "
+        "on the group's other connections, unless it is acknowledged or the connection ends before; 0: not at all. It "
+        "shares work among consumers that cannot ask for a lease. Raise it when a message takes longer to handle.",
+    )
     max_message_bytes: Whole = Field(
         default=Bounds().max_message,
         ge=_KIB,
@@ -523,6 +531,7 @@ class Settings(BaseSettings):
             max_message=self.max_message_bytes,
             default_ttl=self.default_mailbox_ttl * 1000,
             default_ack_wait=self.default_ack_wait_ms,
+            claim=self.claim_ms,
             archive_limit=self.archive_limit,
             mailbox=Quota(quotas.mailbox_messages, quotas.mailbox_bytes, quotas.mailbox_rate),
             tenant=Quota(quotas.tenant_messages, quotas.tenant_bytes, quotas.tenant_rate),

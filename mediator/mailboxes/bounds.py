@@ -60,6 +60,8 @@ class Bounds:
     """Lifetime of a mailbox whose CREATE names none; 0: for ever (M1)."""
     default_ack_wait: int = 0
     """Lease for groups and mailboxes that name none; 0: no lease (F8)."""
+    claim: int = 30 * SECOND
+    """How long what a connection was handed without a lease is passed over on others; 0: not at all (F9)."""
     archive_limit: int = 1_000_000
     mailbox: Quota = Quota()
     tenant: Quota = Quota()

@@ -1,6 +1,6 @@
-"""MSG.FETCH: where a group starts, which messages it gets, and which of these are leased (F1–F8)."""
+"""MSG.FETCH: where a group starts, which messages it gets, and which of these are leased (F1–F10)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,6 +48,8 @@ class Fetch:
     max_deliver: int | None = None
     budget: int = 1 << 20
     """Bytes that the messages of a reply may take when shown; one is given whatever its size (N7)."""
+    connection: str = ""
+    """The client's connection; those that are not known are one (F9)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Fetched:
     start: int = 0
     """Where a stateless FETCH stands, fixed by its first read (F1)."""
     retry_at: int | None = None
-    """When to read again though no message came: a lease or the mailbox ends; milliseconds since the epoch."""
+    """When to read again though no message came: a lease, a claim, the brake or the mailbox ends; milliseconds."""
+    braked_until: int | None = None
+    """Until when the connection is not handed again what it was handed last (F10)."""
 
 
 def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
@@ -78,6 +82,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         tx.groups.save(group)
     elif request.force_deliver:
         tx.leases.clear(group)
+        tx.claims.forget(group.no)
         group.start_at(_start(tx, mailbox, request))
         tx.groups.save(group)
         # Other members that wait find what is before the new position.
@@ -93,7 +98,7 @@ def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now:
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return Fetched(mailbox.no, [])
-    return serve(tx, bounds, mailbox, group, request, now)
+    return serve(tx, bounds, mailbox, group, request, now, braked_until=before.braked_until)
 
 
 def _start(tx: Transaction, mailbox: Mailbox, request: Fetch) -> int:
@@ -125,24 +130,80 @@ def serve(
     request: Fetch,
     now: int,
     lanes: Sequence[Lane] = LANES,
+    braked_until: int | None = None,
 ) -> Fetched:
-    """Return the next messages of these lanes for a group, and note that they were delivered (F3, F6, F7)."""
+    """Return the next messages of these lanes for a group, and note that they were delivered (F3, F6, F7, F9, F10).
+
+    ``braked_until``: as it was returned when this request last read.
+    """
     ack_wait = _ack_wait(bounds, mailbox, request)
     must_keep = _name_max_deliver(group, request)
-    moved = False
+    claimed = tx.claims.of_others(group.no, request.connection, now)
     open_leases = tx.leases.count(group)
     due: list[Lease] = []
     if open_leases:
-        # Leases of other lanes must not fill the limit.
-        due, ended = _due(tx, mailbox, group, MAX_FETCH if len(lanes) == len(LANES) else MAX_LEASED, now)
+        # Leases of other lanes, and what others claim, must not fill the limit.
+        limit = MAX_FETCH if len(lanes) == len(LANES) and claimed is None else MAX_LEASED
+        due, ended = _due(tx, mailbox, group, limit, now)
+        due = due if claimed is None else [lease for lease in due if lease.msg_id not in claimed[lease.lane]]
         open_leases -= ended
     fresh_room = request.num_msgs
     if ack_wait:
         # Messages that are due again count as leased already; only new ones need room.
         wanted = request.num_msgs - sum(lease.lane in lanes for lease in due)
         fresh_room = room_for_leases(tx, mailbox, group, open_leases, wanted, now)
+    taken, fresh, moved = _collect(tx, mailbox, group, request, lanes, due, fresh_room, claimed, now)
+    items = [(message.lane, message.msg_id) for message in taken.messages]
+    if items and not ack_wait and request.connection and request.max_wait and braked_until is None:
+        braked_until = _brake(tx, group, request, items, now)
+    if not items or (braked_until is not None and braked_until > now and _count_repeats(tx, group, request, items)):
+        _keep(tx, group, must_keep, moved)
+        ends = [
+            tx.leases.next_end(group, now) if open_leases else None,
+            tx.claims.next_end(group.no, request.connection, now) if claimed is not None else None,
+            mailbox.expire_at,
+            braked_until,
+        ]
+        retry_at = min((end for end in ends if end is not None), default=None)
+        return Fetched(mailbox.no, [], retry_at=retry_at, braked_until=braked_until)
+    if claimed is not None and not group.shared:
+        group.shared = must_keep = True
+        group.replies = []
+    counts = {lease.msg_id: lease.deliveries for lease in due}
+    if ack_wait:
+        if claimed is not None:
+            _keep_claimed(tx, group, claimed, fresh)
+        _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)
+        # What ends the lease is not the end of a claim.
+        tx.claims.forget(group.no, request.connection)
+        must_keep = True
+    else:
+        _give_without_lease(tx, group, due, items)
+        moved |= group.hand_out(items)
+        tx.claims.hand_out(group.no, mailbox.place, request.connection, items, now + bounds.claim)
+    _keep(tx, group, must_keep, moved)
+    tx.events.extend(
+        message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
+        for message in taken.messages
+    )
+    return Fetched(mailbox.no, taken.messages)
+
+
+def _collect(
+    tx: Transaction,
+    mailbox: Mailbox,
+    group: Group,
+    request: Fetch,
+    lanes: Sequence[Lane],
+    due: Sequence[Lease],
+    fresh_room: int,
+    claimed: Sequence[Collection[int]] | None,
+    now: int,
+) -> tuple["_Basket", list[Message], bool]:
+    """Return what is given, what of it is new to the group, and whether its position moved over empty lanes."""
     taken = _Basket(request.num_msgs, request.budget)
     fresh: list[Message] = []
+    moved = False
     for lane in lanes:
         if taken.full:
             break
@@ -152,36 +213,50 @@ def serve(
         if taken.full or fresh_room <= len(fresh):
             continue
         limit = min(taken.room, fresh_room - len(fresh))
-        new = tx.messages.lane(mailbox, lane, group.settled[lane], limit, taken.budget, now)
+        settled = group.settled[lane]
+        others = () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > settled]
+        new = tx.messages.lane(mailbox, lane, settled, limit, taken.budget, now, others)
         fresh += taken.add(new)
-        if not new and mailbox.next_id - 1 - group.settled[lane] > SKIP_FROM and _empty(tx, mailbox, group, lane):
+        if not new and mailbox.next_id - 1 - settled > SKIP_FROM and _empty(tx, mailbox, group, lane):
             # Stores may have to walk over other lanes' messages to see that there is none of this one.
             group.skip_to(lane, mailbox.next_id - 1)
             moved = True
-    if not taken.messages:
-        _keep(tx, group, must_keep, moved)
-        ends = [tx.leases.next_end(group, now) if open_leases else None, mailbox.expire_at]
-        return Fetched(mailbox.no, [], retry_at=min((end for end in ends if end is not None), default=None))
-    counts = {lease.msg_id: lease.deliveries for lease in due}
-    if ack_wait:
-        _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)
-        must_keep = True
-    else:
-        given = {message.msg_id for message in taken.messages}
-        unleased = [
-            Lease(lease.msg_id, lease.lane, NO_LEASE, lease.deliveries)
-            for lease in due
-            if lease.until != NO_LEASE and lease.msg_id in given
-        ]
-        if unleased:
-            tx.leases.put(group, unleased)
-        moved |= group.hand_out((message.lane, message.msg_id) for message in taken.messages)
-    _keep(tx, group, must_keep, moved)
-    tx.events.extend(
-        message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
-        for message in taken.messages
-    )
-    return Fetched(mailbox.no, taken.messages)
+    return taken, fresh, moved
+
+
+def _give_without_lease(tx: Transaction, group: Group, due: Sequence[Lease], items: Sequence[tuple[Lane, int]]) -> None:
+    """Note which of the leases that ended are of messages that are now given without one."""
+    given = {msg_id for _, msg_id in items}
+    unleased = [
+        Lease(lease.msg_id, lease.lane, NO_LEASE, lease.deliveries)
+        for lease in due
+        if lease.until != NO_LEASE and lease.msg_id in given
+    ]
+    if unleased:
+        tx.leases.put(group, unleased)
+
+
+def _count_repeats(tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[Lane, int]]) -> int:
+    """Return how often in a row the connection was handed just these, with no ACK of the group since."""
+    return tx.claims.count_repeats(group.no, request.connection, tuple([msg_id for _, msg_id in items]))
+
+
+def _brake(tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[Lane, int]], now: int) -> int | None:
+    """Return until when to hold back messages that come again and again: 1, 2, 4 ... ms (F10)."""
+    repeats = _count_repeats(tx, group, request, items)
+    return now + min(1 << min(repeats - 2, 20), request.max_wait) if repeats >= 2 else None
+
+
+def _keep_claimed(tx: Transaction, group: Group, claimed: Sequence[Collection[int]], fresh: Sequence[Message]) -> None:
+    """Keep what others claim as due again, where leases behind it move the group's position past it."""
+    last = [max((message.msg_id for message in fresh if message.lane is lane), default=-1) for lane in LANES]
+    passed = [
+        Lease(msg_id, lane, NO_LEASE, 0)
+        for lane in LANES
+        for msg_id in claimed[lane]
+        if group.settled[lane] < msg_id < last[lane]
+    ]
+    tx.leases.put(group, passed)
 
 
 def _empty(tx: Transaction, mailbox: Mailbox, group: Group, lane: Lane) -> bool:

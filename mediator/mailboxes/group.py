@@ -63,12 +63,19 @@ class Group:
     """When such a group was last known to have members; milliseconds since the epoch."""
     checked: Checked | None = None
     """None: not yet, or leases came back since."""
+    shared: bool = False
+    """Whether a connection was handed messages behind those that another one claimed (F9).
+
+    From then on, what stands before a message may never have been handed to whoever acknowledges it: only what is known
+    of the connection says that (:mod:`.claims`).
+    """
 
     def start_at(self, msg_id: int) -> None:
         """Stand before ``msg_id`` in every lane, with nothing delivered (F1, F4)."""
         self.settled = [msg_id - 1] * len(LANES)
         self.delivered = [msg_id - 1] * len(LANES)
         self.replies = []
+        self.shared = False
 
     def hand_out(self, items: Iterable[tuple[Lane, int]]) -> bool:
         """Note a reply without leases, in its order; True when the group changed and must be saved."""
@@ -84,7 +91,7 @@ class Group:
                 changed = True
         # Of one lane alone too: its last message may be gone when it is acknowledged (K4).
         reply = Reply(spans)
-        if spans and (not self.replies or self.replies[-1] != reply):
+        if spans and not self.shared and (not self.replies or self.replies[-1] != reply):
             self.replies = [*self.replies, reply][-REMEMBERED_REPLIES:]
             changed = True
         return changed
@@ -115,20 +122,22 @@ class Group:
                     return lane
         return None
 
-    def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False) -> list[int]:
+    def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False, every: bool = False) -> list[int]:
         """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2).
 
         An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
+        ``every``: of the replies that held the message only what stood before it in all of them, since the one that is
+        meant may be any.
         """
         marks = [-1] * len(LANES)
         if no_lease or msg_id > self.settled[lane]:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
-        for reply in self.replies:
-            if reply.holds(lane, msg_id):
-                for higher in LANES[:lane]:
-                    _, last = reply.spans.get(higher, (0, -1))
-                    marks[higher] = max(marks[higher], last)
+        held = [reply for reply in self.replies if reply.holds(lane, msg_id)]
+        if held:
+            for higher in LANES[:lane]:
+                lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]
+                marks[higher] = max(marks[higher], min(lasts) if every else max(lasts))
         return marks
 
     def settle(self, marks: Sequence[int]) -> None:

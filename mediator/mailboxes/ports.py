@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import Group, Lease
 from mediator.mailboxes.lanes import Lane
@@ -463,6 +464,8 @@ class Transaction(Protocol):
     @property
     def tail(self) -> Tail: ...  # noqa: D102
 
+    claims: Claims
+    """What connections were handed without a lease, in this process's memory (F9)."""
     events: list[Event]
     """What happened, for observers."""
     woken: set[tuple[str, str]]

@@ -1,11 +1,12 @@
 """MSG.ACK, NACK and EXTEND, and dead messages (K1–K4, F6, F7)."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from mediator.errors import BadRequestError
+from mediator.mailboxes.claims import Consumer
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, may_be_full, spent
@@ -24,6 +25,8 @@ class Ack:
     address: str
     group: str
     ids: Sequence[int]
+    connection: str = ""
+    """The client's connection; those that are not known are one (F9)."""
 
 
 def ack(tx: Transaction, request: Ack, now: int) -> int:
@@ -34,37 +37,148 @@ def ack(tx: Transaction, request: Ack, now: int) -> int:
 def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     """Do as :func:`ack` for requests of one group, one after the other; return the number of each.
 
-    All of them together cost as many statements as one.
+    Where one connection alone fetches, all of them together cost as many statements as one.
     """
     first = requests[0]
     mailbox = get_live_mailbox(tx, first.tenant, first.address, now)
     group = tx.groups.find(mailbox, first.group)
     if group is None:
         return [0] * len(requests)
+    connections = {request.connection for request in requests}
+    if len(connections) > 1 or group.shared or tx.claims.have_several(group.no, first.connection):
+        return [_ack_shared(tx, mailbox, group, request, now) for request in requests]
     before = group.settled
-    settling = _Settling(tx, mailbox, group, [msg_id for request in requests for msg_id in request.ids], now)
+    settling = _Settling(tx, mailbox, group, requests, now)
     steps = [settling.step(request.ids) for request in requests]
     if group.settled != before:
         tx.groups.save(group)
-    if settling.ended:
-        if may_be_full(tx, group):
-            tx.woken.add(mailbox.place)
-        tx.leases.remove(group, sorted(settling.ended))
+    _end(tx, mailbox, group, settling.ended)
     settling.finish(steps)
     for step in steps:
-        _tell(tx, EventType.ACKNOWLEDGED, mailbox, step.done, now, group.no)
-        if settling.removes:
-            _tell(tx, EventType.DELETED, mailbox, step.done, now)
+        _tell_done(tx, mailbox, group, step.done, now)
     done = [handle for step in steps for handle in step.done]
     if settling.removes and done:
         tx.messages.remove(mailbox, done)
+    tx.claims.acknowledge(group.no, first.connection, lambda reply: reply.beyond(settling.marks))
     return [len(step.done) for step in steps]
 
 
-def _tell(
-    tx: Transaction, what: EventType, mailbox: Mailbox, handles: Sequence[Handle], now: int, group_no: int = 0
-) -> None:
-    tx.events.extend(message_event(what, now, mailbox, handle, group_no) for handle in handles)
+def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, now: int) -> int:
+    """Do as :func:`ack` where several connections fetch: cover what this one was handed, and no more (F9, K2).
+
+    What it was not handed and stands before that is kept as due again.
+    """
+    coverage = _Coverage(tx, mailbox, group, request, now)
+    done, ended = coverage.leased, coverage.ended
+    passed: list[Lease] = []
+    for lane, mark in zip(LANES, coverage.marks, strict=True):
+        if mark < 0:
+            continue
+        unleased = [i for i in tx.leases.without_lease(group, lane, mark) if coverage.covers(lane, i)]
+        ended.update(unleased)
+        done += tx.messages.handles(mailbox, unleased, now).values()
+        if mark > group.settled[lane]:
+            for handle in tx.messages.between(mailbox, lane, group.settled[lane], mark, now):
+                if coverage.covers(lane, handle.msg_id):
+                    done.append(handle)
+                else:
+                    passed.append(Lease(handle.msg_id, lane, NO_LEASE, 0))
+    _end(tx, mailbox, group, ended)
+    before = group.settled, group.shared
+    group.settle(coverage.marks)
+    tx.leases.put(group, passed)
+    if group.shared and group.settled == group.delivered and not tx.leases.count(group):
+        # Nothing is left that somebody may have and somebody else may acknowledge.
+        group.shared = False
+    if (group.settled, group.shared) != before:
+        tx.groups.save(group)
+    _tell_done(tx, mailbox, group, done, now)
+    if done and mailbox.retention is Retention.UNTIL_ACK:
+        tx.messages.remove(mailbox, done)
+    tx.claims.acknowledge(group.no, request.connection, lambda reply: reply.without(coverage.covers))
+    return len(done)
+
+
+def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int]) -> None:
+    """End leases, and wake those who may have waited for room."""
+    if ended:
+        if may_be_full(tx, group):
+            tx.woken.add(mailbox.place)
+        tx.leases.remove(group, sorted(ended))
+
+
+def _tell_done(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
+    tx.events.extend(message_event(EventType.ACKNOWLEDGED, now, mailbox, handle, group.no) for handle in done)
+    if mailbox.retention is Retention.UNTIL_ACK:
+        tx.events.extend(message_event(EventType.DELETED, now, mailbox, handle) for handle in done)
+
+
+class _Coverage:
+    """What an ACK covers in a group that several connections fetch from (K2, F9)."""
+
+    def __init__(self, tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, now: int) -> None:
+        ids = list(dict.fromkeys(request.ids))
+        leases = {lease.msg_id: lease for lease in tx.leases.get(group, ids)}
+        there = tx.messages.handles(mailbox, ids, now)
+        consumer = tx.claims.consumer(group.no, request.connection)
+        handed = consumer.lanes
+        self._claimed = tx.claims.of_others(group.no, request.connection, now) or [set() for _ in LANES]
+        self._covered: list[set[int]] = [set() for _ in LANES]
+        self._position = [-1] * len(LANES)
+        """Up to where all is covered that nobody else claims; for messages that this connection was not handed."""
+        self.leased: list[Handle] = []
+        """The messages whose leases end, those that are there."""
+        self.ended: set[int] = set()
+        own: list[set[int]] = [set() for _ in LANES]
+        named: list[set[int]] = [set() for _ in LANES]
+        for msg_id in ids:
+            lease, handle = leases.get(msg_id), there.get(msg_id)
+            if lease is not None and (lease.dead or lease.until != NO_LEASE):
+                self.ended.add(msg_id)
+                self.leased += [handle] if handle is not None else []
+                continue
+            lane = handed.get(msg_id)
+            if lane is not None:
+                own[lane].add(msg_id)
+            elif handle is not None:
+                lane = handle.lane
+            elif lease is not None:
+                lane = lease.lane
+            else:
+                lane = group.lane_of_last(msg_id)
+            if lane is None or not group.was_delivered(lane, msg_id):
+                continue
+            named[lane].add(msg_id)
+            if msg_id not in own[lane] and not group.shared:
+                # All that stood before it in its reply was handed to the same client.
+                marks = group.covered_by(lane, msg_id, lease is not None, every=bool(request.connection))
+                self._position = [max(pair) for pair in zip(self._position, marks, strict=True)]
+        self._add_handed(consumer, own)
+        for lane in LANES:
+            self._covered[lane] -= self._claimed[lane]
+            self._covered[lane] |= named[lane]
+        self.marks = [
+            max(mark, *covered, -1) for mark, covered in zip(self._position, map(sorted, self._covered), strict=True)
+        ]
+
+    def _add_handed(self, consumer: Consumer, own: Sequence[Set[int]]) -> None:
+        """Add what the connection was handed with or before these messages."""
+        highest = [max(ids, default=-1) for ids in own]
+        for reply in consumer.replies:
+            holding = [lane for lane in LANES if not own[lane].isdisjoint(reply.of_lane(lane))]
+            for lane in LANES:
+                of_lane = reply.of_lane(lane)
+                if holding and lane < holding[-1]:
+                    self._covered[lane].update(of_lane)
+                else:
+                    last = max(highest[lane:])
+                    self._covered[lane].update(msg_id for msg_id in of_lane if msg_id <= last)
+
+    def covers(self, lane: Lane, msg_id: int) -> bool:
+        """Whether a message is acknowledged."""
+        if msg_id in self._covered[lane]:
+            return True
+        return msg_id <= self._position[lane] and msg_id not in self._claimed[lane]
 
 
 _msg_id = attrgetter("msg_id")
@@ -83,8 +197,11 @@ class _Step:
 class _Settling:
     """ACKs of one group in their order. Reads what they name first, and what they cover last."""
 
-    def __init__(self, tx: Transaction, mailbox: Mailbox, group: Group, ids: Sequence[int], now: int) -> None:
+    def __init__(self, tx: Transaction, mailbox: Mailbox, group: Group, requests: Sequence[Ack], now: int) -> None:
+        ids = [msg_id for request in requests for msg_id in request.ids]
         self._tx = tx
+        self._connection = requests[0].connection
+        self._consumer = tx.claims.consumer(group.no, self._connection)
         self._mailbox = mailbox
         self._group = group
         self._now = now
@@ -98,6 +215,8 @@ class _Settling:
         """Whether a message goes with its first ACK."""
         self.ended: set[int] = set()
         """The leases that go."""
+        self.marks = [-1] * len(LANES)
+        """How far the ACKs cover each lane."""
 
     def step(self, ids: Sequence[int]) -> _Step:
         """Take the next ACK."""
@@ -111,15 +230,19 @@ class _Settling:
                 if handle is not None:
                     step.done.append(handle)
                 continue
+            handed = self._consumer.lane_of(msg_id)
             if handle is not None:
                 lane: Lane | None = handle.lane
             else:
                 # It is gone, and covers what it would if it were there (K4).
-                lane = lease.lane if lease is not None else group.lane_of_last(msg_id)
+                lane = handed if handed is not None else lease.lane if lease is not None else group.lane_of_last(msg_id)
             if lane is not None and group.was_delivered(lane, msg_id):
-                covered = group.covered_by(lane, msg_id, lease is not None)
+                no_lease = lease is not None or (handle is None and handed is not None)
+                unknown = handed is None and bool(self._connection)
+                covered = group.covered_by(lane, msg_id, no_lease, every=unknown)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
+            self.marks = [max(pair) for pair in zip(self.marks, marks, strict=True)]
             self._cover(step, marks)
         return step
 

@@ -229,7 +229,8 @@ class Door:
             else:
                 verb, tail = self._find(name, subject, tail, message)
                 tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
-                call = VerbCall(tenant, tail, message, self._replies, self._client(message, tenant))
+                known = self._known_connection(message)
+                call = VerbCall(tenant, tail, message, self._replies, self._client(message, tenant), known)
                 self._start(verb, call, started)
         except MediatorError as error:
             self._refuse(message, verb, tenant, error, started)
@@ -249,6 +250,11 @@ class Door:
     def _client(self, message: Request, tenant: str) -> Hashable:
         """Identify the connection; without accounts by its inbox, since clients could forge the server's header."""
         return (message.client.connection or tenant) if self._options.accounts else message.inbox
+
+    def _known_connection(self, message: Request) -> str:
+        """Return the name of a connection whose end the gateway tells; empty where a client may have forged it."""
+        name = message.client.connection
+        return name if (self._options.accounts or message.answer is not None) and self._broker.knows(name) else ""
 
     def _start(self, verb: Verb, call: VerbCall, started: float) -> None:
         """Admit a request and answer it in a task; raises :class:`BusyError`."""
@@ -388,7 +394,8 @@ class Door:
     def _settle(self, verb: SettleVerb, tenant: str, tail: str, message: Request, started: float) -> None:
         size = len(message.data)
         self._replies.check_room(size)
-        request = verb.read(tenant, parse_address(tail), parse_body(message.data))
+        known = self._known_connection(message)
+        request = verb.read(tenant, parse_address(tail), parse_body(message.data), known)
         client = self._client(message, tenant)
         done = partial(self._settled, verb, message, tenant, client, started)
         self._submit(partial(verb.use_case, self._broker), request, size, client, done)

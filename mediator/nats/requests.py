@@ -93,8 +93,8 @@ def update(tenant: str, address: str, fields: Fields) -> Update:
     )
 
 
-def fetch(tenant: str, address: str, fields: Fields, budget: int) -> Fetch:
-    """Read MSG.FETCH (F1–F7)."""
+def fetch(tenant: str, address: str, fields: Fields, budget: int, connection: str = "") -> Fetch:
+    """Read MSG.FETCH (F1–F7) that came over a connection (F9)."""
     config = fields.fields("config")
     group = fields.text("group_name", MAX_GROUP_NAME)
     deliver = Deliver(fields.choice("deliver", tuple(Deliver)) or Deliver.LATEST)
@@ -123,21 +123,22 @@ def fetch(tenant: str, address: str, fields: Fields, budget: int) -> Fetch:
         ack_wait=ack_wait,
         max_deliver=max_deliver,
         budget=budget,
+        connection=connection,
     )
 
 
-def ack(tenant: str, address: str, fields: Fields) -> Ack:
-    """Read MSG.ACK (K1, K4)."""
-    return Ack(tenant, address, _group(fields, address), _ids(fields))
+def ack(tenant: str, address: str, fields: Fields, connection: str = "") -> Ack:
+    """Read MSG.ACK (K1, K4) that came over a connection (F9)."""
+    return Ack(tenant, address, _group(fields, address), _ids(fields), connection)
 
 
-def nack(tenant: str, address: str, fields: Fields) -> Nack:
+def nack(tenant: str, address: str, fields: Fields, _connection: str = "") -> Nack:
     """Read MSG.NACK (F6)."""
     delay = fields.number("delay_ms", 0, MAX_ACK_WAIT)
     return Nack(tenant, address, _group(fields, address), _ids(fields), delay or 0)
 
 
-def extend(tenant: str, address: str, fields: Fields) -> Extend:
+def extend(tenant: str, address: str, fields: Fields, _connection: str = "") -> Extend:
     """Read MSG.EXTEND (F6)."""
     ack_wait = _ack_wait(fields, "ack_wait_ms")
     if not ack_wait:

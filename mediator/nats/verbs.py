@@ -37,6 +37,8 @@ class VerbCall(NamedTuple):
     replies: ReplyQueue
     connection: Hashable
     """Stands for the client's connection."""
+    known_connection: str = ""
+    """Its name, where the gateway will tell of its end (F9)."""
 
     @property
     def fields(self) -> Fields:
@@ -72,8 +74,8 @@ class SettleVerb(NamedTuple):
     """A verb about delivered messages that answers how many; of one client, all of them keep their order."""
 
     name: str
-    read: Callable[[str, str, Fields], Any]
-    """Reads the request: tenant, address, body."""
+    read: Callable[[str, str, Fields, str], Any]
+    """Reads the request: tenant, address, body, the connection as in :class:`VerbCall`."""
     use_case: Callable[[Broker, Any, Done], None]
     counted: str
     """The field of its reply, a number."""
@@ -110,7 +112,7 @@ class MailboxVerbs:
     async def _fetch(self, call: VerbCall) -> bytes:
         fields = call.fields
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
-        request = requests.fetch(call.tenant, call.address, fields, call.replies.budget)
+        request = requests.fetch(call.tenant, call.address, fields, call.replies.budget, call.known_connection)
         return replies.messages(await self._broker.fetch(request), text=text)
 
     async def _query(self, call: VerbCall) -> bytes:

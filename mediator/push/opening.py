@@ -108,7 +108,7 @@ async def run_gateway(
         gate.directory.count_subscriptions = subscriptions.count_of
     tls = upstreams.tls()
     servers = [upstream(url, tls) for url in upstreams.urls]
-    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions, gate)
+    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions, gate, broker)
     subscriptions.start()
     try:
         await gateway.start()

@@ -11,6 +11,7 @@ import structlog
 from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
+from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.store import rows
@@ -165,6 +166,7 @@ class PostgresStore:
 
         self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
         self._counts = Counts(Counted)
+        self.claims = Claims()
         try:
             _require_session_pooling(parameters)
             self.migrated = self._migrate()
@@ -249,7 +251,7 @@ class PostgresStore:
             locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
                 locked.add(mailbox)
-            session = Session(dialect, locked, UnflushedPositions(0), self._counts)
+            session = Session(dialect, locked, UnflushedPositions(0), self._counts, self.claims)
             committing = False
             try:
                 yield Transaction(session)

@@ -135,20 +135,23 @@ def split_tags(text: str | None) -> tuple[str, ...]:
 def group_state(group: Group) -> bytes:
     """Write a group's position."""
     replies = [[list(reply.spans.get(lane, (0, -1))) for lane in LANES] for reply in group.replies]
-    checked = [] if group.checked is None else [group.checked.removed, group.checked.first_expiry]
-    return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver, *checked])
+    more: list[Any] = [] if group.checked is None else [group.checked.removed, group.checked.first_expiry]
+    if group.shared:
+        more.append(True)
+    return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver, *more])
 
 
 def group(row: Row, state: bytes) -> Group:
     """Read a row of ``GROUP`` columns, with the state in place of the row's."""
     no, mailbox_no, name, _, push, seen_at = row
-    settled, delivered, replies, max_deliver, *checked = orjson.loads(state)
+    settled, delivered, replies, max_deliver, *more = orjson.loads(state)
+    shared = bool(len(more) % 2) and more.pop()
     remembered = [
         Reply({lane: (first, last) for lane, (first, last) in zip(LANES, spans, strict=True) if first <= last})
         for spans in replies
     ]
-    last_check = Checked(*checked) if checked else None
-    return Group(no, mailbox_no, name, settled, delivered, remembered, max_deliver, bool(push), seen_at, last_check)
+    position = settled, delivered, remembered, max_deliver
+    return Group(no, mailbox_no, name, *position, bool(push), seen_at, Checked(*more) if more else None, shared)
 
 
 _LANES: tuple[Lane, ...] = LANES

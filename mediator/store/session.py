@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
+from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox
@@ -30,13 +31,16 @@ class Session:
         mailboxes: MailboxCache,
         positions: UnflushedPositions,
         counts: Counts,
+        claims: Claims | None = None,
         *,
         full: bool = False,
     ) -> None:
-        """``full``: the disk has no room for more."""
+        """``claims``: None where nothing is handed out. ``full``: the disk has no room for more."""
         self.dialect = dialect
         self.mailboxes = mailboxes
         self.positions = positions
+        self.claims = Claims() if claims is None else claims
+        self.claims.begin()
         self.full = full
         self.touched: dict[int, KeptMailbox] = {}
         self.removed = False
@@ -158,6 +162,7 @@ class Session:
             self.mailboxes.forget(mailbox)
         for undo in self.on_rollback:
             undo()
+        self.claims.roll_back()
 
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row:
         """Return the only row of a statement that always has one."""

@@ -18,6 +18,7 @@ import structlog
 from peewee import SqliteDatabase
 
 from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
+from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store.base import Integrity, Place, Transaction
@@ -133,6 +134,7 @@ class SqliteStore:
         self._mailboxes = MailboxCache(CACHED_MAILBOXES)
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
         self._counts = Counts(Counted)
+        self.claims = Claims()
         self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
@@ -179,7 +181,8 @@ class SqliteStore:
         connection = self._writer.connection
         if self._reserve.short:
             self._make_room()
-        session = Session(self._writer, self._mailboxes, self._positions, self._counts, full=self._reserve.short)
+        memory = self._mailboxes, self._positions, self._counts, self.claims
+        session = Session(self._writer, *memory, full=self._reserve.short)
         try:
             connection.execute("BEGIN IMMEDIATE")
             changes = connection.total_changes

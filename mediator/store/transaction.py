@@ -38,6 +38,7 @@ class Transaction:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.claims = session.claims
         self.events = session.events
         self.woken = session.woken
         self.changed = session.changed

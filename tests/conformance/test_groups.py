@@ -2,7 +2,7 @@
 
 import pytest
 
-from mediator.mailboxes.group import NO_LEASE, Lease, Reply
+from mediator.mailboxes.group import NO_LEASE, Checked, Lease, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.ports import LeasePlace
 from mediator.store.sqlite import SqliteStore
@@ -72,6 +72,21 @@ def test_a_position_outlives_a_restart(reopen, store):
         assert found.settled == [2**40, 2**40 - 1, 2**40 - 1, 2**40 - 1]
         assert found.delivered == [2**40, 2**40 - 1, 2**40 - 1, 2**40 + 1]
         assert found.max_deliver == 1_000_000
+
+
+@pytest.mark.rule("F9", "A8")
+@pytest.mark.parametrize("checked", [None, Checked(3, None), Checked(3, 2**40)])
+def test_that_a_group_is_shared_outlives_a_restart(reopen, store, checked):
+    with store.transaction() as tx:
+        group = tx.groups.add(add(tx), "g")
+        group.shared, group.checked = True, checked
+        tx.groups.save(group)
+    with reopen().transaction() as tx:
+        found = tx.groups.find(get(tx), "g")
+        assert (found.shared, found.checked) == (True, checked)
+        found.start_at(0)
+        tx.groups.save(found)
+        assert tx.groups.find(get(tx), "g").shared is False
 
 
 NAMES = ["B", "a", "a%", "a'b", "ab", 'q"', "ä", "\uffff", "😀", "x" * 256]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from mediator.errors import MediatorError
 from mediator.mailboxes import collecting, creating, fetching, querying, sending, settling
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.events import Event, EventType
@@ -125,8 +126,16 @@ class Broker:
         options.setdefault("deliver", Deliver.EARLIEST)
         return [message.msg_id for message in self.fetch(group, box, **options).messages]
 
-    def ack(self, *ids: int, group: str = GROUP, box: str = BOX, tenant: str = TENANT) -> int:
-        return self.run(lambda tx: settling.ack(tx, Ack(tenant, box, group, ids), self.now))
+    def ack(self, *ids: int, group: str = GROUP, box: str = BOX, tenant: str = TENANT, connection: str = "") -> int:
+        return self.run(lambda tx: settling.ack(tx, Ack(tenant, box, group, ids, connection), self.now))
+
+    def end(self, connection: str) -> None:
+        """Let a connection end."""
+        self.run(lambda tx: tx.woken.update(tx.claims.end(connection)))
+
+    def forget_claims(self) -> None:
+        """Forget what all connections were handed, as a restart does."""
+        self.store.claims = Claims()  # type: ignore[attr-defined]
 
     def nack(self, *ids: int, group: str = GROUP, box: str = BOX, delay: int = 0) -> int:
         return self.run(lambda tx: settling.nack(tx, Nack(TENANT, box, group, ids, delay), self.now))

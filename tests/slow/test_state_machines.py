@@ -10,7 +10,9 @@ pytestmark = pytest.mark.timeout(900)
 MANY = settings(max_examples=500, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.rule("A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4")
+@pytest.mark.rule(
+    "A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "F9", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4"
+)
 class TestMailboxes(test_model.machine(ram_store).TestCase):
     settings = MANY
 

@@ -28,9 +28,11 @@ BOXES = ("a", "b")
 GROUPS = ("g", "h")
 KEYS = (None, None, "k", "l")
 DEDUP_IDS = (None, None, None, "d", "e")
-SPANS = (1, 400, SECOND, 3 * SECOND, 10 * SECOND)
+SPANS = (1, 400, SECOND, 3 * SECOND, 10 * SECOND, 31 * SECOND)
 RECIPIENTS = (None, None, "did:key:x")
 AMPLE = 1 << 30
+CONNECTIONS = ("x", "y", "z")
+CLAIM = 30 * SECOND
 ROOM = 4
 """How many messages a group may lease here, so that groups do get full (F6)."""
 
@@ -85,6 +87,19 @@ class Members:
     plain: bool = True
     """No lease was ever given: then K2 says exactly what an ACK covers."""
     revived: set[int] = field(default_factory=set)
+    holds: dict[str, list[list[int]]] = field(default_factory=dict)
+    """What each connection was handed without a lease, reply by reply, without what it acknowledged."""
+    clients: dict[tuple[str, int], list[list[int]]] = field(default_factory=dict)
+    """The same for ever, also of connections that ended."""
+    claims: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Whose a message is, and until when (F9)."""
+
+    def claimed_by_others(self, connection: str, now: int) -> set[int]:
+        return {i for i, (name, until) in self.claims.items() if name != connection and until > now}
+
+    def free(self, connection: str) -> None:
+        self.holds.pop(connection, None)
+        self.claims = {i: claim for i, claim in self.claims.items() if claim[0] != connection}
 
     def dead(self, msg_id: int, now: int) -> bool:
         given = self.given.get(msg_id)
@@ -171,6 +186,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             self.waiting: list[Waiting] = []
             self.sent = 0
             self.last: dict[tuple[str, str], list[int]] = {}
+            self.last_connection: dict[tuple[str, str], str] = {}
+            self.ended: dict[str, int] = dict.fromkeys(CONNECTIONS, 0)
 
         @property
         def now(self) -> int:
@@ -319,6 +336,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             budget=st.sampled_from((1, 7000, AMPLE, AMPLE, AMPLE)),
             ack_wait=st.sampled_from((None, None, 0, SECOND, 5 * SECOND)),
             max_deliver=st.sampled_from((None, None, None, 1, 2)),
+            connection=st.sampled_from(CONNECTIONS),
         )
         def fetch(
             self,
@@ -331,7 +349,10 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             budget: int,
             ack_wait: int | None,
             max_deliver: int | None,
+            connection: str = CONNECTIONS[0],
         ) -> None:
+            # Those who fetch from the first mailbox are not known.
+            connection = "" if name == BOXES[0] else connection
             request = self.request(
                 name,
                 group,
@@ -342,6 +363,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 budget=budget,
                 ack_wait=ack_wait,
                 max_deliver=max_deliver,
+                max_wait=0,
+                connection=connection,
             )
             box = self.box(name)
             if box is None:
@@ -354,17 +377,42 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             if members.max_deliver is None:
                 members.max_deliver = max_deliver
             lease = (ack_wait if ack_wait is not None else box.ack_wait) or 0
+            self.last_connection[name, group] = connection
             self.last[name, group] = self.check(box, members, self.broker.fetching(request), request, lease)
 
-        @rule(name=st.sampled_from(BOXES), group=st.sampled_from(GROUPS), each=st.booleans())
-        def work(self, name: str, group: str, each: bool) -> None:
+        @rule(
+            name=st.sampled_from(BOXES),
+            group=st.sampled_from(GROUPS),
+            each=st.booleans(),
+            connection=st.sampled_from(CONNECTIONS),
+        )
+        def work(self, name: str, group: str, each: bool, connection: str) -> None:
             """What a common client does: FETCH a few, then acknowledge each, or the last one alone."""
             if self.box(name) is None:
                 return
-            self.fetch(name, group, Deliver.EARLIEST, 0, False, 3, AMPLE, None, None)
+            self.fetch(name, group, Deliver.EARLIEST, 0, False, 3, AMPLE, None, None, connection)
             got = self.last[name, group]
             for msg_id in got if each else got[-1:]:
-                self.acknowledge(name, group, [msg_id])
+                self.acknowledge(name, group, [msg_id], connection)
+
+        @rule(connection=st.sampled_from(CONNECTIONS))
+        def end_connection(self, connection: str) -> None:
+            self.broker.end(connection)
+            self.ended[connection] += 1
+            for box in self.boxes.values():
+                for members in box.groups.values():
+                    members.free(connection)
+
+        @rule(sure=st.integers(0, 3))
+        def forget_claims(self, sure: int) -> None:
+            """What a restart does: all connections end, and what they were handed is not known any more."""
+            if sure == 0:
+                self.broker.forget_claims()
+                for connection in ("", *CONNECTIONS):
+                    self.ended[connection] = self.ended.get(connection, 0) + 1
+                    for box in self.boxes.values():
+                        for members in box.groups.values():
+                            members.free(connection)
 
         def request(self, name: str, group: str | None, deliver: Deliver, back: int, **options: Any) -> Fetch:
             box = self.boxes.get(name)
@@ -409,6 +457,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert ranks == sorted(set(ranks)), "by lane, FIFO in each (F3)"
             assert len(got) <= request.num_msgs
             assert all(msg_id >= members.start for msg_id in got), "before the position (F1)"
+            connection = request.connection
+            claimed = members.claimed_by_others(connection, now)
+            assert not set(got) & claimed, "claimed by another connection (F9)"
             assert not any(members.running(msg_id, now) for msg_id in got), "under another's lease (F6)"
             assert not any(members.dead(msg_id, now) for msg_id in got), "delivered too often (F7)"
             assert not set(got) & members.settled, "acknowledged already (K2)"
@@ -417,7 +468,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 before = [i for i in members.given if box.mail[i].lane is lane]
                 assert not first or not before or first[0] > max(before), "FIFO on first delivery (A8)"
 
-            owed = self.owed(box, members)
+            owed = [mail for mail in self.owed(box, members) if mail.id not in claimed]
             full = len(got) == request.num_msgs or request.budget != AMPLE
             missing = [mail.id for mail in owed if mail.id not in got]
             if lease:
@@ -449,8 +500,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     assert message.deliveries == given.count
             if lease and got:
                 members.plain = False
+                members.free(connection)
             elif got:
                 members.replies.append(got)
+                members.holds.setdefault(connection, []).append(got)
+                members.clients.setdefault((connection, self.ended.get(connection, 0)), []).append(got)
+                members.claims |= dict.fromkeys(got, (connection, now + CLAIM))
             return got
 
         def owed(self, box: Box, members: Members) -> list[Mail]:
@@ -471,17 +526,20 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             name=st.sampled_from(BOXES),
             group=st.sampled_from((*GROUPS, "")),
             which=st.lists(st.integers(-1, 12), min_size=1, max_size=3),
+            connection=st.sampled_from(CONNECTIONS),
         )
-        def ack_any(self, name: str, group: str, which: list[int]) -> None:
-            self.acknowledge(name, group, which)
+        def ack_any(self, name: str, group: str, which: list[int], connection: str) -> None:
+            self.acknowledge(name, group, which, connection)
 
         @rule(name=st.sampled_from(BOXES), group=st.sampled_from(GROUPS), place=st.integers(-3, 3))
         def ack_given(self, name: str, group: str, place: int) -> None:
             got = self.last.get((name, group))
             if got:
-                self.acknowledge(name, group, [got[place % len(got)] if place != -1 else got[-1]])
+                chosen = got[place % len(got)] if place != -1 else got[-1]
+                self.acknowledge(name, group, [chosen], self.last_connection[name, group])
 
-        def acknowledge(self, name: str, group: str, ids: list[int]) -> None:
+        def acknowledge(self, name: str, group: str, ids: list[int], connection: str = CONNECTIONS[0]) -> None:
+            connection = "" if name == BOXES[0] else connection
             box = self.box(name)
             if box is None:
                 self.refused(NoSuchMailboxError, lambda: self.broker.ack(*ids, group=group, box=name))
@@ -491,11 +549,20 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             members = box.groups.get(group)
             if members is not None:
                 for msg_id in ids:
-                    covered = self.covered(box, members, msg_id)
+                    covered = self.covered(box, members, msg_id, connection)
                     may |= covered
-                    if covered and (box.mail[msg_id].lives(self.now) or self.ended_a_lane(box, members, msg_id)):
-                        must |= covered if members.plain else covered & {msg_id}
-            self.broker.ack(*ids, group=group, box=name)
+                    if not covered:
+                        continue
+                    known = any(msg_id in reply for reply in members.holds.get(connection, ()))
+                    if members.plain and known:
+                        must |= covered
+                    elif box.mail[msg_id].lives(self.now):
+                        must.add(msg_id)
+            self.broker.ack(*ids, group=group, box=name, connection=connection)
+            if members is not None and connection in members.holds:
+                left_over = ([i for i in reply if i not in may] for reply in members.holds[connection])
+                members.holds[connection] = [reply for reply in left_over if reply]
+                members.claims = {i: c for i, c in members.claims.items() if c[0] != connection or i not in may}
             if members is None:
                 return
             if box.retention is Retention.UNTIL_ACK:
@@ -507,27 +574,29 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             members.settled |= must
             members.perhaps |= may - must - members.settled
 
-        def ended_a_lane(self, box: Box, members: Members, msg_id: int) -> bool:
-            """Whether the message was the last of its lane in a reply (K4)."""
-            mail = box.mail[msg_id]
-            return any(
-                max((i for i in reply if box.mail[i].lane is mail.lane), default=-1) == msg_id
-                for reply in members.replies[-32:]
-            )
-
-        def covered(self, box: Box, members: Members, msg_id: int) -> set[int]:
-            """Return what an ACK of the message covers (K2, K3, K4)."""
+        def covered(self, box: Box, members: Members, msg_id: int, connection: str) -> set[int]:
+            """Return what an ACK of the message covers (F9, K2, K3, K4)."""
             given = members.given.get(msg_id)
-            mail = box.mail.get(msg_id)
-            if given is None or mail is None:
+            if given is None:
                 return set()
             if given.leased:
                 return {msg_id}
-            before = {i for i in members.given if i <= msg_id and box.mail[i].lane <= mail.lane}
-            for reply in members.replies[-32:]:
-                if msg_id in reply:
-                    before |= set(reply[: reply.index(msg_id)])
-            return {i for i in before if not members.given[i].leased} | {msg_id}
+            lane = box.mail[msg_id].lane
+            # Whoever acknowledges a message is one of those that were handed it, maybe on another connection.
+            own = members.holds.get(connection, [])
+            known = any(msg_id in reply for reply in own)
+            clients = [own] if known else list(members.clients.values())
+            found: set[int] | None = None
+            for replies in clients:
+                if not any(msg_id in reply for reply in replies):
+                    continue
+                before = {i for reply in replies for i in reply if i <= msg_id and box.mail[i].lane <= lane}
+                for reply in replies[-32:]:
+                    if msg_id in reply:
+                        before |= set(reply[: reply.index(msg_id)])
+                found = before if found is None else found & before
+            found = (found or set()) - members.claimed_by_others(connection, self.now)
+            return {i for i in found if not members.given[i].leased} | {msg_id}
 
         @rule(
             name=st.sampled_from(BOXES),
@@ -650,7 +719,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             for box in self.boxes.values():
                 for members in box.groups.values():
                     last += [given.until for given in members.given.values()]
-            self.broker.now = max(last)
+            self.broker.now = max(last) + CLAIM
             self.release(1000)
             self.broker.clean_up(limit=2)
             for name, box in self.boxes.items():
@@ -665,6 +734,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def drain(self, name: str, box: Box, group: str) -> None:
             members = box.groups[group]
             lease = 5 * SECOND if group == GROUPS[0] else 0
+            members.claims.clear()
             for _ in range(len(box.mail) + 1):
                 owed = {mail.id for mail in self.owed(box, members)}
                 self.fetch(name, group, Deliver.LATEST, 0, False, 2, AMPLE, lease, None)
@@ -685,6 +755,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
     return Mediator
 
 
-@pytest.mark.rule("A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4")
+@pytest.mark.rule(
+    "A3", "A5", "A8", "F1", "F3", "F4", "F6", "F7", "F8", "F9", "K2", "K3", "K4", "Q1", "Q2", "S2", "S3", "S4"
+)
 class TestSqlite(machine(ram_store).TestCase):
     """The machine over a store on a RAM disk."""

@@ -121,6 +121,8 @@ WRONG = [
     ("default_mailbox_ttl", "3153600001", "expected at most 3153600000, got '3153600001'"),
     ("default_ack_wait_ms", "999", "expected 0, or 1000 to 43200000 milliseconds, got '999'"),
     ("default_ack_wait_ms", "43200001", "expected 0, or 1000 to 43200000 milliseconds, got '43200001'"),
+    ("claim_ms", "-1", "expected at least 0, got '-1'"),
+    ("claim_ms", "43200001", "expected at most 43200000, got '43200001'"),
     ("max_message_bytes", "1023", "expected at least 1024, got '1023'"),
     ("max_message_bytes", "49283073", "expected at most 49283072, got '49283073'"),
     ("max_message_bytes", '"10 MiB"', "expected a whole number, got '10 MiB'"),
@@ -437,6 +439,7 @@ def test_the_domain_gets_its_bounds_in_milliseconds() -> None:
     settings = Settings.load(
         default_mailbox_ttl=2,
         default_ack_wait_ms=3000,
+        claim_ms=7,
         max_message_bytes=4096,
         archive_limit=5,
         quotas={
@@ -455,6 +458,7 @@ def test_the_domain_gets_its_bounds_in_milliseconds() -> None:
         4096,
         5,
     )
+    assert bounds.claim == 7
     assert (bounds.mailbox, bounds.tenant) == (Quota(1, 2, 3), Quota(4, 5, 6))
 
 

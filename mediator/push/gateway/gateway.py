@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from mediator.broker import Broker
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
@@ -42,6 +43,7 @@ class Gateway:
         identities: ClientIdentities,
         subscriptions: Subscriptions,
         gate: TenantGate | None = None,
+        broker: Broker | None = None,
     ) -> None:
         """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
         self.tls: TlsFiles | None = None
@@ -55,6 +57,7 @@ class Gateway:
         self._identities = identities
         self._subscriptions = subscriptions
         self._gate = gate
+        self._broker = broker
         self._claims = InboxClaims(asyncio.get_running_loop().call_later)
         self._door: Door | None = None
         self._unread = 0
@@ -147,9 +150,8 @@ class Gateway:
 
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
-        return GatewaySession(
-            self._subscriptions, self._identities, self._find_door, self._claims, self._public, client_ip, self._gate
-        )
+        common = self._subscriptions, self._identities, self._find_door, self._claims, self._public
+        return GatewaySession(*common, client_ip, self._gate, self._broker)
 
     def _find_door(self) -> RequestHandler | None:
         return None if self._door is None else self._door.receive

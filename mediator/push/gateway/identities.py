@@ -41,6 +41,8 @@ class ClientIdentity:
     """The NATS account, None where tenants have none."""
     user: str = ""
     """The login, where the server tells it."""
+    connection: str = ""
+    """What the server calls the client's connection, where it tells that."""
 
 
 class ClientIdentities:
@@ -84,7 +86,8 @@ class ClientIdentities:
         answer = orjson.loads(message.data)
         asked = self._asked.pop(answer["token"], None)
         if asked is not None:
-            identity = ClientIdentity(answer["tenant"], answer["account"], answer.get("user", ""))
+            more = (answer.get(name, "") for name in ("user", "connection"))
+            identity = ClientIdentity(answer["tenant"], answer["account"], *more)
             asked[0].identified(answer["token"], identity)
 
 
@@ -97,7 +100,10 @@ def identity_verb(connection: NatsConnection) -> Verb:
             if not _SECRET.fullmatch(value):
                 raise BadRequestError(name, "expected 26 characters of lowercase base32")
         account, _ = subjects.split_request(call.message.subject)
-        body = orjson.dumps({"token": token, "tenant": call.tenant, "account": account, "user": call.message.login})
+        # Without accounts the client could have written itself who it is.
+        client = call.message.client.connection if account is not None else ""
+        answer = {"token": token, "tenant": call.tenant, "account": account, "connection": client}
+        body = orjson.dumps({**answer, "user": call.message.login})
         with suppress(NatsError):
             # Without an answer the gateway asks again.
             await connection.publish([connection.seal(control_messages.GATEWAY + gateway, body)])

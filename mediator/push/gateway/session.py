@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from mediator.broker import Broker
 from mediator.nats import frames, subjects
 from mediator.nats.editions import python_client
 from mediator.nats.frames import ProtocolViolationError
@@ -104,10 +105,11 @@ class GatewaySession:
         public: PublicAddress,
         client_ip: str,
         gate: TenantGate | None = None,
+        broker: Broker | None = None,
     ) -> None:
         """``find_door`` returns what takes requests the short way; None: nothing does now.
 
-        Without a ``gate``, connections are not counted by tenant.
+        Without a ``gate``, connections are not counted by tenant. ``broker`` is told which connections there are (F9).
         """
         self.membership = TenantMembership(gate)
         self._subscriptions = subscriptions
@@ -115,6 +117,9 @@ class GatewaySession:
         self._inboxes = inboxes
         self._public = public
         self._client_ip = client_ip
+        self._broker = broker
+        self._connection = ""
+        """The name under which the service knows the connection; empty: it does not."""
         self._short_way = ShortWay(find_door, partial(inboxes.holds, self))
         self._up = ClientStream(self)
         self._down = ServerStream(self)
@@ -212,7 +217,10 @@ class GatewaySession:
                 self._subscriptions.open(subscription, identity.tenant)
         if token == self._asking:
             self._asking = ""
-            self._short_way.open(identity.account, identity.user)
+            name = self._short_way.open(identity.account, identity.user, identity.connection)
+            if self._broker is not None and not self.closed:
+                self._connection = name
+                self._broker.connection_opened(name)
             self.resume()
 
     def unidentified(self, token: str) -> None:
@@ -296,6 +304,8 @@ class GatewaySession:
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
         self.closed = True
+        if self._broker is not None and self._connection:
+            self._broker.connection_ended(self._connection)
         self.membership.leave()
         self._inboxes.leave(self)
         for subscription in self._client_pings.end().union(self._by_sid.values()):

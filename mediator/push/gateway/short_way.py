@@ -78,11 +78,17 @@ class ShortWay:
         self._headers = headers
         self._client = self._client._replace(name=name)
 
-    def open(self, account: str | None, user: str) -> None:
-        """Take requests from now on: no earlier one is under way. ``account``: the client's, where tenants have one."""
-        self._client = self._client._replace(login=user)
+    def open(self, account: str | None, user: str, connection: str = "") -> str:
+        """Take requests from now on: no earlier one is under way. Return the name of the connection.
+
+        ``account``: the client's, where tenants have one. ``connection``: how requests that go through nats-server name
+        it, where they do.
+        """
+        name = connection or self._client.connection
+        self._client = self._client._replace(login=user, connection=name)
         self._prefix = "" if account is None else f"mq9.{account}."
         self._behind = False
+        return name
 
     def close(self) -> None:
         """Take no requests any more."""

@@ -1,0 +1,251 @@
+"""What each connection was handed without a lease and has not acknowledged: claims, in memory (F9, F10, K2).
+
+Other connections of the group are not handed what is claimed, and an ACK covers what its own connection was handed. To
+forget any of it is safe at any time: it costs duplicates only.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from mediator.mailboxes.group import REMEMBERED_REPLIES
+from mediator.mailboxes.lanes import LANES, Lane
+
+MAX_CLAIMED = 10_000
+"""Messages claimed in one group; beyond that the oldest replies of the connection that has most are forgotten."""
+MAX_ALL_CLAIMED = 500_000
+"""Messages claimed in all groups; beyond that groups are forgotten, those first that were used least recently."""
+REPLY_COST = 16
+"""A reply takes as much memory as so many messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedReply:
+    """The messages of one reply, by lane and in order."""
+
+    ids: tuple[int, ...]
+    ends: tuple[int, ...]
+    """Where each lane ends in ``ids``."""
+    until: int
+    """When they are claimed no more; milliseconds since the epoch."""
+
+    def of_lane(self, lane: Lane) -> tuple[int, ...]:
+        """Return the messages of a lane."""
+        return self.ids[self.ends[lane - 1] if lane else 0 : self.ends[lane]]
+
+    def lane_of(self, msg_id: int) -> Lane | None:
+        """Return the lane of a message; None: it is not in this reply."""
+        start = 0
+        for lane in LANES:
+            end = self.ends[lane]
+            at = bisect_left(self.ids, msg_id, start, end)
+            if at < end and self.ids[at] == msg_id:
+                return lane
+            start = end
+        return None
+
+    def beyond(self, marks: Sequence[int]) -> "HandedReply | None":
+        """Return the reply without what stands up to the marks of each lane; None: nothing is left."""
+        return self._left([part[bisect_right(part, marks[lane]) :] for lane, part in self._parts()])
+
+    def without(self, covered: Callable[[Lane, int], bool]) -> "HandedReply | None":
+        """Return the reply without what is covered; None: nothing is left."""
+        return self._left([tuple([i for i in part if not covered(lane, i)]) for lane, part in self._parts()])
+
+    def _parts(self) -> Iterator[tuple[Lane, tuple[int, ...]]]:
+        return ((lane, self.of_lane(lane)) for lane in LANES)
+
+    def _left(self, parts: Sequence[tuple[int, ...]]) -> "HandedReply | None":
+        ends = tuple(accumulate(map(len, parts)))
+        if ends[-1] == len(self.ids):
+            return self
+        return HandedReply(sum(parts, ()), ends, self.until) if ends[-1] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One connection in one group."""
+
+    replies: tuple[HandedReply, ...] = ()
+    last: tuple[int, ...] = ()
+    """The messages of its last reply (F10)."""
+    repeats: int = 0
+    """How often it was handed just these again."""
+    acks: int = 0
+    """How many ACKs the group had had then."""
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        """The messages that it was handed, with their lanes."""
+        return {i: lane for reply in self.replies for lane in LANES for i in reply.of_lane(lane)}
+
+    def lane_of(self, msg_id: int) -> Lane | None:
+        """Return the lane of a message that it was handed; None: it was not, or that is forgotten."""
+        for reply in reversed(self.replies):
+            lane = reply.lane_of(msg_id)
+            if lane is not None:
+                return lane
+        return None
+
+    @property
+    def size(self) -> int:
+        """How much of the bounds it takes; a reply takes as much as some messages."""
+        return sum([len(reply.ids) + REPLY_COST for reply in self.replies])
+
+
+_NOBODY = Consumer()
+
+
+@dataclass(slots=True)
+class GroupClaims:
+    """The connections of one group."""
+
+    place: tuple[str, str]
+    """The tenant and the address of the mailbox."""
+    consumers: dict[str, Consumer] = field(default_factory=dict)
+    several: bool = False
+    """Whether more than one connection was handed something."""
+    acks: int = 0
+    size: int = 0
+
+    def live(self, connection: str, now: int) -> Iterator[HandedReply]:
+        """Yield what other connections claim."""
+        for name, consumer in self.consumers.items():
+            if name != connection:
+                yield from (reply for reply in consumer.replies if reply.until > now)
+
+
+class Claims:
+    """The claims of all groups of a store, by the groups' numbers. Changes belong to the store's transaction."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[int, GroupClaims] = OrderedDict()
+        self._of_connection: defaultdict[str, set[int]] = defaultdict(set)
+        self.size = 0
+        """How much of the bound on all groups is taken."""
+        self._before: list[tuple[int, str, Consumer]] = []
+        """What the transaction changed, as it was before."""
+
+    def begin(self) -> None:
+        """Take note that a transaction begins, and that the one before was committed."""
+        self._before.clear()
+
+    def roll_back(self) -> None:
+        """Undo what the transaction handed out and acknowledged; what it forgot stays forgotten."""
+        for group_no, connection, before in reversed(self._before):
+            group = self._groups.get(group_no)
+            if group is not None and connection in group.consumers:
+                self._put(group_no, group, connection, before)
+        self._before.clear()
+
+    def consumer(self, group_no: int, connection: str) -> Consumer:
+        """Return what is known of a connection in a group."""
+        group = self._groups.get(group_no)
+        return _NOBODY if group is None else group.consumers.get(connection, _NOBODY)
+
+    def have_several(self, group_no: int, connection: str) -> bool:
+        """Whether another connection than this one was handed something of the group."""
+        group = self._groups.get(group_no)
+        return group is not None and (group.several or connection not in group.consumers)
+
+    def of_others(self, group_no: int, connection: str, now: int) -> list[set[int]] | None:
+        """Return by lane what other connections claim in a group; None: nothing."""
+        if not self.have_several(group_no, connection):
+            return None
+        claimed: list[set[int]] | None = None
+        for reply in self._groups[group_no].live(connection, now):
+            claimed = claimed or [set() for _ in LANES]
+            for lane in LANES:
+                claimed[lane].update(reply.of_lane(lane))
+        return claimed
+
+    def next_end(self, group_no: int, connection: str, now: int) -> int | None:
+        """Return when the next claim of another connection ends."""
+        group = self._groups.get(group_no)
+        return None if group is None else min((reply.until for reply in group.live(connection, now)), default=None)
+
+    def count_repeats(self, group_no: int, connection: str, ids: tuple[int, ...]) -> int:
+        """Return how often in a row the connection was handed just these, with no ACK of the group since (F10)."""
+        group = self._groups.get(group_no)
+        consumer = None if group is None else group.consumers.get(connection)
+        if group is None or consumer is None or consumer.last != ids or consumer.acks != group.acks:
+            return 0
+        return consumer.repeats + 1
+
+    def hand_out(
+        self, group_no: int, place: tuple[str, str], connection: str, items: Sequence[tuple[Lane, int]], until: int
+    ) -> None:
+        """Note a reply, in its order, which the connection claims until a time."""
+        group = self._groups.get(group_no)
+        if group is None:
+            group = self._groups[group_no] = GroupClaims(place)
+        self._groups.move_to_end(group_no)
+        ids = tuple([msg_id for _, msg_id in items])
+        lanes = [lane for lane, _ in items]
+        reply = HandedReply(ids, tuple(bisect_right(lanes, lane) for lane in LANES), until)
+        before = group.consumers.get(connection, _NOBODY)
+        again = bool(before.replies) and before.replies[-1].ids == ids
+        replies = (*(before.replies[:-1] if again else before.replies), reply)[-REMEMBERED_REPLIES:]
+        repeats = self.count_repeats(group_no, connection, ids)
+        self._change(group_no, group, connection, Consumer(replies, ids, repeats, group.acks))
+        group.several = group.several or len(group.consumers) > 1
+        self._keep_bounds(group_no, group)
+
+    def acknowledge(self, group_no: int, connection: str, covered: Callable[[HandedReply], HandedReply | None]) -> None:
+        """Note an ACK of a connection; ``covered`` takes from a reply what it covers."""
+        group = self._groups.get(group_no)
+        if group is None:
+            return
+        group.acks += 1
+        before = group.consumers.get(connection)
+        if before is not None and before.replies:
+            left = (covered(reply) for reply in before.replies)
+            replies = tuple([reply for reply in left if reply is not None])
+            if replies:
+                self._change(group_no, group, connection, replace(before, replies=replies))
+            else:
+                self.forget(group_no, connection)
+
+    def forget(self, group_no: int, connection: str | None = None) -> None:
+        """Forget a connection in a group, None: all of them."""
+        group = self._groups.get(group_no)
+        if group is None:
+            return
+        for name in list(group.consumers) if connection is None else [connection]:
+            if name in group.consumers:
+                self._put(group_no, group, name, _NOBODY)
+                del group.consumers[name]
+                numbers = self._of_connection[name]
+                numbers.discard(group_no)
+                if not numbers:
+                    del self._of_connection[name]
+        if not group.consumers:
+            del self._groups[group_no]
+
+    def end(self, connection: str) -> list[tuple[str, str]]:
+        """End all claims of a connection that is over; return where its messages are free now."""
+        numbers = sorted(self._of_connection.get(connection, ()))
+        places = [self._groups[no].place for no in numbers]
+        for no in numbers:
+            self.forget(no, connection)
+        return places
+
+    def _change(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
+        self._before.append((group_no, connection, group.consumers.get(connection, _NOBODY)))
+        self._put(group_no, group, connection, consumer)
+
+    def _put(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
+        more = consumer.size - group.consumers.get(connection, _NOBODY).size
+        group.size += more
+        self.size += more
+        group.consumers[connection] = consumer
+        self._of_connection[connection].add(group_no)
+
+    def _keep_bounds(self, group_no: int, group: GroupClaims) -> None:
+        while group.size > MAX_CLAIMED:
+            name, most = max(group.consumers.items(), key=lambda item: item[1].size)
+            self._put(group_no, group, name, replace(most, replies=most.replies[1:]))
+        while self.size > MAX_ALL_CLAIMED and len(self._groups) > 1:
+            self.forget(next(iter(self._groups)))
