@@ -16,6 +16,8 @@ ACAPY_PYTHON ?= $(PYTHON)
 INFINITY := infinity-emb[server,torch]==0.0.78 torch==2.13.0
 # Another peer of tests: Credo in two editions, which need Node 20, and a C++ compiler for two of their packages.
 CREDO := tests/slow/peers/credo
+# The Identus SDK needs Node 20 as well.
+IDENTUS := tests/slow/peers/identus
 NODE_ROOT = $(shell node -p 'require("path").resolve(process.execPath, "../..")')
 # Compiled with node's own headers where they are installed; npm downloads them otherwise.
 NODE_HEADERS = $(if $(wildcard $(NODE_ROOT)/include/node/node.h),npm_config_nodedir=$(NODE_ROOT))
@@ -73,12 +75,16 @@ $(CREDO)/%/node_modules/.installed: $(CREDO)/%/package-lock.json $(CREDO)/%/.npm
 	cd $(CREDO)/$* && $(NODE_HEADERS) npm rebuild --silent --ignore-scripts=false @2060.io/ffi-napi @2060.io/ref-napi
 	@touch $@
 
+$(IDENTUS)/node_modules/.installed: $(IDENTUS)/package-lock.json $(IDENTUS)/.npmrc
+	cd $(IDENTUS) && npm ci --loglevel=error
+	@touch $@
+
 $(VENV)-infinity/.done:
 	$(PYTHON) -m venv $(VENV)-infinity
 	$(VENV)-infinity/bin/pip install --quiet --no-compile $(INFINITY)
 	@touch $@
 
-peers: $(VENV)-acapy/.done $(VENV)-infinity/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed  ## install ACA-Py, infinity and Credo, in folders of their own, for tests and benchmarks
+peers: $(VENV)-acapy/.done $(VENV)-infinity/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed $(IDENTUS)/node_modules/.installed  ## install ACA-Py, infinity, Credo and the Identus SDK, in folders of their own, for tests and benchmarks
 
 unit: $(VENV)/.test  ## run the unit tests, which need no models, Spark or other servers: make unit ARGS="-k lease"
 	$(BIN)/pytest tests/unit --numprocesses $(JOBS) $(ARGS)
@@ -120,4 +126,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity $(VENV)-dist tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules $(IDENTUS)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,6 @@
 """Wallets on Credo as they are: connected by an ordinary invitation, in each of their strategies."""
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,17 +8,18 @@ import pytest
 
 from tests.harness.didcomm_service import Door, Invites
 from tests.harness.service import Services
-from tests.harness.waiting import until
-from tests.slow.peers.credo_wallets import LIVE, STRATEGIES, Wallet, WalletProcess
+from tests.slow.peers.node_wallets import Wallet, WalletProcess, emptied
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("edition", ["0.5", "0.6"])]
+LIVE = "PickUpV2LiveMode"
+STRATEGIES = (LIVE, "PickUpV2", "PickUpV1", "Implicit")
+"""The ways in which such wallets pick up, by Credo's own names."""
 SETTINGS = {"MEDIATOR_DIDCOMM__LIVE_LEASE_SECONDS": "300"}
 """Wallets are slow to acknowledge where many tests share the machine."""
 ONLINE = 5
 OFFLINE = 25
 BURST = 200
 BURST_WITHIN = 120.0
-EMPTIED_WITHIN = 30.0
 
 
 @pytest.fixture
@@ -34,24 +34,14 @@ async def invites(door: Door) -> Invites:
     return await door.invite()
 
 
-async def emptied(door: Door) -> None:
-    """Wait until the mediator keeps nothing any more."""
-
-    async def is_empty() -> bool:
-        said = await door.command("connections", "list", "--json", "--data-dir", str(door.service.data_dir))
-        return not any(row["messages"] for row in json.loads(said)["connections"])
-
-    await until(is_empty, EMPTIED_WITHIN, "what was picked up is removed")
-
-
 @pytest.mark.rule("A8", "D2", "D3", "D5", "D6", "D7")
 async def test_each_strategy_gets_all_mail_after_kills(
     edition: str, door: Door, invites: Invites, tmp_path: Path, stack: AsyncExitStack
 ):
-    theirs = await WalletProcess.running(edition, tmp_path / "theirs", stack)
-    ours = await WalletProcess.running(edition, tmp_path / "ours", stack)
-    friend = theirs.wallet("friend", invites.v1_short, LIVE)
-    wallets = [ours.wallet(strategy, invites.v1, strategy) for strategy in STRATEGIES]
+    theirs = await WalletProcess.running(f"credo/{edition}", tmp_path / "theirs", stack)
+    ours = await WalletProcess.running(f"credo/{edition}", tmp_path / "ours", stack)
+    friend = theirs.wallet("friend", invitation=invites.v1_short, strategy=LIVE)
+    wallets = [ours.wallet(strategy, invitation=invites.v1, strategy=strategy) for strategy in STRATEGIES]
     await asyncio.gather(*(wallet.open() for wallet in (friend, *wallets)))
     to_friend = await connected(friend, wallets)
 
@@ -90,9 +80,9 @@ async def test_each_strategy_gets_all_mail_after_kills(
 async def test_a_live_burst_is_shown_once(
     edition: str, door: Door, invites: Invites, tmp_path: Path, stack: AsyncExitStack
 ):
-    process = await WalletProcess.running(edition, tmp_path / "wallets", stack)
-    friend = process.wallet("friend", invites.v1, LIVE)
-    wallet = process.wallet("wallet", invites.v1, LIVE)
+    process = await WalletProcess.running(f"credo/{edition}", tmp_path / "wallets", stack)
+    friend = process.wallet("friend", invitation=invites.v1, strategy=LIVE)
+    wallet = process.wallet("wallet", invitation=invites.v1, strategy=LIVE)
     await asyncio.gather(friend.open(), wallet.open())
     await connected(friend, [wallet])
     texts = [f"burst {number}" for number in range(BURST)]

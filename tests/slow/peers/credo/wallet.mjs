@@ -49,8 +49,8 @@ const commands = {
     return (await connections.returnWhenIsConnected(connectionRecord.id)).id;
   },
 
-  async write({ wallet, connection, texts }) {
-    for (const text of texts) await wallets.get(wallet).basicMessages.sendMessage(connection, text);
+  async write({ wallet, to, texts }) {
+    for (const text of texts) await wallets.get(wallet).basicMessages.sendMessage(to, text);
   },
 };
 

@@ -1,7 +1,8 @@
-"""Credo, run as wallets run it: a Node process that holds wallets of one edition, spoken to over stdin and stdout."""
+"""Wallets on Credo and on the Identus SDK: a Node process that holds some of them, spoken to over stdin and stdout."""
 
 import asyncio
 import itertools
+import json
 import os
 import shutil
 from collections import Counter
@@ -13,34 +14,33 @@ from typing import Any
 import aries_askar
 import orjson
 
-from tests.harness.didcomm_service import missing
+from tests.harness.didcomm_service import Door, missing
 from tests.harness.service import ENDS_WITHIN
+from tests.harness.waiting import until
 
-FOLDER = Path(__file__).parent / "credo"
+FOLDER = Path(__file__).parent
 INSTALLED = "node_modules/.installed"
-"""Made by `make peers` in the folder of each edition."""
-LIVE = "PickUpV2LiveMode"
-STRATEGIES = (LIVE, "PickUpV2", "PickUpV1", "Implicit")
-"""The ways in which such wallets pick up, by Credo's own names."""
+"""Made by `make peers` in the folder of each library."""
 STEP_WITHIN = 60.0
+EMPTIED_WITHIN = 30.0
 LOG_TAIL = 40
 
 
 class Wallet:
     """One wallet; what came stays known here when its process is killed."""
 
-    def __init__(self, process: "WalletProcess", name: str, invitation: str, strategy: str) -> None:
+    def __init__(self, process: "WalletProcess", name: str, options: dict[str, Any]) -> None:
         self.name = name
         self._process = process
-        self._options = {"invitation": invitation, "strategy": strategy}
+        self._options = options
         self.received: list[str] = []
         """Texts of the basic messages that were shown."""
         self.connections: dict[str, str] = {}
-        """Over which connection each text came."""
+        """Over which connection each text came, or from which DID."""
 
-    async def open(self) -> None:
+    async def open(self) -> Any:
         """Make the wallet, or open its storage again; it is connected to the mediator then."""
-        await self._do("open", folder=str(self._process.folder), **self._options)
+        return await self._do("open", folder=str(self._process.folder), **self._options)
 
     async def invite(self) -> str:
         """Make an invitation for one other wallet, which leads through the mediator."""
@@ -50,9 +50,9 @@ class Wallet:
         """Connect to another wallet and return the connection's id."""
         return str(await self._do("accept", invitation=invitation))
 
-    async def write(self, connection: str, texts: Iterable[str]) -> None:
-        """Send basic messages, one after the other."""
-        await self._do("write", connection=connection, texts=list(texts))
+    async def write(self, to: str, texts: Iterable[str]) -> None:
+        """Send basic messages, one after the other, over a connection or to a DID."""
+        await self._do("write", to=to, texts=list(texts))
 
     async def shows(self, texts: Iterable[str], within: float = STEP_WITHIN) -> None:
         """Wait until all of these were shown; those that came before or twice do no harm."""
@@ -77,10 +77,10 @@ class Wallet:
 class WalletProcess:
     """A Node process, which can be killed and started again; its wallets are stored in a folder."""
 
-    def __init__(self, edition: str, folder: Path) -> None:
+    def __init__(self, library: str, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        self._edition = edition
+        self._library = library
         self._log = folder / "wallets.log"
         self._wallets: dict[str, Wallet] = {}
         self._ids = itertools.count()
@@ -88,11 +88,14 @@ class WalletProcess:
         self._came = asyncio.Condition()
 
     @classmethod
-    async def running(cls, edition: str, folder: Path, stack: AsyncExitStack) -> "WalletProcess":
-        """Start a process that ends with the test; where Credo is not installed the test is skipped."""
-        if not (FOLDER / edition / INSTALLED).exists():
-            missing("Credo is not there: `make peers` installs it")
-        process = cls(edition, folder)
+    async def running(cls, library: str, folder: Path, stack: AsyncExitStack) -> "WalletProcess":
+        """Start a process that ends with the test; where the library is not installed the test is skipped.
+
+        ``library`` is the folder in which it is installed: "credo/0.5".
+        """
+        if not (FOLDER / library / INSTALLED).exists():
+            missing(f"{library} is not there: `make peers` installs it")
+        process = cls(library, folder)
         await process.start()
         stack.push_async_callback(process.kill)
         return process
@@ -103,9 +106,10 @@ class WalletProcess:
         assert node is not None
         # Credo's storage comes without its native library; the Python package has the same.
         environment = {**os.environ, "LIB_ASKAR_PATH": str(Path(aries_askar.__file__).parent)}
+        kind, _, edition = self._library.partition("/")
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                node, str(FOLDER / "wallet.mjs"), self._edition,
+                node, str(FOLDER / kind / "wallet.mjs"), edition,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment,
             )  # fmt: skip
         self._reading = asyncio.create_task(self._read(self._process))
@@ -118,9 +122,9 @@ class WalletProcess:
             await self._process.wait()
             await self._reading
 
-    def wallet(self, name: str, invitation: str, strategy: str) -> Wallet:
-        """Name a wallet that is kept here, connected by a mediator's invitation; it has to be opened."""
-        self._wallets[name] = Wallet(self, name, invitation, strategy)
+    def wallet(self, name: str, **options: Any) -> Wallet:
+        """Name a wallet that is kept here, with what it is opened with; it has to be opened."""
+        self._wallets[name] = Wallet(self, name, options)
         return self._wallets[name]
 
     async def do(self, command: str, **fields: Any) -> Any:
@@ -161,3 +165,13 @@ class WalletProcess:
     def tail(self) -> str:
         """Return the last lines of what the process warned of."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
+
+
+async def emptied(door: Door) -> None:
+    """Wait until the mediator keeps nothing any more."""
+
+    async def is_empty() -> bool:
+        said = await door.command("connections", "list", "--json", "--data-dir", str(door.service.data_dir))
+        return not any(row["messages"] for row in json.loads(said)["connections"])
+
+    await until(is_empty, EMPTIED_WITHIN, "what was picked up is removed")
