@@ -12,6 +12,9 @@ const POLLING_INTERVAL = 500; // ms; by default 5 s
 const LONG = 1000;
 const wallets = new Map();
 
+// The SDK prints what it does; answers alone go to stdout.
+console.log = console.info = console.debug = console.error;
+
 const print = (value) => process.stdout.write(JSON.stringify(value) + "\n");
 // Long texts are told by their length.
 const told = (text) => (text.length > LONG ? `${text.length} times ${text[0]}` : text);
