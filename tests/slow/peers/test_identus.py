@@ -3,12 +3,10 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import orjson
 import pytest
 
-from pickup.base64url import decode
 from tests.harness.didcomm_service import Door
 from tests.harness.service import Services
 from tests.slow.peers.node_wallets import WalletProcess, emptied
@@ -22,24 +20,25 @@ OFFLINE = 25
 @pytest.mark.rule("A8", "D2", "D3", "D4", "D6", "D7")
 async def test_two_wallets_get_all_mail_after_kills(services: Services, tmp_path: Path, stack: AsyncExitStack):
     door = await Door.opened(services, stack)
-    link = (await door.invite()).v2
-    mediator = orjson.loads(decode(parse_qs(urlsplit(link).query)["_oob"][0]))["from"]
+    status, said = await door.service.get("/didcomm/did")
+    assert status == 200
+    dids = orjson.loads(said)
     theirs = await WalletProcess.running("identus", tmp_path / "theirs", stack)
     ours = await WalletProcess.running("identus", tmp_path / "ours", stack)
-    polling = ours.wallet("polling", mediator=mediator, live=False)
-    live = theirs.wallet("live", mediator=mediator, live=True)
+    polling = ours.wallet("polling", mediator=dids["did"], live=False)
+    # Before it goes live it looks for the WebSocket in the DID.
+    live = theirs.wallet("live", mediator=dids["socket_did"], live=True)
     to_polling, to_live = await asyncio.gather(polling.open(), live.open())
 
     async def both_ways(word: str) -> None:
         for sender, to, receiver in ((live, to_polling, polling), (polling, to_live, live)):
-            await sender.write(to, [f"{word} for {receiver.name}"])
-            await receiver.shows([f"{word} for {receiver.name}"])
+            text = f"{word} for {receiver.name}"
+            await sender.write(to, [text])
+            await receiver.shows([text if len(text) < MIB else f"{len(text)} times x"])
 
     await both_ways("online")
-    large = ["1" * MIB, "4" * 4 * MIB]
-    await asyncio.gather(live.write(to_polling, large), polling.write(to_live, large))
-    shown = [f"{len(text)} times {text[0]}" for text in large]
-    await asyncio.gather(polling.shows(shown), live.shows(shown))
+    for size in (MIB, 4 * MIB):
+        await both_ways("x" * size)
 
     await ours.kill()
     offline = [f"offline {number}" for number in range(OFFLINE)]
