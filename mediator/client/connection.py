@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+from urllib.parse import ParseResult
 
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Server, Srv
 from nats.aio.client import Client as NatsPy
-from nats.aio.client import Server
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import (
     ConnectionClosedError,
     MaxPayloadError,
@@ -77,6 +79,28 @@ class _Nats(NatsPy):
     def ssl_context(self) -> ssl.SSLContext:
         self.encrypted = True
         return self._context
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        # As nats-py does, which would make a transport of its own; other schemes are refused before.
+        s.last_attempt = time.monotonic()
+        transport = self._transport or _Transport()  # type: ignore[no-untyped-call]
+        self._transport = transport
+        await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
+
+class _Transport(TcpTransport):
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        writer = self._io_writer
+        assert writer is not None
+        try:
+            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        except BaseException:
+            # nats-py waits until the stream is closed, which a stream never learns whose handshake did not end.
+            writer.transport.abort()
+            self._io_writer = None
+            raise
 
 
 class Connection:

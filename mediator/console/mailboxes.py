@@ -119,7 +119,8 @@ class MailboxPages:
         # A browser that connects again says by itself what it has seen; before, the page does.
         seen = visit.request.headers.get("Last-Event-ID") or visit.text("after")
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
-        return await self._console.streams.serve(visit.request, self._new_messages(visit, place, address or "", after))
+        events = self._new_messages(visit, place, address or "", after)
+        return await self._console.streams.serve(visit.request, visit.actor.name, events)
 
     async def _new_messages(
         self, visit: Visit, place: dict[str, str], address: str, after: int | None

@@ -12,6 +12,8 @@ from mediator.http.app import lift_time_limit
 
 MAX_STREAMS: Final = 64
 """Pages that are followed live at once, over all viewers."""
+MAX_PER_USER: Final = 12
+"""Of those, the ones of one user: nobody takes the place of all others."""
 STREAM_SECONDS: Final = 300.0
 """A browser connects again after this time, so that whoever has signed out elsewhere sees no more."""
 WRITE_SECONDS: Final = 20.0
@@ -65,24 +67,28 @@ class Streams:
     """The open streams of the console."""
 
     def __init__(self) -> None:
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], str] = {}
+        """The tasks that write them, and whose they are."""
         self._stopping = False
 
-    async def serve(self, request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
-        """Answer with events for a while; :class:`BusyError` when too many are served already."""
+    async def serve(self, request: web.Request, user: str, events: AsyncIterator[bytes]) -> web.StreamResponse:
+        """Answer with events for a while; :class:`BusyError` when too many are open already, in all or of the user."""
+        own = list(self._open.values()).count(user)
         if self._stopping or len(self._open) >= MAX_STREAMS:
             raise BusyError(f"{len(self._open)} pages are followed live already")
+        if own >= MAX_PER_USER:
+            raise BusyError(f"you follow {own} pages live already; close some of them")
         response = web.StreamResponse(headers=_HEADERS)
         lift_time_limit(request)
         response.force_close()
         await response.prepare(request)
         task = asyncio.create_task(_write(response, events), name="console-stream")
-        self._open.add(task)
+        self._open[task] = user
         try:
             await asyncio.wait([task])
         finally:
             task.cancel()
-            self._open.discard(task)
+            self._open.pop(task, None)
         return response
 
     async def stop(self, _app: web.Application) -> None:
@@ -92,7 +98,7 @@ class Streams:
 
     def end(self) -> None:
         """End all streams; whoever may see them comes again."""
-        for task in self._open:
+        for task in list(self._open):
             task.cancel()
 
 

@@ -1,5 +1,6 @@
 """How mediator.client proves who it is, and how it knows the server."""
 
+import asyncio
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mediator.client import Client, Mailbox
+from mediator.client import Client, Mailbox, connection
 from mediator.errors import LoginRefusedError, NoSuchMailboxError, SetupError, UnreachableError
 from tests.harness.certificates import Certificate, issue
 from tests.harness.nkeys import Key
@@ -78,6 +79,28 @@ async def test_a_refused_login_is_not_tried_again(url: str, certificate: Certifi
 async def test_an_untrusted_certificate_is_refused_at_once(url: str) -> None:
     with pytest.raises(UnreachableError, match="its certificate is not trusted"):
         await Client(url, user="ann", password="right").__aenter__()
+
+
+async def test_a_handshake_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.2)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b'INFO {"server_id":"x","version":"2.10.0","tls_required":true,"max_payload":1000}\r\n')
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with asyncio.timeout(20):
+            for scheme in ("nats", "tls"):
+                with pytest.raises(UnreachableError, match="no NATS server answers there"):
+                    async with Mailbox.open(f"{scheme}://127.0.0.1:{port}", patience=0.5):
+                        pass
+    finally:
+        for writer in writers:
+            writer.close()
+        server.close()
 
 
 async def test_no_password_goes_to_a_server_in_the_clear(external: Callable[[str], int]) -> None:

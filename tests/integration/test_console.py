@@ -397,6 +397,19 @@ async def test_a_page_follows_a_mailbox(site: ConsoleSite, monkeypatch: pytest.M
     again.close()
 
 
+async def test_one_user_does_not_take_all_live_pages(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_PER_USER", 2)
+    site.role = "read"
+    open_pages = [await site.get("/console/live") for _ in range(2)]
+    refused = await site.get("/console/live")
+    assert (refused.status, "you follow 2 pages live already" in await refused.text()) == (503, True)
+    site.role = "operate"
+    open_pages.append(await site.get("/console/live"))
+    assert [page.status for page in open_pages] == [200] * 3
+    for page in open_pages:
+        page.close()
+
+
 async def test_live_pages_are_few(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_STREAMS", 1)
     first = await site.get("/console/live")
