@@ -31,6 +31,7 @@ from registry.search.reranking import Reranker
 from registry.search.searcher import Searcher
 from registry.search.signs import WeakSigns
 from registry.settings import RegistrySettings
+from registry.tables import RegistryTables
 
 MODELS = "models"
 """Name of the folder for exported models, in the data folder."""
@@ -67,6 +68,8 @@ async def run_registry(
     has the model, ``reranker`` orders the best agents again. Nothing here waits for a model or for the index.
     """
     async with AsyncExitStack() as stack:
+        last_sign = await broker.read(lambda tx, _: tx.table(RegistryTables).agents.last_sign())
+        liveness = liveness.after_outage(last_sign, broker.clock())
         updater = IndexUpdater(broker, liveness)
         shared = announcer is not None
         models = None

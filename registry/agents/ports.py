@@ -95,6 +95,9 @@ class Agents(Protocol):
         After ``ChangeCursor(0, 0)`` these are all agents, and the removals that are remembered.
         """
 
+    def last_sign(self) -> int:
+        """Return when any agent with a ttl was last seen, 0 if there is none."""
+
     def unseen(self, since: int, after: LastSeenCursor, limit: int) -> list[SilentAgent]:
         """Return agents with a ttl that were last seen at ``since`` or before, after a cursor and in its order."""
 

@@ -1,6 +1,6 @@
 """The records of the registry. Times are milliseconds since the epoch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mediator.mailboxes.bounds import DAY
@@ -26,14 +26,27 @@ class Liveness:
     """How long an agent is stale after its ttl; its ttl once more if that is longer."""
     keep: int = 7 * DAY
     """How long a gone agent is kept until the clean-up removes it; 0: for ever."""
+    outage_from: int = 0
+    outage_until: int = 0
+    """When nobody could give a sign of life: from the last one of any agent until the service started."""
 
     def gone_at(self, ttl: int, seen_at: int) -> int | None:
-        """Return when an agent is gone, None for never; ``ttl`` is the effective one."""
-        return None if ttl == 0 else seen_at + self.span(ttl)
+        """Return when an agent is gone, None for never; ``ttl`` is the effective one.
+
+        Who was not gone before the outage has its grace from its end on.
+        """
+        if ttl == 0:
+            return None
+        gone_at = seen_at + self.span(ttl)
+        return gone_at if gone_at < self.outage_from else max(gone_at, self.outage_until + max(ttl, self.grace))
 
     def span(self, ttl: int) -> int:
         """Return how long an agent with a ``ttl`` above 0 may be silent until it is gone."""
         return ttl + max(ttl, self.grace)
+
+    def after_outage(self, last_sign: int, now: int) -> "Liveness":
+        """Return the same after a start at ``now``; the last sign of life of any agent came at ``last_sign``."""
+        return replace(self, outage_from=last_sign, outage_until=now)
 
     def state(self, ttl: int, seen_at: int, now: int) -> State:
         """Return the state of an agent."""

@@ -174,6 +174,10 @@ class Agents(Table):
         rows = self._session.dialect.execute(_CHANGES, (space, *after, limit, *after, limit, limit))
         return [_change(row) for row in rows]
 
+    def last_sign(self) -> int:
+        [(at,)] = self._session.dialect.execute("SELECT MAX(seen_at) FROM agent WHERE ttl > 0")
+        return at or 0
+
     def unseen(self, since: int, after: LastSeenCursor, limit: int) -> list[SilentAgent]:
         sql = (
             "SELECT no, tenant, address, ttl, seen_at FROM agent"

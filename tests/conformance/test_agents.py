@@ -37,6 +37,16 @@ def removal(no, revision, at=T0, tenant=TENANT) -> AgentChange:
 # Agents.
 
 
+@pytest.mark.rule("G3")
+def test_the_last_sign_of_life_is_of_agents_with_a_ttl(store):
+    with within(store.transaction(), RegistryTables) as tx:
+        assert tx.agents.last_sign() == 0
+        add(tx, "a", ttl=60, now=T0 + 2)
+        add(tx, "b", ttl=60, now=T0 + 1)
+        add(tx, "c", now=T0 + 3)
+        assert tx.agents.last_sign() == T0 + 2
+
+
 @pytest.mark.rule("G1", "G2")
 def test_an_agent_comes_back_as_it_was_kept(store, reopen):
     with within(store.transaction(), RegistryTables) as tx:

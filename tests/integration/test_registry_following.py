@@ -2,25 +2,30 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from mediator.broker import Broker
 from mediator.errors import UnavailableError
+from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store, Transaction
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
-from registry.agents.records import CardVectors
+from registry.agents.records import CardVectors, Liveness
 from registry.index import changes, updater
 from registry.index.changes import CHUNK, PART
 from registry.index.document import IndexDocument
 from registry.index.packing import pack_rows
 from registry.index.tenant import TenantIndex
+from registry.metrics import RegistryMetrics
 from registry.requests import AgentReference
+from registry.service import run_registry
 from registry.tables import RegistryTables
 from tests.harness.clock import ManualClock
 from tests.harness.directory import Instance, instance
@@ -246,3 +251,29 @@ async def test_optimizing_survives_errors_and_stops_with_the_index(
             await until(lambda: len(steps) > 2, what="it goes on")
         assert [line["event"] for line in said if line["log_level"] == "error"] == ["a large index cannot be optimized"]
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.rule("G3")
+async def test_who_was_alive_before_an_outage_is_found_after_it(data: Data, tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    @asynccontextmanager
+    async def started(store: Store) -> AsyncIterator[Instance]:
+        broker = Broker(store, Bounds(), clock=clock)
+        metrics = RegistryMetrics(CollectorRegistry())
+        async with run_registry(broker, Liveness(grace=300_000), 0, None, tmp_path, metrics) as made:
+            yield Instance(broker, made.updater, made.directory)
+
+    async with started(data.store) as before:
+        await before.register("gone", "sea", ttl=60)
+        clock.now += 3_600_000
+        await before.register("diver", "sea", ttl=60)
+        await before.register("ferry", "sea", ttl=60)
+    clock.now += 7_200_000
+    async with started(data.reopen()) as after:
+        assert sorted(await after.found(text="sea")) == ["diver", "ferry"]
+        await after.directory.report("default", AgentReference(address="agent.ferry"), b"{}")
+        clock.now += 299_000
+        assert sorted(await after.found(text="sea")) == ["diver", "ferry"]
+        clock.now += 1_000
+        assert await after.found(text="sea") == ["ferry"]

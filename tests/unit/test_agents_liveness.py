@@ -39,6 +39,19 @@ def test_without_a_ttl_an_agent_is_always_alive(seen_at: int, now: int) -> None:
 
 
 @pytest.mark.rule("G3")
+def test_after_an_outage_the_grace_begins_anew() -> None:
+    liveness = Liveness(grace=300).after_outage(last_sign=10_000, now=90_000)
+    assert liveness.state(60, 9_990, 90_000) is State.STALE
+    assert liveness.state(60, 9_990, 90_299) is State.STALE
+    assert liveness.state(60, 9_990, 90_300) is State.GONE
+    # With a ttl above the grace it has that once more.
+    assert liveness.state(1_000, 9_990, 90_999) is State.STALE
+    # Who was gone before stays gone, and who is heard of afterwards has its usual time.
+    assert liveness.state(60, 9_000, 90_000) is State.GONE
+    assert liveness.gone_at(60, 91_000) == 91_360
+
+
+@pytest.mark.rule("G3")
 @given(ttl=st.integers(1, 10**10), grace=spans, seen_at=spans, now=spans, later=spans)
 def test_silence_only_makes_it_worse_and_the_grace_is_kept(
     ttl: int, grace: int, seen_at: int, now: int, later: int
