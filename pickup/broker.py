@@ -270,10 +270,10 @@ class MediationBroker:
         """Return a page of a keylist, oldest first, and how many keys it has (RFC 0211 §keylist-query)."""
         return await self.read(lambda tx, now: keylist.query(tx, connection, offset, limit, now))
 
-    async def attach_key(self, tenant: str, key: str, address: str) -> Route:
+    async def attach_key(self, tenant: str, key: str, address: str, inside: Sequence[str] = ()) -> Route:
         """Let what is forwarded to a key go to a mailbox; see :func:`attached_keys.attach` (D11)."""
         return await self.broker.write(
-            lambda tx, now: attached_keys.attach(tx.table(MediationTables), tenant, key, address, now),
+            lambda tx, now: attached_keys.attach(tx.table(MediationTables), tenant, key, address, now, inside),
             (tenant, address),
         )
 
@@ -292,8 +292,8 @@ class MediationBroker:
         if len(request.keys) <= 1:
             return await self._forward(request)
         # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
-        keys = dict.fromkeys(request.keys)
-        parts = await asyncio.gather(*(self._forward(replace(request, keys=(key,))) for key in keys))
+        single = [replace(request, keys=(key,), inside=()) for key in dict.fromkeys(request.keys)]
+        parts = await asyncio.gather(*map(self._forward, single))
         return sum(parts, ForwardOutcome())
 
     async def _forward(self, request: Forward) -> ForwardOutcome:

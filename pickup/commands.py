@@ -1,7 +1,9 @@
 """The operations of the DIDComm door on invitations, attached keys and the mediator's identities."""
 
+from contextlib import suppress
 from dataclasses import asdict
 
+from mediator.errors import UnresolvedDidError
 from mediator.mailboxes.address import parse_address
 from mediator.ops.operations import (
     Answer,
@@ -30,7 +32,9 @@ from mediator.ops.schemas import (
 )
 from pickup.broker import MediationBroker
 from pickup.connection_operations import ROUTE, write_route
+from pickup.dids.document import keys_inside
 from pickup.dids.identities import OwnIdentities
+from pickup.dids.resolver import read
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
 from pickup.mediation.invitations import MAX_INVITATIONS
 from pickup.mediation.records import Invitation
@@ -159,7 +163,11 @@ class DidcommOperations:
     )
     async def _attach(self, request: OperationRequest) -> Answer:
         tenant, key = await self._tenants.of(request), read_text(request, "key")
-        route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")))
+        inside: tuple[str, ...] = ()
+        with suppress(UnresolvedDidError):
+            # Only a DID that has its document in itself.
+            inside = keys_inside(read(key.partition("#")[0]))
+        route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")), inside)
         return write_route(route)
 
     @operation(

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pickup.dids.material import multibase
+
+MAX_INSIDE = 16
+"""Keys of a DID by which its holder is found."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
@@ -47,6 +52,12 @@ class DidDocument:
         """The first HTTP URL without a mediator in front."""
         own = (service.endpoint for service in self.services if not service.routing_keys)
         return next((url for url in own if url.startswith(("http://", "https://"))), None)
+
+
+def keys_inside(document: DidDocument) -> tuple[str, ...]:
+    """Return the keys of a document for signing and key agreement as canonical names, each once."""
+    keys = (*document.authentication, *document.key_agreement)
+    return tuple(dict.fromkeys(f"did:key:{multibase(key.jwk)}" for key in keys))[:MAX_INSIDE]
 
 
 class DidResolver(Protocol):

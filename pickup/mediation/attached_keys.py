@@ -1,5 +1,7 @@
 """Keys that an operator attaches to a mailbox, so that NATS clients FETCH what is forwarded to them (D11)."""
 
+from collections.abc import Sequence
+
 from mediator.errors import BadRequestError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.mailbox import Retention
@@ -8,8 +10,12 @@ from pickup.mediation.ports import MediationTransaction
 from pickup.mediation.records import Route
 
 
-def attach(tx: MediationTransaction, tenant: str, key: str, address: str, now: int) -> Route:
+def attach(
+    tx: MediationTransaction, tenant: str, key: str, address: str, now: int, inside: Sequence[str] = ()
+) -> Route:
     """Route a key, in any form, to a mailbox of the tenant; a key that is attached already moves (D11).
+
+    ``inside`` are the canonical keys inside a DID, which lead there too.
 
     Raises :class:`NoSuchMailboxError`; :class:`BadRequestError` naming ``mail_address`` when its retention is not
     ``until_ack``, or ``key`` when that is no key or in the keylist of a connection.
@@ -23,6 +29,7 @@ def attach(tx: MediationTransaction, tenant: str, key: str, address: str, now: i
         raise BadRequestError("key", "is in the keylist of a connection")
     route = Route(tenant, name, mailbox.address, mailbox.no, None, now, now)
     tx.routes.put(route)
+    tx.routes.add_keys(route, inside)
     return route
 
 

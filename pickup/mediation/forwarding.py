@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError, QuotaExceededError
 from mediator.mailboxes import sending
@@ -32,6 +33,8 @@ class Forward:
     delay: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     """What the messages are kept with, for clients of NATS: the trace of the forward."""
+    inside: Sequence[Sequence[str]] = ()
+    """For each payload the canonical recipients that its envelope names: where its one recipient is unknown."""
 
 
 @dataclass(slots=True)
@@ -70,23 +73,48 @@ def forward(
     places: list[tuple[str, str]] = []
     expired = request.expire_at is not None and request.expire_at <= now
     for key in dict.fromkeys(request.keys):
-        route = None if expired or key in rules.denied else tx.routes.find(request.tenant, key)
-        mailbox = None if route is None else tx.mailboxes.find(request.tenant, route.address)
-        if route is None or mailbox is None or mailbox.no != route.mailbox_no or not mailbox.lives(now):
-            unroutable += len(request.payloads)
-            continue
-        kept = sum(
-            _keep(tx, bounds, quotas, rules, request, route, mailbox, payload, now) for payload in request.payloads
-        )
-        queued += kept
-        full += len(request.payloads) - kept
-        if kept:
-            places.append(mailbox.place)
-        if now - route.used_at >= DAY:
-            tx.routes.used(route, now)
+        named = None if expired else _find(tx, rules, request.tenant, key, now)
+        by_envelope = named is None and not expired and key not in rules.denied
+        for payload, inside in zip(request.payloads, request.inside or repeat(()), strict=False):
+            found = [named] if named else []
+            if by_envelope:
+                found = _find_all(tx, rules, request.tenant, inside, now)
+            unroutable += not found
+            for route, mailbox in found:
+                if _keep(tx, bounds, quotas, rules, request, route, mailbox, payload, now):
+                    queued += 1
+                    places.append(mailbox.place)
+                else:
+                    full += 1
+                if now - route.used_at >= DAY:
+                    tx.routes.used(route, now)
     if not queued:
         tx.write_heartbeat(now)
-    return ForwardOutcome(queued, unroutable, full, tuple(places))
+    return ForwardOutcome(queued, unroutable, full, tuple(dict.fromkeys(places)))
+
+
+def _find(
+    tx: MediationTransaction, rules: MediationRules, tenant: str, key: str, now: int
+) -> tuple[Route, Mailbox] | None:
+    """Return where mail for a canonical key or DID goes, which the operator must not deny."""
+    route = None if key in rules.denied else tx.routes.resolve(tenant, key)
+    if route is None or route.key in rules.denied:
+        return None
+    mailbox = tx.mailboxes.find(tenant, route.address)
+    lives = mailbox is not None and mailbox.no == route.mailbox_no and mailbox.lives(now)
+    return (route, mailbox) if mailbox is not None and lives else None
+
+
+def _find_all(
+    tx: MediationTransaction, rules: MediationRules, tenant: str, keys: Sequence[str], now: int
+) -> list[tuple[Route, Mailbox]]:
+    """Return where mail for these keys and DIDs goes, each mailbox once."""
+    found: dict[int, tuple[Route, Mailbox]] = {}
+    for key in keys:
+        one = _find(tx, rules, tenant, key, now)
+        if one is not None:
+            found.setdefault(one[1].no, one)
+    return list(found.values())
 
 
 def _keep(
@@ -135,12 +163,12 @@ def check_send(tx: MediationTransaction, mailbox: Mailbox, draft: Draft) -> Draf
 
 
 def _first_recipient(tx: MediationTransaction, mailbox: Mailbox, named: Sequence[str]) -> str | None:
-    """Return the first of these recipients, in canonical form, whose mail goes to this mailbox."""
+    """Return what was registered for the first of these recipients whose mail goes to this mailbox."""
     for recipient in named:
         key = canonical(recipient)
-        route = None if key is None else tx.routes.find(mailbox.tenant, key)
+        route = None if key is None else tx.routes.resolve(mailbox.tenant, key)
         if route is not None and route.mailbox_no == mailbox.no:
-            return key
+            return route.key
     return None
 
 

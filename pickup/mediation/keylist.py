@@ -25,6 +25,8 @@ class KeylistUpdate:
 
     key: str
     action: str
+    inside: tuple[str, ...] = ()
+    """The canonical keys inside a DID that is added."""
 
 
 def update(
@@ -39,9 +41,9 @@ def update(
     """Update a keylist, each update on its own and in order; return their results (D8).
 
     ``proven`` are the canonical keys and DIDs that sealed the request: they are taken over from any other connection.
-    Any other key that another connection holds or seals with is a ``client_error`` until that connection is idle; so
-    is a key that an operator attached, and a key of the mediator: of an invitation, or one in ``own``. Raises
-    :class:`NotEnrolledError` without mediation.
+    Any other key that another connection holds, inside a DID too, or seals with is a ``client_error`` until that
+    connection is idle; so is a key that an operator attached, and a key of the mediator: of an invitation, or one in
+    ``own``. Raises :class:`NotEnrolledError` without mediation.
     """
     mailbox = get_mailbox(tx, connection, now)
     held = tx.routes.count(connection)
@@ -58,6 +60,8 @@ def update(
             results.append(KeylistResult.CLIENT_ERROR)
         else:
             results.append(_add(tx, rules, connection, mailbox, key, held, proven, now))
+            if results[-1] is not KeylistResult.CLIENT_ERROR and (route := tx.routes.find(connection.tenant, key)):
+                tx.routes.add_keys(route, [one for one in change.inside if one not in own])
             held += results[-1] is KeylistResult.SUCCESS
     return results
 
@@ -89,6 +93,11 @@ def _add(
         return KeylistResult.CLIENT_ERROR
     if route is not None and not _free(tx, rules, route, proven, now):
         return KeylistResult.CLIENT_ERROR
+    if route is None and key not in proven:
+        # The key may be inside a DID of another connection, to which its mail goes.
+        around = tx.routes.resolve(connection.tenant, key)
+        if around is not None and around.connection_no != connection.no and not _free(tx, rules, around, proven, now):
+            return KeylistResult.CLIENT_ERROR
     if route is not None:
         tx.routes.remove(route)
     tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.no, connection.no, now, now))

@@ -95,6 +95,12 @@ class Routes(Protocol):
     def find(self, tenant: str, key: str) -> Route | None:
         """Return where mail for a canonical key goes."""
 
+    def resolve(self, tenant: str, name: str) -> Route | None:
+        """Do as :meth:`find`, and for a key without a route return that of the DID it is inside of, the oldest one."""
+
+    def add_keys(self, route: Route, keys: Sequence[str]) -> None:
+        """Let the canonical keys inside the DID of a route lead to it too, until it is removed."""
+
     def put(self, route: Route) -> None:
         """Save a route, new or changed.
 

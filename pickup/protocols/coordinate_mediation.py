@@ -1,11 +1,13 @@
 """Coordinate mediation 1.0 (RFC 0211), 2.0 and 3.0: grants mailboxes, and keeps the keys that lead to them."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mediator.errors import BadRequestError, MediationDeniedError
+from mediator.errors import BadRequestError, MediationDeniedError, UnresolvedDidError
 from mediator.fields import MAX_ITEMS
+from pickup.dids.document import keys_inside
 from pickup.dids.identity_index import Identity
 from pickup.dids.own_dids import invitation_key
 from pickup.dispatcher import Dispatcher, InboundRequest
@@ -109,13 +111,27 @@ async def update(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Update the keylist, and return each update with its result (RFC 0211 §keylist-update, D3, D8)."""
     connection, form = request.enrolled(), _form(request.message)
     changes = [parse_change(item, form) for item in request.message.fields.items("updates")]
-    own = {key for change in changes if request.context.identities.owns(key := names.canonical(change.key) or "")}
+    changes = [replace(change, inside=await _keys_inside(request, change)) for change in changes]
+    named = (name for change in changes for name in (names.canonical(change.key) or "", *change.inside))
+    own = {name for name in named if request.context.identities.owns(name)}
     # The key that sealed this message belongs to the holder.
     proven = frozenset() if request.caller is None else frozenset({request.caller})
     if request.repeated:
         return [_updated(request, [(change, KeylistResult.NO_CHANGE) for change in changes])]
     results = await request.mediation.update_keylist(connection, changes, proven, own)
     return [_updated(request, zip(changes, results, strict=True))]
+
+
+async def _keys_inside(request: InboundRequest, change: KeylistUpdate) -> tuple[str, ...]:
+    """Return the canonical keys inside a DID that is added: older senders name its holder by one of them."""
+    if change.action != "add" or not change.key.startswith("did:peer:"):
+        return ()
+    # Up to 1 000 DIDs of some kilobytes are read; others go on meanwhile.
+    await asyncio.sleep(0)
+    try:
+        return keys_inside(await request.context.resolver.resolve(change.key.partition("#")[0]))
+    except UnresolvedDidError:
+        return ()
 
 
 def _updated(request: InboundRequest, results: Iterable[tuple[KeylistUpdate, KeylistResult]]) -> ReplyMessage:

@@ -25,6 +25,8 @@ MAX_COPIES = 64
 """Messages queued by one forward: its attachments times its recipients."""
 MAX_COPIED = 32 * 1024 * 1024
 """Bytes of those messages, when there are several recipients: one request is written many times."""
+MAX_INSIDE = 16
+"""Recipients of an envelope that are looked up where the forward names one that is unknown."""
 MAX_SECONDS = 10**11
 """Unix seconds above this are milliseconds by mistake (N5)."""
 _MAJOR = {Generation.V1: 1, Generation.V2: 2}
@@ -54,26 +56,29 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
     """
     if message.type.major != _MAJOR[message.generation]:
         raise UnsupportedMessageError(str(message.type))
-    named, payloads = _read(context, message)
+    named, envelopes = _read(context, message)
+    payloads = [payload for payload, _ in envelopes]
     _check_copies(len(named), payloads)
-    recipients = [key for text in named if (key := canonical(text)) is not None]
+    # What is neither key nor DID is a recipient that nobody knows.
+    recipients = [key for text in named if (key := canonical(text)) is not None] or [""]
     request = Forward(
         tenant=tenant,
         keys=recipients,
         payloads=payloads,
+        # Senders may name a recipient otherwise than it registered itself, but they sealed for a key of its.
+        inside=[[key for text in inside[:MAX_INSIDE] if (key := canonical(text))] for _, inside in envelopes],
         expire_at=parse_expiry(message),
         delay=parse_delay(message, context.mediation.rules.keep),
         headers=context.mediation.broker.trace.headers(),
     )
     outcome = await context.mediation.forward(request)
-    # A recipient that is neither key nor DID counts as unroutable, like a key that nobody has (D9).
     malformed = (len(named) - len(recipients)) * len(payloads)
     context.metrics.forwarded(outcome.queued, outcome.unroutable + malformed, outcome.full)
     return outcome
 
 
-def _read(context: DidcommContext, message: DidcommMessage) -> tuple[list[str], list[bytes]]:
-    """Return the recipients as written, and the payloads."""
+def _read(context: DidcommContext, message: DidcommMessage) -> tuple[list[str], list[tuple[bytes, list[str]]]]:
+    """Return the recipients as written, and the payloads, each with the recipients that its envelope names."""
     if message.generation is Generation.V1:
         return parse_recipients(message.body.get("to"), "to"), [_envelope(context, message.body.get("msg"), "msg")]
     named = parse_recipients(message.body.get("next"), "next")
@@ -103,8 +108,11 @@ def parse_recipients(value: object, where: str) -> list[str]:
     return named
 
 
-def _envelope(context: DidcommContext, value: Any, where: str) -> bytes:
-    """Return the bytes to queue: a JSON object is written compactly, other payloads stay as they are."""
+def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, list[str]]:
+    """Return the bytes to queue, and for whom they are sealed.
+
+    A JSON object is written compactly, other payloads stay as they are.
+    """
     payload = value.encode("utf-8", "replace") if isinstance(value, str) else value
     recipients = None
     # Pickup 1.0 writes it inside other JSON, so the bounds of any JSON hold for it. orjson raises TypeError for
@@ -118,7 +126,7 @@ def _envelope(context: DidcommContext, value: Any, where: str) -> bytes:
         raise BadRequestError(where, "expected a DIDComm encrypted envelope")
     if any(context.identities.find(kid) is not None for kid in recipients):
         raise BadRequestError(where, "the envelope is sealed for this mediator itself")
-    return payload
+    return payload, recipients
 
 
 def parse_expiry(message: DidcommMessage) -> int | None:

@@ -94,6 +94,7 @@ class Connections(Table):
         if removed:
             self._session.add_count((CONNECTIONS, connection.tenant), -len(removed))
         self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection.no,))
+        self._session.dialect.execute(f"{_FORGET_KEYS} FROM route WHERE connection_no = ?)", (connection.no,))
         self._session.dialect.execute("DELETE FROM route WHERE connection_no = ?", (connection.no,))
         self._session.dialect.execute("DELETE FROM connection_use WHERE connection_no = ?", (connection.no,))
 
@@ -157,6 +158,25 @@ class Routes(Table):
         row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, key))
         return None if row is None else _route(row)
 
+    def resolve(self, tenant: str, name: str) -> Route | None:
+        found = self.find(tenant, name)
+        if found is None:
+            # Only the route that has had the key the longest.
+            row = self._session.first(
+                f"{_ROUTE} WHERE (tenant, key) = (SELECT tenant, route FROM route_key WHERE tenant = ? AND key = ?"
+                " ORDER BY created_at, route LIMIT 1)",
+                (tenant, name),
+            )
+            found = None if row is None else _route(row)
+        return found
+
+    def add_keys(self, route: Route, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._session.dialect.execute(
+                "INSERT INTO route_key (tenant, key, created_at, route) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (route.tenant, key, route.created_at, route.key),
+            )
+
     def put(self, route: Route) -> None:
         holder = _holder(route)
         added = self._session.first(
@@ -188,6 +208,9 @@ class Routes(Table):
         )
         if removed is not None:
             self._count(removed[0], -1)
+            self._session.dialect.execute(
+                "DELETE FROM route_key WHERE tenant = ? AND route = ?", (route.tenant, route.key)
+            )
 
     def _count(self, holder: int, by: int) -> None:
         if holder != ATTACHED:
@@ -208,15 +231,16 @@ class Routes(Table):
 
     def remove_attached(self, mailbox_no: int) -> None:
         # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
-        self._session.dialect.execute(
-            f"DELETE FROM route WHERE mailbox_no = ? AND connection_no = {ATTACHED}", (mailbox_no,)
-        )
+        of = f"FROM route WHERE mailbox_no = ? AND connection_no = {ATTACHED}"
+        self._session.dialect.execute(f"{_FORGET_KEYS} {of})", (mailbox_no,))
+        self._session.dialect.execute(f"DELETE {of}", (mailbox_no,))
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
         sql = f"{_ROUTE} WHERE connection_no = {ATTACHED} AND tenant = ? ORDER BY created_at, key LIMIT ?"
         return [_route(row) for row in self._session.dialect.execute(sql, (tenant, limit))]
 
 
+_FORGET_KEYS = "DELETE FROM route_key WHERE (tenant, route) IN (SELECT tenant, key"
 _CONNECTION = "SELECT no, tenant, mailbox_no, seen_at, state FROM connection"
 _ROUTE = "SELECT tenant, key, address, mailbox_no, connection_no, created_at, used_at FROM route"
 

@@ -301,6 +301,29 @@ def test_what_was_removed_is_not_kept_again(store):
 # Routes.
 
 
+@pytest.mark.rule("D3", "D8")
+def test_a_route_is_found_by_keys_inside_its_did(store, reopen):
+    with within(store.transaction(), MediationTables) as tx:
+        alice, bob = connect(tx), connect(tx, BOB)
+        first, second = lead(tx, "did:a", alice), lead(tx, LONGEST, bob, created_at=T0 + 1)
+        attached = lead(tx, "did:b")
+        for route, keys in ((second, ["k1", "k2"]), (first, ["k1"]), (first, ["k1"]), (attached, ["k3"])):
+            tx.routes.add_keys(route, keys)
+    store = reopen()
+    with within(store.transaction(), MediationTables) as tx:
+        assert [tx.routes.resolve(TENANT, key) for key in ("k1", "k2", "k3")] == [first, second, attached]
+        assert tx.routes.find(TENANT, "k1") is tx.routes.resolve(TENANT, "k4") is tx.routes.resolve("x", "k1") is None
+        own = lead(tx, "k1", bob)
+        assert tx.routes.resolve(TENANT, "k1") == own
+        tx.routes.remove(own)
+        tx.routes.remove(first)
+        assert tx.routes.resolve(TENANT, "k1") == second
+        tx.connections.remove(bob)
+        assert tx.routes.resolve(TENANT, "k1") is tx.routes.resolve(TENANT, "k2") is None
+        tx.routes.remove_attached(attached.mailbox_no)
+        assert tx.routes.resolve(TENANT, "k3") is None
+
+
 @pytest.mark.rule("D8")
 def test_a_route_is_found_by_its_key_alone(store, reopen):
     with within(store.transaction(), MediationTables) as tx:

@@ -117,13 +117,19 @@ class Mediation(Broker):
         return self.run(lambda tx: granting.get_mailbox(tx, connection, self.now))
 
     def update(
-        self, connection: Connection, changes: Sequence[tuple[str, str]], proven: Sequence[str] = ()
+        self,
+        connection: Connection,
+        changes: Sequence[tuple[str, str]],
+        proven: Sequence[str] = (),
+        inside: Sequence[str] = (),
     ) -> list[KeylistResult]:
-        wishes = [KeylistUpdate(key, action) for key, action in changes]
+        wishes = [KeylistUpdate(key, action, tuple(inside)) for key, action in changes]
         return self.run(lambda tx: keylist.update(tx, self.rules, connection, wishes, frozenset(proven), self.now))
 
-    def add(self, connection: Connection, *keys: str, proven: Sequence[str] = ()) -> list[KeylistResult]:
-        return self.update(connection, [(key, "add") for key in keys], proven)
+    def add(
+        self, connection: Connection, *keys: str, proven: Sequence[str] = (), inside: Sequence[str] = ()
+    ) -> list[KeylistResult]:
+        return self.update(connection, [(key, "add") for key in keys], proven, inside)
 
     def remove(self, connection: Connection, *keys: str) -> list[KeylistResult]:
         return self.update(connection, [(key, "remove") for key in keys])
@@ -135,8 +141,8 @@ class Mediation(Broker):
     def route(self, key: str, tenant: str = TENANT) -> Route | None:
         return self.run(lambda tx: tx.routes.find(tenant, key))
 
-    def attach(self, key: str, address: str, tenant: str = TENANT) -> Route:
-        return self.run(lambda tx: attached_keys.attach(tx, tenant, key, address, self.now))
+    def attach(self, key: str, address: str, tenant: str = TENANT, inside: Sequence[str] = ()) -> Route:
+        return self.run(lambda tx: attached_keys.attach(tx, tenant, key, address, self.now, inside))
 
     def detach(self, key: str) -> None:
         self.run(lambda tx: attached_keys.detach(tx, TENANT, key))

@@ -138,6 +138,9 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
             tx.table(MediationTables).routes.put(route)
             tx.table(MediationTables).routes.used(route, T0)
             tx.table(MediationTables).routes.find(TENANT, "did:x:2")
+            tx.table(MediationTables).routes.add_keys(route, ["did:key:z6MkX"])
+            tx.table(MediationTables).routes.resolve(TENANT, "did:key:z6MkX")
+            tx.table(MediationTables).routes.remove_attached(mailbox.no)
             tx.table(MediationTables).routes.of(connection, 0, ALL)
             tx.table(MediationTables).routes.count(connection)
             tx.table(MediationTables).routes.attached(TENANT, ALL)
@@ -224,6 +227,28 @@ def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
         plan = [row[3] for row in tx.session.dialect.execute(f"EXPLAIN QUERY PLAN {sql}")]
     steps = [step for step in plan if step not in limited]
     assert not any(step.startswith("SCAN") or "TEMP B-TREE" in step for step in steps), (sql, plan)
+
+
+@pytest.mark.rule("D3")
+def test_dids_registered_before_are_found_by_their_keys(open_store, take_back):
+    old = "did:peer:2.Ez6LSone.Ez6LStwo.Vz6Mkthree.EzDnaother.SeyJ0IjoiZG0ifQ"
+    with contextlib.closing(open_store()) as store, store.transaction() as tx:
+        connection = tx.table(MediationTables).connections.add(
+            NewConnection(TENANT, Generation.V2, old, "did:x:me", (old,), T0)
+        )
+        for number in range(2500):
+            did = f"did:peer:2.Ez6LSkey{number}.SeyJ0IjoiZG0ifQ"
+            tx.table(MediationTables).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+        for did in (old, "did:key:z6MkX", "did:peer:4zQm", "did:web:Ez6LSweb.example"):
+            tx.table(MediationTables).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+    take_back(NAMES.index("0019_route_keys"))
+    with contextlib.closing(open_store()) as store, store.transaction() as tx:
+        routes = tx.table(MediationTables).routes
+        for name in ("z6LSone", "z6LStwo", "z6Mkthree"):
+            assert routes.resolve(TENANT, f"did:key:{name}").key == old
+        assert all(routes.resolve(TENANT, f"did:key:z6LSkey{number}") for number in range(2500))
+        assert routes.resolve(TENANT, "did:key:zDnaother") is routes.resolve(TENANT, "did:key:z6LSweb") is None
+        assert routes.resolve("other", "did:key:z6LSone") is None
 
 
 @pytest.mark.rule("A7")

@@ -20,9 +20,12 @@ from mediator.store.base import Store, Transaction
 from pickup.mediation import envelope_recipients as envelope
 from pickup.mediation import names
 from pickup.mediation.forwarding import MAX_DELAYED, ForwardOutcome
+from pickup.mediation.keylist import KeylistResult
 from pickup.mediation.records import MediationRules
 from tests.harness.broker import DAY, HOUR, SECOND, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
+
+SUCCESS, NO_CHANGE, CLIENT_ERROR = KeylistResult
 
 
 @pytest.mark.rule("D4")
@@ -146,6 +149,103 @@ def test_a_forward_wakes_who_waits_for_it_and_is_told(house: Mediation) -> None:
     house.forward(key(10))
     assert house.woken == {(TENANT, holder.address)}
     assert house.told(EventType.STORED) == [0]
+
+
+# By another name than the registered one.
+
+
+@pytest.mark.rule("D3", "D4")
+def test_mail_may_name_a_key_inside_the_did(house: Mediation) -> None:
+    holder = house.holder(1)
+    assert house.add(holder, "did:peer:2.x", inside=[key(10), key(11)]) == [SUCCESS]
+    for name in ("did:peer:2.x", key(10), key(11)):
+        assert house.forward(name, name.encode()).queued == 1
+    mail = house.deliver(holder)
+    assert payloads(mail) == [b"did:peer:2.x", key(10).encode(), key(11).encode()]
+    # It counts and is filtered as mail for what was registered.
+    assert {message.recipient for message in mail} == {"did:peer:2.x"}
+    assert house.keys(holder) == (["did:peer:2.x"], 1)
+    assert house.remove(holder, key(10)) == [NO_CHANGE]
+    assert house.remove(holder, "did:peer:2.x") == [SUCCESS]
+    assert house.forward(key(10)) == ForwardOutcome(unroutable=1)
+
+
+@pytest.mark.rule("D8")
+def test_a_key_inside_a_did_is_held_as_others_are(house: Mediation) -> None:
+    alice, mallory = house.holder(1), house.holder(2)
+    house.add(alice, "did:peer:2.alice", inside=[key(10)])
+    house.advance(1)
+    # Nobody proves the keys of a DID that is registered: who had the key first keeps its mail.
+    assert house.add(mallory, "did:peer:2.mallory", inside=[key(10)]) == [SUCCESS]
+    assert house.add(mallory, key(10)) == [CLIENT_ERROR]
+    house.forward(key(10), b"secret")
+    assert (house.status(alice).count, house.status(mallory).count) == (1, 0)
+    # What was registered by itself comes before what is inside of something.
+    assert house.add(mallory, key(10), proven=[key(10)]) == [SUCCESS]
+    house.forward(key(10), b"proven")
+    assert (house.status(alice).count, house.status(mallory).count) == (1, 1)
+
+
+@pytest.mark.rule("D8")
+def test_a_key_inside_two_dids_outlives_the_first(house: Mediation) -> None:
+    holder, other = house.holder(1), house.holder(2)
+    for did in ("did:peer:2.a", "did:peer:2.b"):
+        house.add(holder, did, inside=[key(10)])
+        house.advance(1)
+    house.remove(holder, "did:peer:2.a")
+    assert house.forward(key(10)).queued == 1
+    house.disconnect(holder)
+    assert house.forward(key(10)) == ForwardOutcome(unroutable=1)
+    assert house.add(other, key(10)) == [SUCCESS]
+
+
+@pytest.mark.rule("D8")
+def test_registering_a_did_again_finds_its_keys(house: Mediation) -> None:
+    holder = house.holder(1, "did:peer:4z")
+    assert house.forward(key(10)).unroutable == 1
+    assert house.add(holder, "did:peer:4z", inside=[key(10)]) == [NO_CHANGE]
+    assert house.forward(key(10)).queued == 1
+
+
+@pytest.mark.rule("D11")
+def test_an_attached_did_is_found_by_its_keys(house: Mediation) -> None:
+    house.create(retention=Retention.UNTIL_ACK)
+    house.attach("did:peer:2.x", "task", inside=[key(10)])
+    assert house.forward(key(10)).queued == 1
+    assert house.add(house.holder(1), key(10)) == [CLIENT_ERROR]
+    house.detach("did:peer:2.x")
+    assert house.forward(key(10)).unroutable == 1
+
+
+@pytest.mark.rule("D4", "D9")
+def test_an_unknown_name_is_found_by_the_envelope(house: Mediation) -> None:
+    alice, bob = house.holder(1, key(10), key(11)), house.holder(2, key(20))
+    outcome = house.forward("", b"one", b"two", b"none", inside=[[key(98), key(11), key(10)], [key(10), key(20)], []])
+    assert (outcome.queued, outcome.unroutable) == (3, 1)
+    assert [message.recipient for message in house.deliver(alice)] == [key(11), key(10)]
+    assert payloads(house.deliver(bob)) == [b"two"]
+    # A name that is known is enough.
+    house.forward(key(20), b"three", inside=[[key(10)]])
+    assert (house.status(alice).count, house.status(bob).count) == (2, 2)
+
+
+@pytest.mark.rule("D9")
+def test_what_is_denied_is_not_found_by_another_name(house: Mediation) -> None:
+    allowed, denied = house.holder(1, key(12)), house.holder(2, key(30))
+    house.add(denied, "did:peer:2.x", inside=[key(10)])
+    house.rules = MediationRules(denied=frozenset({"did:peer:2.x", key(20), key(30)}))
+    for name, inside in ((key(10), []), (key(99), [key(10)]), (key(99), [key(30)]), (key(20), [key(12)])):
+        assert house.forward(name, inside=[inside]) == ForwardOutcome(unroutable=1)
+    assert house.forward(key(99), inside=[[key(12)]]).queued == 1
+    assert (house.status(allowed).count, house.status(denied).count) == (1, 0)
+
+
+@pytest.mark.rule("D11")
+def test_by_nats_too_a_key_inside_a_did_is_mail_for_it(house: Mediation) -> None:
+    holder = house.holder(1)
+    house.add(holder, "did:peer:2.x", inside=[key(10)])
+    house.post(v1(key(10)), holder.address)
+    assert [message.recipient for message in house.deliver(holder)] == ["did:peer:2.x"]
 
 
 # By NATS.
