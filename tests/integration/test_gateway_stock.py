@@ -18,8 +18,10 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import Upstreams
 from mediator.nats.door import DoorOptions
+from mediator.nats.frames import MAX_LINE
 from mediator.ops.metrics import Metrics
 from mediator.push.gateway import connections
+from mediator.push.gateway.commands import MAX_UNFINISHED
 from mediator.push.opening import run_gateway, upstream
 from tests.harness.certificates import issue
 from tests.harness.door import PUSH, joined
@@ -421,3 +423,26 @@ async def test_the_users_of_tenants_log_in_through_the_gateway(tmp_path):
             options = {"verbose": False, "nkey": key.public, "sig": key.sign(nonce)}
             signed.write(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
             assert await signed.line() == b"PONG"
+
+
+@pytest.mark.rule("N7")
+async def test_unfinished_commands_of_strangers_hold_little_memory(tmp_path):
+    async with gateway(tmp_path, max_connections=500) as house:
+        await house.service.create()
+        stream = b"PUB $JS.API.STREAM.CREATE.s %d\r\n"
+        stranger = await house.raw()
+        stranger.write(stream % 1_000_000)
+        assert (await stranger.rest()).splitlines()[1:] == [b"-ERR 'Authorization Violation'"]
+        peers = [await house.raw() for _ in range(400)]
+        for number, peer in enumerate(peers):
+            request = b"PUB $mq9.AI.MSG.SEND.task _INBOX.p%d.1 %%d\r\n" % number
+            peer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB _INBOX.p%d.* 1\r\n' % number)
+            peer.write((stream if number % 2 else request) % 250_000 + bytes(100_000))
+        await until(lambda: house.gateway.unfinished.total > MAX_UNFINISHED - 1_000_000)
+        client = await house.client()
+        reply = await client.request("$mq9.AI.MSG.SEND.task", bytes(200_000), timeout=30)
+        assert json.loads(reply.data)["msg_id"] == 0
+        assert house.gateway.unfinished.total <= MAX_UNFINISHED + 400 * MAX_LINE
+        for peer in peers:
+            peer.writer.close()
+        await until(lambda: house.gateway.unfinished.total == 0)

@@ -1,6 +1,7 @@
 """What the gateway changes on a client's connection, and what it knows of it (E6, E7, N10)."""
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mediator.nats.frames import ProtocolViolationError
+from mediator.push.gateway.commands import UnfinishedCommands
 from mediator.push.gateway.identities import ClientIdentity
 from mediator.push.gateway.inboxes import InboxClaims
 from mediator.push.gateway.pings import MAX_PINGS
@@ -82,11 +84,19 @@ class Served:
 class Way:
     """A session with its gateway."""
 
-    def __init__(self, connect: bytes = QUIET, tls: bool = False, inboxes: InboxClaims | None = None) -> None:
+    def __init__(
+        self,
+        connect: bytes = QUIET,
+        tls: bool = False,
+        inboxes: InboxClaims | None = None,
+        unfinished: UnfinishedCommands | None = None,
+    ) -> None:
         self.gateway = Gateway()
         public = PublicAddress("example.org", 4222, tls, False, 3)
         claims = inboxes or InboxClaims(lambda *_: None)
-        self.session = GatewaySession(self.gateway, self.gateway, lambda: None, claims, public, "10.0.0.1")
+        self.session = GatewaySession(
+            self.gateway, self.gateway, lambda: None, claims, public, "10.0.0.1", unfinished=unfinished
+        )
         self.client(connect)
 
     def client(self, data: bytes) -> tuple[bytes, bytes]:
@@ -617,3 +627,83 @@ def test_a_stream_is_read_as_nats_server_reads_it(body: bytes, passes: bool) -> 
     frame = b"PUB $JS.API.STREAM.CREATE.s %d\r\n%b\r\n" % (len(body), body)
     up, down = Way().client(frame)
     assert (up == frame, b"Permissions Violation for Publish" in down) == (passes, not passes)
+
+
+# What waits of clients (N7).
+
+
+@pytest.mark.rule("N7")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"PUB a 1\r\nx\r\n",
+        b"PUB $JS.API.STREAM.CREATE.s 200000\r\n",
+        b"HPUB a 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+        b"PUB $mq9.AI.MSG.SEND.a _INBOX.a.1 200000\r\n",
+        b"SUB %b.* 1\r\n" % BOX,
+        b"UNSUB 1\r\n",
+    ],
+)
+def test_nothing_but_pings_comes_before_connect(sent: bytes) -> None:
+    for step in (1, len(sent)):
+        chunks = [b"PING\r\n", *(sent[at : at + step] for at in range(0, len(sent), step))]
+        way = Way(b"")
+        with pytest.raises(ProtocolViolationError, match=r"^Authorization Violation$"):
+            deque(map(way.session.from_client, chunks), 0)
+        assert way.session.take()[0] == b"PING\r\n"
+        assert not way.gateway.made
+
+
+STREAM = b"PUB $JS.API.STREAM.CREATE.s 200000\r\n"
+SEND = b"PUB $mq9.AI.MSG.SEND.a _INBOX.a.1 200000\r\n"
+
+
+@pytest.mark.rule("N7")
+def test_all_clients_together_have_so_much_unfinished() -> None:
+    everybody = UnfinishedCommands(limit=1_000_000)
+    # The sizes that the commands name count, though next to nothing of them has come.
+    ways = [Way(unfinished=everybody) for _ in range(20)]
+    for way in ways:
+        way.server(b"PONG\r\n")
+    said = [way.client(STREAM + b"{") for way in ways]
+    assert [down.startswith(b"-ERR 'Permissions Violation for Publish") for _, down in said] == [False] * 4 + [
+        True
+    ] * 16
+    assert 800_000 < everybody.total <= 1_000_000
+    # What was accepted is read to its end, what was refused is dropped, and the room is there again.
+    rest = b'"subjects":["ok"]}'.ljust(199_999) + b"\r\n"
+    assert [up.startswith(STREAM) for up, _ in (way.client(rest) for way in ways)] == [True] * 4 + [False] * 16
+    assert everybody.total == 0
+    assert ways[-1].client(STREAM + b"{")[1] == b""
+    ways[-1].session.close()
+    assert everybody.total == 0
+
+
+@pytest.mark.rule("N7")
+def test_a_long_connect_waits_while_there_is_room() -> None:
+    everybody = UnfinishedCommands(limit=100_000)
+    half = b'CONNECT {"auth_token":"' + b"x" * 60_000
+    first, second = (Way(b"", unfinished=everybody) for _ in range(2))
+    first.client(half)
+    with pytest.raises(ProtocolViolationError, match=r"^maximum control line exceeded$"):
+        second.client(half)
+    second.session.close()
+    assert first.client(b'"}\r\n')[0] == half + b'"}\r\n'
+    assert everybody.total == len(half) + 4, "the server has not answered"
+    first.server(b"PONG\r\n")
+    assert everybody.total == 0
+
+
+@pytest.mark.rule("N7")
+def test_who_is_not_let_in_yet_gives_way_when_much_waits() -> None:
+    everybody = UnfinishedCommands(limit=1_000_000)
+    ways = [Way(unfinished=everybody) for _ in range(3)]
+    frame = b"PUB a 400000\r\n" + b"x" * 400_000 + b"\r\n"
+    for way in ways[:2]:
+        way.client(frame)
+    with pytest.raises(ProtocolViolationError, match=r"^Authorization Timeout$"):
+        ways[2].client(frame)
+    ways[2].session.close()
+    ways[0].server(b"PONG\r\n")
+    assert ways[0].client(frame * 3)[0] == frame * 3, "the server knows who it is"
+    assert everybody.total < 500_000

@@ -26,6 +26,8 @@ class Client:
     published: int = 0
     refused: frozenset[bytes] = frozenset()
     decided: bool = True
+    connected: bool = True
+    room: bool = True
 
     def connect(self, frame: bytes, options: bytes) -> bytes:
         self.told.append((b"CONNECT", options))
@@ -45,6 +47,9 @@ class Client:
 
     def publishing(self) -> None:
         self.published += 1
+
+    def may_wait(self, size: int) -> bool:
+        return self.room
 
     def pinging(self) -> None:
         self.told.append((b"PING",))
@@ -398,3 +403,16 @@ def test_any_bytes_are_either_frames_or_refused(data: bytes, places: list[int]) 
 def test_what_came_before_a_broken_frame_passes() -> None:
     data = pub(b"a", b"1")
     assert passed(ClientStream(Client()), [data + b"oops\r\n"]) == data
+
+
+@pytest.mark.rule("N7")
+def test_what_finds_no_room_to_wait_goes_on_or_is_dropped() -> None:
+    client = Client(room=False)
+    stream = ClientStream(client)
+    begun = b"PUB $mq9.AI.MSG.SEND.a _INBOX.a.1 50\r\nabc"
+    assert b"".join(stream.feed(begun)) == begun, "nats-server reads it piece by piece"
+    assert b"".join(stream.feed(b"x" * 47 + b"\r\nPUB $JS.API.STREAM.CREATE.s 50\r\nabc")) == b"x" * 47 + b"\r\n"
+    assert client.told[-1] == (b"body", b"$JS.API.STREAM.CREATE.s", b"(large)")
+    whole = pub(b"$mq9.AI.MSG.SEND.a", b"x", SHORT)
+    assert fed(stream, [b"x" * 47 + b"\r\n" + whole]) == b""
+    assert client.told[-1][0] == b"request", "what is whole waits for nothing"

@@ -155,6 +155,9 @@ class ClientConnection(_Side):
                 # uvloop starts reading after connection_made, even if that paused it, so it is paused here.
                 self.read(False)
                 self._early += data
+                self._gateway.unfinished.total += len(data)
+                if not self._gateway.unfinished.has_room(0):
+                    self.fail("Authorization Timeout")
             return
         try:
             session.from_client(data)
@@ -240,7 +243,13 @@ class ClientConnection(_Side):
             self._server.end()
             self._server = self.other = None
         self.end()
+        self._forget_early()
         self._gateway.clients.discard(self)
+
+    def _forget_early(self) -> bytes:
+        early, self._early = self._early, b""
+        self._gateway.unfinished.total -= len(early)
+        return early
 
     def _resume(self) -> None:
         self._end_if_refused()
@@ -338,7 +347,7 @@ class ClientConnection(_Side):
         self._session.changed = self._changed
         self._session.resume = self._resume
         self.from_server(greeting)
-        early, self._early = self._early, b""
+        early = self._forget_early()
         if self._gateway.tls is not None:
             self.read(False)
             # Nothing that came in the clear may be taken for the client's.

@@ -13,6 +13,7 @@ from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.nats.door import Door
 from mediator.nats.tls_files import TlsFiles, server_context
+from mediator.push.gateway.commands import UnfinishedCommands
 from mediator.push.gateway.connections import ClientConnection, Upstream
 from mediator.push.gateway.identities import ClientIdentities
 from mediator.push.gateway.inboxes import InboxClaims
@@ -60,6 +61,8 @@ class Gateway:
         self._broker = broker
         self._claims = InboxClaims(asyncio.get_running_loop().call_later)
         self._door: Door | None = None
+        self.unfinished = UnfinishedCommands()
+        """What waits of clients' commands until it is whole."""
         self._unread = 0
         """Bytes of answers that wait for clients to read."""
         self.clients: set[ClientConnection] = set()
@@ -151,7 +154,7 @@ class Gateway:
     def session(self, client_ip: str) -> GatewaySession:
         """Make the state of a connection."""
         common = self._subscriptions, self._identities, self._find_door, self._claims, self._public
-        return GatewaySession(*common, client_ip, self._gate, self._broker)
+        return GatewaySession(*common, client_ip, self._gate, self._broker, self.unfinished)
 
     def _find_door(self) -> RequestHandler | None:
         return None if self._door is None else self._door.receive

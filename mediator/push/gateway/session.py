@@ -20,7 +20,7 @@ from mediator.nats import frames, subjects
 from mediator.nats.editions import python_client
 from mediator.nats.frames import ProtocolViolationError
 from mediator.push.gateway import inboxes, publish_policy
-from mediator.push.gateway.commands import CommandCounter
+from mediator.push.gateway.commands import CommandCounter, UnfinishedCommands, UnfinishedInput
 from mediator.push.gateway.identities import ClientIdentities, ClientIdentity
 from mediator.push.gateway.inboxes import InboxClaims
 from mediator.push.gateway.pings import ClientPings, ServerPings
@@ -106,10 +106,12 @@ class GatewaySession:
         client_ip: str,
         gate: TenantGate | None = None,
         broker: Broker | None = None,
+        unfinished: UnfinishedCommands | None = None,
     ) -> None:
         """``find_door`` returns what takes requests the short way; None: nothing does now.
 
         Without a ``gate``, connections are not counted by tenant. ``broker`` is told which connections there are (F9).
+        ``unfinished`` counts for all connections.
         """
         self.membership = TenantMembership(gate)
         self._subscriptions = subscriptions
@@ -132,6 +134,7 @@ class GatewaySession:
         self._blocked: set[GatewaySubscription] = set()
         """Subscriptions that have more to push when the client reads again."""
         self._commands = CommandCounter()
+        self._input = UnfinishedInput(unfinished or UnfinishedCommands())
         self.name = ""
         """The client's name in its CONNECT."""
         self.headers = False
@@ -177,7 +180,10 @@ class GatewaySession:
         """Take what the client wrote; raises :class:`ProtocolViolationError`."""
         self.waiting = False
         asking = self._asking
-        self._to_server += self._up.feed(data)
+        passed = self._up.feed(data)
+        self._to_server += passed
+        if not self._input.count(self._up.unfinished, passed):
+            raise ProtocolViolationError("Authorization Timeout")
         if self._asking is not asking:
             # Behind the frames that were read so far, so that its answer says that they have arrived.
             self._insert_command(self._question)
@@ -193,6 +199,8 @@ class GatewaySession:
 
     def from_server(self, data: bytes) -> None:
         """Take what the server wrote; raises :class:`ProtocolViolationError`."""
+        if self.connected:
+            self._input.answered()
         self._to_client += self._down.feed(data)
         if self._down.violation is not None:
             raise self._down.violation
@@ -306,6 +314,7 @@ class GatewaySession:
         self.closed = True
         if self._broker is not None and self._connection:
             self._broker.connection_ended(self._connection)
+        self._input.close()
         self.membership.leave()
         self._inboxes.leave(self)
         for subscription in self._client_pings.end().union(self._by_sid.values()):
@@ -416,6 +425,10 @@ class GatewaySession:
     def publishing(self) -> None:
         """Count a publish, which the server answers with +OK."""
         self._commands.note(b"")
+
+    def may_wait(self, size: int) -> bool:
+        """Return whether a command of so many bytes may wait here until it is whole."""
+        return self._input.may_wait(size)
 
     def may_publish(self, subject: bytes, reply: bytes) -> bool | None:
         """Check a publish by its subjects; None: that depends on its body. See :mod:`.publish_policy`."""

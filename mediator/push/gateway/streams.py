@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mediator.push.gateway.session import GatewaySession
 
 MAX_SERVER_LINE: Final = 1 << 20
-MAX_INSPECTED: Final = 1 << 20
-"""Bytes of a payload that the session is shown."""
+MAX_INSPECTED: Final = 256 * 1024
+"""Bytes of a payload that the session is shown: nats-server takes no longer metadata of a stream than half of this."""
 
 _PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.)|mq9ctl\.")
 _MESSAGE: Final = frames.message_pattern()
@@ -45,6 +45,8 @@ class _Stream:
         """Bytes of a refused payload that are still to come."""
         self._waiting: list[bytes] = []
         self._so_far = 0, 0
+        self.unfinished = 0
+        """Bytes of a frame that waits to be whole, or of what is known of it."""
         self.held = 0
         """Bytes of the inserted frames that wait."""
         self.violation: ProtocolViolationError | None = None
@@ -73,6 +75,7 @@ class _Stream:
                 return []
             data = b"".join(self._rest)
             self._rest.clear()
+            self.unfinished = 0
         out: list[bytes] = []
         mark = at = min(self._left, len(data))
         self._left -= at
@@ -109,6 +112,7 @@ class _Stream:
             self._left = at - len(data)
         elif at < len(data):
             self._rest.append(data[at:])
+            self.unfinished = len(data) - at + self._missing
         if mark < at:
             out.append(data[mark:at] if mark or at < len(data) else data)
 
@@ -123,17 +127,17 @@ class ClientStream(_Stream):
         """Whether the session is told of each publish."""
 
     def _frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        quick, request, size = _PUBLISH.match, _REQUEST.match, len(data)
+        quick, request, size, session = _PUBLISH.match, _REQUEST.match, len(data), self._session
         self._missing = 0
         while at < size:
-            found = quick(data, at)
+            found = quick(data, at) if session.connected else None
             if found is not None:
                 at = found.end() + int(found[1]) + 2
                 if self.count_publishes:
-                    self._session.publishing()
+                    session.publishing()
                 continue
             self._so_far = mark, at
-            if (asked := request(data, at)) is not None:
+            if session.connected and (asked := request(data, at)) is not None:
                 after = self._request(data, at, asked)
                 if after is None:
                     break
@@ -144,26 +148,23 @@ class ClientStream(_Stream):
             end = data.find(b"\n", at, at + MAX_CONNECT)
             line = data[at : end if end >= 0 else at + MAX_CONNECT]
             self._so_far = mark, at
-            if len(line) > MAX_LINE and (len(line) == MAX_CONNECT or line[:7].upper() != b"CONNECT"):
+            if len(line) > MAX_LINE and not self._may_be_long(line, end >= 0):
                 raise ProtocolViolationError("maximum control line exceeded")
             if end < 0:
                 break
-            verb, words = frames.decode_command(line)
+            verb, words = self._decode(line)
             frame = data[at : end + 1]
             if verb in (b"PUB", b"HPUB"):
                 subject, reply, head, length = frames.decode_publish(verb, words)
                 after, passes = self._publish(data, end + 1, subject, reply, head, length)
                 if passes is None:
                     break
-                if passes:
-                    if (answerable := publish_policy.without_empty_tokens(subject)) is not subject:
-                        out += (data[mark:at], frame.replace(subject, answerable, 1))
-                        mark = end + 1
-                    at = after
-                    if self.count_publishes:
-                        self._session.publishing()
+                if not passes:
+                    mark = at = self._drop(data, at, after, mark, out)
                     continue
-                mark = at = self._drop(data, at, after, mark, out)
+                mark, at = self._mend(data, at, end + 1, subject, mark, out), after
+                if self.count_publishes:
+                    session.publishing()
                 continue
             instead = self._instead(verb, words, frame)
             if instead is None:
@@ -174,6 +175,18 @@ class ClientStream(_Stream):
             at = end + 1
         self._end(data, at, mark, out)
 
+    def _decode(self, line: bytes) -> tuple[bytes, list[bytes]]:
+        verb, words = frames.decode_command(line)
+        if not self._session.connected and verb not in (b"CONNECT", b"PING", b"PONG"):
+            # Who has not said who it is keeps nothing waiting here; as nats-server words it.
+            raise ProtocolViolationError("Authorization Violation")
+        return verb, words
+
+    def _may_be_long(self, line: bytes, whole: bool) -> bool:
+        return (
+            len(line) < MAX_CONNECT and line[:7].upper() == b"CONNECT" and (whole or self._session.may_wait(len(line)))
+        )
+
     def _request(self, data: bytes, at: int, asked: re.Match[bytes]) -> int | None:
         """Hand a request to the session, if it takes it, and return where it ends.
 
@@ -182,11 +195,14 @@ class ClientStream(_Stream):
         head, length, start = asked[4], int(asked[5]), asked.end()
         if bool(asked[1]) is (head is None) or start - at > MAX_LINE:
             return 0
+        after = start + length + 2
+        if after > len(data) and not self._session.may_wait(after - at):
+            # nats-server reads it piece by piece.
+            return 0
         reply = asked[3] or b""
         taken = self._session.takes(reply, length, head is not None)
         if not taken:
             return None if taken is None else 0
-        after = start + length + 2
         if after > len(data):
             self._missing = after - len(data)
             return None
@@ -203,15 +219,27 @@ class ClientStream(_Stream):
         end = start + length
         passes = self._session.may_publish(subject, reply)
         if passes is None and length <= MAX_INSPECTED:
-            if end + 2 > len(data):
-                self._missing = end + 2 - len(data)
+            missing = end + 2 - len(data)
+            if missing <= 0:
+                passes = self._session.may_contain(subject, data[start + head : end])
+            elif self._session.may_wait(MAX_LINE + length):
+                self._missing = missing
                 return end + 2, None
-            passes = self._session.may_contain(subject, data[start + head : end])
+            else:
+                passes = self._session.may_contain(subject, None)
         elif passes is None:
             passes = self._session.may_contain(subject, None)
         if passes:
             self._session.passing(subject)
         return end + 2, passes
+
+    def _mend(self, data: bytes, at: int, end: int, subject: bytes, mark: int, out: list[bytes]) -> int:
+        """Pass on the line of a publish up to ``end`` if nobody could answer it as it is; return the new ``mark``."""
+        answerable = publish_policy.without_empty_tokens(subject)
+        if answerable is subject:
+            return mark
+        out += (data[mark:at], data[at:end].replace(subject, answerable, 1))
+        return end
 
     def _instead(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
         session = self._session
