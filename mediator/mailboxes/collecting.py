@@ -23,6 +23,7 @@ class Collected:
     dedup_ids: int = 0
     delayed: int = 0
     leases: int = 0
+    """Those that were the last of their message too, which is dead from then on."""
     connections: int = 0
     agents: int = 0
 
@@ -102,13 +103,12 @@ def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tu
     Returns where the next slice goes on, None when all that ended were seen.
     """
     ended = tx.leases.ended(after, now, limit)
-    removed = 0
+    done = 0
     for mailbox, group, ids in by_group(tx, ended, now):
         there = tx.messages.handles(mailbox, ids, now)
         gone = [msg_id for msg_id in ids if msg_id not in there]
         if gone:
             tx.leases.remove(group, gone)
-            removed += len(gone)
         dead = [
             lease
             for lease in tx.leases.get(group, list(there))
@@ -116,7 +116,8 @@ def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tu
         ]
         if dead:
             bury(tx, mailbox, group, dead, now)
-    return Collected(leases=removed), ended[-1] if len(ended) == limit else None
+        done += len(gone) + len(dead)
+    return Collected(leases=done), ended[-1] if len(ended) == limit else None
 
 
 def by_group(tx: Transaction, ended: Sequence[LeasePlace], now: int) -> Iterator[tuple[Mailbox, Group, list[int]]]:

@@ -17,6 +17,8 @@ MAX_COUNTED = 100_000
 MAX_MAILBOXES = 2_000
 """Of mailboxes fewer are counted: each is asked for what waits in it."""
 LEASES_AT_ONCE = 1_000
+FIRST_LEASE = LeasePlace(-1, 0, 0)
+"""Before all leases."""
 
 OVER = "time to live is over"
 FREED = "address was given back"
@@ -51,15 +53,18 @@ class PlannedRemoval:
     """Whether there may be more than were counted."""
 
 
-def plan(tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
-    """Say what the clean-up would remove, with so many examples for each reason; reasons without any are left out."""
+def plan(tx: Transaction, now: int, examples: int, leases_after: LeasePlace = FIRST_LEASE) -> list[PlannedRemoval]:
+    """Say what the clean-up would remove, with so many examples for each reason; reasons without any are left out.
+
+    ``leases_after``: where it goes on to look at leases.
+    """
     expired = tx.messages.expired(now, MAX_COUNTED)
     ended = tx.mailboxes.expired(now, MAX_MAILBOXES)
     retired = tx.mailboxes.retired(MAX_MAILBOXES)
     going = (*ended, *retired)
     inside = sum(mailbox.messages for mailbox in going)
     waiting = sum(tx.delays.usage(mailbox).messages for mailbox in going)
-    gone, dead, all_seen = _leases(tx, now)
+    gone, dead, all_seen = _leases(tx, leases_after, now)
     many_expired, many_ended = len(expired) >= MAX_COUNTED, len(ended) >= MAX_MAILBOXES
     many_retired = len(retired) >= MAX_MAILBOXES
     findings = [
@@ -110,17 +115,20 @@ def _leased(leases: Sequence[tuple[Mailbox, int]]) -> tuple[Example, ...]:
 _Leased = list[tuple[Mailbox, int]]
 
 
-def _leases(tx: Transaction, now: int) -> tuple[_Leased, _Leased, bool]:
+def _leases(tx: Transaction, after: LeasePlace, now: int) -> tuple[_Leased, _Leased, bool]:
     """Return leases whose message is gone, those that were the last, and whether all that ended were looked at."""
     gone: _Leased = []
     dead: _Leased = []
-    after = LeasePlace(-1, 0, 0)
     for _ in range(MAX_COUNTED // LEASES_AT_ONCE):
         ended = tx.leases.ended(after, now, LEASES_AT_ONCE)
         for mailbox, group, ids in by_group(tx, ended, now):
             there = tx.messages.handles(mailbox, ids, now)
             gone += [(mailbox, msg_id) for msg_id in ids if msg_id not in there]
-            dead += [(mailbox, lease.msg_id) for lease in tx.leases.get(group, list(there)) if spent(group, lease)]
+            dead += [
+                (mailbox, lease.msg_id)
+                for lease in tx.leases.get(group, list(there))
+                if not lease.dead and spent(group, lease)
+            ]
         if len(ended) < LEASES_AT_ONCE:
             return gone, dead, True
         after = ended[-1]

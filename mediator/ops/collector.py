@@ -15,7 +15,7 @@ from mediator.errors import MediatorError, UnavailableError
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.planning import PlannedRemoval, plan, plan_unused_groups
+from mediator.mailboxes.planning import FIRST_LEASE, PlannedRemoval, plan, plan_unused_groups
 from mediator.mailboxes.ports import LeasePlace
 from mediator.ops.adaptive_limit import AdaptiveLimit
 from mediator.ops.cleanup_history import CleanupRecorder
@@ -97,7 +97,8 @@ class Collector:
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._history = CleanupRecorder(instance)
-        own = [*_mailbox_steps(steps), _EndedLeases(), _AbandonedGroups(keep_groups)]
+        self._leases = _EndedLeases()
+        own = [*_mailbox_steps(steps), self._leases, _AbandonedGroups(keep_groups)]
         self._steps = {step.name: (step, AdaptiveLimit(SLICE_SECONDS)) for step in (*steps, *own)}
         self.last: Counter[str] = Counter()
         """What the last pass removed."""
@@ -212,9 +213,10 @@ class Collector:
     async def plan(self, broker: Broker) -> list[PlannedRemoval]:
         """Return what :meth:`run` would remove now, and why."""
         steps = [step for step, _ in self._steps.values()]
+        after = FIRST_LEASE if self._leases.begins_round(broker.clock()) else self._leases.cursor
         return await broker.read(
             lambda tx, now: [
-                *plan(tx, now, EXAMPLES),
+                *plan(tx, now, EXAMPLES, after),
                 *(finding for step in steps for finding in step.plan(tx, now, EXAMPLES)),
             ]
         )
@@ -277,13 +279,16 @@ class _EndedLeases(CleanupStep):
     name = "leases"
 
     def __init__(self) -> None:
-        self.cursor = _FIRST_LEASE
+        self.cursor = FIRST_LEASE
         self._since = steady_clock()
 
+    def begins_round(self, now: int) -> bool:
+        """Whether the next pass looks at all leases again."""
+        return steady_clock() - self._since >= LEASE_ROUND or self.cursor.until > now
+
     def begin(self, now: int) -> None:
-        steady = steady_clock()
-        if steady - self._since >= LEASE_ROUND or self.cursor.until > now:
-            self.cursor, self._since = _FIRST_LEASE, steady
+        if self.begins_round(now):
+            self.cursor, self._since = FIRST_LEASE, steady_clock()
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         removed, after = collecting.ended_leases(tx, self.cursor, now, limit)
@@ -301,9 +306,6 @@ class _AbandonedGroups(_MailboxStep):
 
     def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
         return plan_unused_groups(tx, self._keep, now, examples)
-
-
-_FIRST_LEASE = LeasePlace(-1, 0, 0)
 
 
 async def forget_volatile(broker: Broker, instance: str) -> int:

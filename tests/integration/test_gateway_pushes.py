@@ -462,3 +462,12 @@ async def test_nats_server_shows_no_address_and_no_token(house: House, tmp_path:
 
 def _mail(payload: bytes) -> Send:
     return Send("default", "orders", Draft(payload))
+
+
+@pytest.mark.rule("E6")
+async def test_a_client_without_echo_gets_its_own_stored_mail(house: House) -> None:
+    client = await house.client(no_echo=True)
+    subscription = await client.subscribe(f"{BOX}.*")
+    await flushed(client)
+    await client.publish(f"{BOX}.normal", b"mine")
+    assert [message.data for message in await taken(subscription, 1)] == [b"mine"]

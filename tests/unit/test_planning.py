@@ -2,8 +2,9 @@
 
 import pytest
 
+from mediator.mailboxes import collecting
 from mediator.mailboxes.address import redact
-from mediator.mailboxes.planning import EMPTIED, FREED, GONE, LAST, OVER, PlannedRemoval, plan
+from mediator.mailboxes.planning import EMPTIED, FIRST_LEASE, FREED, GONE, LAST, OVER, PlannedRemoval, plan
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
 
 
@@ -69,6 +70,26 @@ def test_leases_that_end_for_good(broker: Broker) -> None:
     found = planned(broker)
     assert sorted(x.number for x in found["leases", GONE].examples) == [0, 0]
     assert [x.number for x in found["leases", LAST].examples] == [1]
+
+
+@pytest.mark.rule("F7")
+def test_a_plan_counts_the_leases_that_the_clean_up_ends(broker: Broker) -> None:
+    broker.create()
+    broker.send(ttl=HOUR)
+    for _ in range(4):
+        broker.send()
+    broker.take(ack_wait=1000, max_deliver=1)
+    broker.advance(1000)
+    assert broker.take() == []
+    broker.send()
+    broker.take(ack_wait=1000)
+    for msg_id in (1, 5):
+        broker.delete(msg_id)
+    broker.advance(2 * HOUR)
+    for _ in range(2):
+        expected = sum(each.count for (what, _), each in planned(broker).items() if what == "leases")
+        done, _ = broker.run(lambda tx: collecting.ended_leases(tx, FIRST_LEASE, broker.now, 100))
+        assert done.leases == expected
 
 
 def test_a_plan_removes_nothing(broker: Broker) -> None:
