@@ -123,8 +123,7 @@ class GatewaySession:
         self._connection = ""
         """The name under which the service knows the connection; empty: it does not."""
         self._short_way = ShortWay(find_door, partial(inboxes.holds, self))
-        self._up = ClientStream(self)
-        self._down = ServerStream(self)
+        self._up, self._down = ClientStream(self), ServerStream(self)
         self._to_server: list[bytes] = []
         self._to_client: list[bytes] = []
         self._by_sid: dict[bytes, GatewaySubscription] = {}
