@@ -104,6 +104,7 @@ keys list
 keys detach {key}
 identity rotate
 doctor
+console
 audit
 operators reload
 status
