@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from pickup.dids.material import multibase
 
-MAX_INSIDE = 16
-"""Keys of a DID by which its holder is found."""
+MAX_INSIDE = 4
+"""Keys of a DID by which its holder is found; each costs a row, and one message may register 1 000 DIDs."""
 
 
 @dataclass(frozen=True, slots=True)

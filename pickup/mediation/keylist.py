@@ -61,7 +61,8 @@ def update(
         else:
             results.append(_add(tx, rules, connection, mailbox, key, held, proven, now))
             if results[-1] is not KeylistResult.CLIENT_ERROR and (route := tx.routes.find(connection.tenant, key)):
-                tx.routes.add_keys(route, [one for one in change.inside if one not in own])
+                free = [one for one in change.inside if one in proven or not _seals(tx, rules, connection, one, now)]
+                tx.routes.add_keys(route, [one for one in free if one not in own])
             held += results[-1] is KeylistResult.SUCCESS
     return results
 

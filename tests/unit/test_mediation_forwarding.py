@@ -187,6 +187,15 @@ def test_a_key_inside_a_did_is_held_as_others_are(house: Mediation) -> None:
 
 
 @pytest.mark.rule("D8")
+def test_a_key_that_another_seals_with_is_not_had_by_a_did(house: Mediation) -> None:
+    alice, mallory = house.holder(1), house.holder(2)
+    assert house.add(mallory, "did:peer:2.mallory", inside=[key(1), key(2)]) == [SUCCESS]
+    assert house.forward(key(1)) == ForwardOutcome(unroutable=1)
+    assert house.forward(key(2)).queued == 1
+    assert house.add(alice, key(1)) == [SUCCESS]
+
+
+@pytest.mark.rule("D8")
 def test_a_key_inside_two_dids_outlives_the_first(house: Mediation) -> None:
     holder, other = house.holder(1), house.holder(2)
     for did in ("did:peer:2.a", "did:peer:2.b"):
