@@ -3,6 +3,7 @@
 :class:`Fields` is lenient about what clients write for absent fields, :class:`StrictFields` is not.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,15 +104,13 @@ class Fields:
     def number(self, name: str, lowest: int, highest: int | None, *, zero_is_absent: bool = False) -> int | None:
         """Return a whole number; one above ``highest`` is clamped, without ``highest`` refused above 2^63 - 1 (N4)."""
         value = self._get(name)
-        if value is None or (zero_is_absent and value == 0 and value is not False):
+        if value is None:
             return None
-        # A large float may not be the number that was written, which matters only where it is not clamped.
-        if isinstance(value, float) and value.is_integer() and (highest is not None or abs(value) < 2**53):
-            number = int(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            number = value
-        else:
+        number = whole_number(value, clamped=highest is not None)
+        if number is None:
             raise self._wrong(name, "a whole number", value)
+        if zero_is_absent and number == 0:
+            return None
         if number < lowest or (highest is None and number > MAX_NUMBER):
             raise self._wrong(name, f"{lowest} to {MAX_NUMBER if highest is None else highest}", value)
         return number if highest is None else min(number, highest)
@@ -121,9 +120,10 @@ class Fields:
         value = self._get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        number = decimal_number(value)
+        if number is None or number < 0:
             raise self._wrong(name, "a number from 0 to 1", value)
-        return min(float(value), 1.0)
+        return min(number, 1.0)
 
     def numbers(self, name: str, most: int) -> list[int] | None:
         """Return a list of whole numbers from 0."""
@@ -134,10 +134,13 @@ class Fields:
             raise self._wrong(name, "a list of whole numbers", value)
         if len(value) > most:
             raise BadRequestError(self.path(name), f"expected at most {most}, got {len(value)}")
+        numbers = []
         for item in value:
-            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_NUMBER:
+            number = whole_number(item)
+            if number is None or not 0 <= number <= MAX_NUMBER:
                 raise self._wrong(name, f"whole numbers from 0 to {MAX_NUMBER}", item)
-        return value
+            numbers.append(number)
+        return numbers
 
     def time(self, name: str) -> int | None:
         """Return Unix seconds as milliseconds; 0 is absent (N4, N5)."""
@@ -201,10 +204,10 @@ class StrictFields:
 
     def count(self, name: str) -> int:
         """Return a number from 1 on that must be there; one above :data:`MAX_ITEMS` is clamped (D2)."""
-        value = self._values.get(name)
-        if type(value) is not int or value < 1:
+        number = whole_number(self._values.get(name), clamped=True)
+        if number is None or number < 1:
             raise BadRequestError(name, "expected a whole number from 1 on")
-        return min(value, MAX_ITEMS)
+        return min(number, MAX_ITEMS)
 
     def items(self, name: str, most: int = MAX_ITEMS) -> list[Any]:
         """Return a list that must be there."""
@@ -219,6 +222,26 @@ class StrictFields:
         if not all(isinstance(item, str) and len(item) <= MAX_TEXT for item in value):
             raise BadRequestError(name, f"expected texts of at most {MAX_TEXT} characters")
         return value
+
+
+def whole_number(value: object, *, clamped: bool = False) -> int | None:
+    """Return a whole number, also of a whole float and of text (10, 10.0, "10", "10.0"); None for all else (N4).
+
+    Floats from 2^53 on may not be the number that was written, so they count only where it is ``clamped``.
+    """
+    if isinstance(value, str):
+        written = _WHOLE.fullmatch(value)
+        return None if written is None else int(written[1])
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and (clamped or abs(value) < 2**53) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def decimal_number(value: object) -> float | None:
+    """Return a number, also of text; None for anything else (N4)."""
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        return float(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def milliseconds(seconds: int, field: str) -> int:
@@ -272,6 +295,8 @@ def printable(text: str) -> str:
 
 
 _LINES = str.maketrans("\n\r\t", "   ")
+_WHOLE = re.compile(r"(-?[0-9]{1,30})(\.0{1,9})?")
+_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
 
 
 def _kind(value: Any) -> str:

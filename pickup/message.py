@@ -10,13 +10,14 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.fields import StrictFields
+from mediator.fields import StrictFields, whole_number
 from pickup import base64url
 from pickup.mediation.records import Generation
 
@@ -27,6 +28,8 @@ MAX_ID = 256
 MAX_FROM = 16 * 1024
 """Characters of a DID, the long form of a did:peer:4."""
 MAX_ATTACHMENTS = 64
+MAX_TIME = 64
+"""Characters of a time in ISO 8601."""
 PLAIN = "application/didcomm-plain+json"
 
 Json = dict[str, Any]
@@ -101,7 +104,7 @@ class DidcommMessage:
     """v2: the sender by the plaintext, which must agree with the envelope (D8)."""
     to: tuple[str, ...] = ()
     created_time: int | None = None
-    """v2: Unix seconds; None also for another form, such as the text that Veramo writes."""
+    """v2: Unix seconds; None also for what is no time."""
     expires_time: int | None = None
     """v2: Unix seconds."""
 
@@ -156,9 +159,6 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
     to = raw.get("to")
     if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
         raise BadRequestError("to", "expected a list of DIDs")
-    created, expires = raw.get("created_time"), raw.get("expires_time")
-    if expires is not None and type(expires) is not int:
-        raise BadRequestError("expires_time", "expected Unix seconds")
     return DidcommMessage(
         generation=Generation.V2,
         type=MessageType.parse(raw.get("type"), "type"),
@@ -170,9 +170,30 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
         return_route=fields.optional_text("return_route", MAX_ID),
         from_did=fields.optional_text("from", MAX_FROM),
         to=tuple(to or ()),
-        created_time=created if type(created) is int else None,
-        expires_time=expires,
+        created_time=_seconds(raw.get("created_time")),
+        expires_time=parse_time(raw, "expires_time"),
     )
+
+
+def parse_time(raw: Mapping[str, Any], name: str) -> int | None:
+    """Return a time in Unix seconds, None when it is absent; BadRequestError names the field."""
+    value = raw.get(name)
+    seconds = _seconds(value)
+    if seconds is None and value is not None:
+        raise BadRequestError(name, "expected Unix seconds")
+    return seconds
+
+
+def _seconds(value: object) -> int | None:
+    """Return Unix seconds, which are whole, or text in ISO 8601 as Veramo writes it; None for anything else."""
+    seconds = whole_number(value)
+    if seconds is not None or not isinstance(value, str) or len(value) > MAX_TIME:
+        return seconds
+    try:
+        at = datetime.fromisoformat(value)
+        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

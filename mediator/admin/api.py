@@ -10,6 +10,7 @@ from multidict import MultiMapping
 from mediator.admin.access import Access
 from mediator.admin.openapi import path_fields, write_document
 from mediator.errors import BadRequestError
+from mediator.fields import decimal_number, whole_number
 from mediator.http.app import Handler, answer_timeout, extend_time_limit
 from mediator.ops.operations import Operation, OperationRequest, Operations, Right
 from mediator.ops.schemas import Schema
@@ -77,7 +78,8 @@ async def _read(operation: Operation, request: web.Request) -> OperationRequest:
     for name in given:
         if name not in operation.fields or name in in_path:
             raise BadRequestError(name[:100], "unknown field")
-    given |= {name: _parse(name, request.match_info[name], operation.fields[name]) for name in in_path}
+    given |= {name: _parse(request.match_info[name], operation.fields[name]) for name in in_path}
+    given = {name: _with_numbers(value, operation.fields[name]) for name, value in given.items()}
     for name in operation.required:
         if name not in given:
             raise BadRequestError(name, "expected a value, there is none")
@@ -110,26 +112,30 @@ def _read_query(operation: Operation, request: web.Request) -> dict[str, Any]:
         schema = operation.fields.get(name, {})
         values = query.getall(name)
         if "array" in _kinds(schema):
-            given[name] = [_parse(name, value, schema.get("items", {})) for value in values]
+            given[name] = [_parse(value, schema.get("items", {})) for value in values]
         elif len(values) > 1:
             raise BadRequestError(name[:100], "expected one value")
         else:
-            given[name] = _parse(name, values[0], schema)
+            given[name] = _parse(values[0], schema)
     return given
 
 
-def _parse(name: str, text: str, schema: Schema) -> Any:
-    """Return what a text in a path or a query stands for."""
+def _parse(text: str, schema: Schema) -> Any:
+    """Return what a text in a path or a query stands for; numbers may be text anywhere."""
+    return _TRUTH.get(text, text) if "boolean" in _kinds(schema) else text
+
+
+def _with_numbers(value: Any, schema: Schema) -> Any:
+    """Return a value with numbers in place of the texts and whole floats that stand for them (N4)."""
+    if isinstance(value, list) and "items" in schema:
+        return [_with_numbers(item, schema["items"]) for item in value]
     kinds = _kinds(schema)
-    if "boolean" in kinds:
-        return _TRUTH.get(text, text)
-    for kind, read in {"integer": int, "number": float}.items():
-        if kind in kinds:
-            try:
-                return read(text) if text.isascii() and not text.isspace() and "_" not in text else text
-            except ValueError:
-                return text
-    return text
+    number: float | None = None
+    if "integer" in kinds:
+        number = whole_number(value)
+    elif "number" in kinds and isinstance(value, str):
+        number = decimal_number(value)
+    return value if number is None else number
 
 
 def _check(name: str, value: Any, schema: Schema) -> None:

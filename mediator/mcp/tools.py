@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError
+from mediator.fields import whole_number
 from mediator.mcp import results
 from mediator.mcp.callers import Caller, Callers
 
@@ -30,6 +31,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Request = Context[Callers, Any]
+
+
+def _whole(value: object) -> int:
+    """Return a whole number, also of text; the library would read true as 1 (N4)."""
+    number = whole_number(value)
+    if number is None:
+        raise ValueError("expected a whole number")
+    return number
+
 
 _ADDRESS = "lowercase letters and digits, in parts joined by single dots"
 Address = Annotated[
@@ -47,7 +57,8 @@ OptionalAddress = Annotated[
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=512)]
 Tag = Annotated[str, Field(pattern=r"^[^,\x00-\x1f\x7f]+$", max_length=128)]
 Tags = Annotated[list[Tag], Field(max_length=64)]
-Number = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[Whole, Field(ge=0, le=2**53 - 1)]
 Group = Annotated[
     str,
     Field(
@@ -57,7 +68,7 @@ Group = Annotated[
         "work use the same group; each other group gets every message.",
     ),
 ]
-Span = Annotated[int, Field(ge=0, le=3_155_760_000, description="Seconds.")]
+Span = Annotated[Whole, Field(ge=0, le=3_155_760_000, description="Seconds.")]
 
 
 class OfferedSkill(TypedDict):
@@ -173,12 +184,12 @@ async def fetch(
     request: Request,
     address: OptionalAddress = "",
     group: Group = GROUP,
-    max_messages: Annotated[int, Field(ge=1, le=100)] = 10,
+    max_messages: Annotated[Whole, Field(ge=1, le=100)] = 10,
     wait_seconds: Annotated[
-        int, Field(ge=0, le=LONGEST_WAIT, description="If there is no mail, wait this long for some.")
+        Whole, Field(ge=0, le=LONGEST_WAIT, description="If there is no mail, wait this long for some.")
     ] = 0,
     lease_seconds: Annotated[
-        int | None,
+        Whole | None,
         Field(
             ge=0,
             le=43_200,
@@ -241,7 +252,7 @@ async def query(
     key: Annotated[Line, Field(description="Only the message with this key.")] = "",
     tags: Annotated[Tags, Field(description="Only messages that have all of these.")] = [],  # noqa: B006
     before_id: Annotated[Number | None, Field(description="Only older ones, with a smaller msg_id.")] = None,
-    limit: Annotated[int, Field(ge=1, le=100, description="The newest so many.")] = 20,
+    limit: Annotated[Whole, Field(ge=1, le=100, description="The newest so many.")] = 20,
     headers_only: Annotated[bool, Field(description="Leave out the payloads.")] = False,
 ) -> results.MessagesResult:
     """Look at the messages in a mailbox without fetching them: nothing is marked, and they still come to fetch.
@@ -317,8 +328,8 @@ async def discover(
     ] = "meaning",
     tags: Annotated[Tags, Field(description="Only agents that have all of these tags.")] = [],  # noqa: B006
     skills: Annotated[Tags, Field(description="Only agents that have all of these skills, by name.")] = [],  # noqa: B006
-    limit: Annotated[int, Field(ge=1, le=20)] = 5,
-    page: Annotated[int, Field(ge=1, le=1000)] = 1,
+    limit: Annotated[Whole, Field(ge=1, le=20)] = 5,
+    page: Annotated[Whole, Field(ge=1, le=1000)] = 1,
 ) -> results.AgentsResult:
     """Find agents by what they do, best first. Write to the mailbox of one with send.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mediator.errors import BadRequestError, NoSuchMessageError
-from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable
+from mediator.fields import MAX_NUMBER, Fields, has_controls, milliseconds, parse_words, printable, whole_number
 from mediator.mailboxes.address import bare_address, parse_address, writable_address
 from mediator.mailboxes.bounds import (
     DEFAULT_FETCH,
@@ -268,9 +268,10 @@ def _whole(ours: Mapping[str, str], name: str, expected: str) -> int | None:
     if value is None:
         return None
     value = value.strip()
-    if not (value.isascii() and value.isdigit()) or len(value) > 18:
+    number = whole_number(value)
+    if number is None or not 0 <= number <= MAX_NUMBER:
         raise BadRequestError(name, f'expected {expected}, got "{printable(value)}"')
-    return int(value)
+    return number
 
 
 def _seconds(ours: Mapping[str, str], name: str) -> int | None:

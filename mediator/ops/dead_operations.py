@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
-from mediator.mailboxes.bounds import MAX_FETCH
+from mediator.fields import Fields
+from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
@@ -74,9 +75,10 @@ class DeadOperations:
         return {"dropped": await self._all(self._broker.drop, request)}
 
     async def _all(self, verb: Callable[[Dead], Awaitable[int]], request: OperationRequest) -> int:
-        ids = request.get("msg_ids")
-        if ids is not None and not (isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)):
+        given = request.get("msg_ids")
+        if given is not None and not isinstance(given, list):
             raise BadRequestError("msg_ids", "expected a list of msg_ids")
+        ids = Fields(request).numbers("msg_ids", MAX_IDS)
         dead = Dead(*read_place(request), read_text(request, "group_name"), ids)
         total = count = await verb(dead)
         while ids is None and count == DEAD_SLICE:

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from mediator.endpoint import without_login
 from mediator.errors import BadRequestError, MediatorError, NoSuchMailboxError, NotAllowedError, SetupError
+from mediator.fields import decimal_number, whole_number
 from mediator.mailboxes.address import DEFAULT_TENANT, MAX_ADDRESS, NUMBERED, redact
 from mediator.ops.schemas import LOGIN, ONCE, REDACTED, RIGHT, Schema
 
@@ -269,10 +270,10 @@ def read_numbered(text: str) -> int | None:
 
 def read_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int:
     """Return a required whole number."""
-    value = request.get(name)
-    if type(value) is not int or not lowest <= value <= highest:
+    number = whole_number(request.get(name))
+    if number is None or not lowest <= number <= highest:
         raise BadRequestError(name, f"expected {lowest} to {highest}")
-    return value
+    return number
 
 
 def read_optional_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int | None:
@@ -285,6 +286,7 @@ def read_optional_time(request: OperationRequest, name: str) -> int | None:
     value = request.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+    seconds = decimal_number(value)
+    if seconds is None or not 0 <= seconds < 1e12:
         raise BadRequestError(name, "expected Unix seconds")
-    return int(value * 1000)
+    return int(seconds * 1000)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from mediator.errors import BadRequestError, NoSuchTenantError
+from mediator.fields import whole_number
 from mediator.tenants.records import QUOTAS, Tenant, TenantToken, TenantUser
 
 MAX_TENANTS: Final = 10_000
@@ -86,14 +87,17 @@ def remove(tenant: Tenant, now: int) -> Tenant:
     return Tenant(tenant.name, tenant.created_at, removed_at=now)
 
 
-def set_quotas(tenant: Tenant, quotas: Mapping[str, int | None]) -> Tenant:
+def set_quotas(tenant: Tenant, quotas: Mapping[str, object]) -> Tenant:
     """Give a tenant quotas of its own; 0: without a limit, None: as for all."""
+    numbers: dict[str, int | None] = {}
     for name, value in quotas.items():
         if name not in QUOTAS:
             raise BadRequestError(f"quotas.{name}", f"expected one of {', '.join(QUOTAS)}")
-        if value is not None and not (type(value) is int and 0 <= value <= MAX_QUOTA):
+        number = whole_number(value)
+        if value is not None and (number is None or not 0 <= number <= MAX_QUOTA):
             raise BadRequestError(f"quotas.{name}", f"expected 0 to {MAX_QUOTA}, or null")
-    merged = {**tenant.quotas, **quotas}
+        numbers[name] = number
+    merged = {**tenant.quotas, **numbers}
     return replace(tenant, quotas={name: value for name, value in merged.items() if value is not None})
 
 

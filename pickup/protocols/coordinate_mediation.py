@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mediator.errors import BadRequestError, MediationDeniedError, UnresolvedDidError
-from mediator.fields import MAX_ITEMS
+from mediator.fields import MAX_ITEMS, whole_number
 from pickup.dids.document import keys_inside
 from pickup.dids.identity_index import Identity
 from pickup.dids.own_dids import invitation_key
@@ -175,13 +175,16 @@ def parse_page(message: DidcommMessage) -> tuple[int, int] | None:
         return None
     if not isinstance(requested, dict):
         raise BadRequestError("paginate", "expected an object with limit and offset")
-    limit, offset = requested.get("limit"), requested.get("offset")
-    if message.type.major == 1:
-        limit = MAX_ITEMS if limit in (None, ALL) else limit
-        offset = 0 if offset is None else offset
-    if type(limit) is not int or limit < 1:
+    first = message.type.major == 1
+    limit, offset = (
+        absent if first and requested.get(name) is None else whole_number(requested.get(name), clamped=name == "limit")
+        for name, absent in (("limit", ALL), ("offset", 0))
+    )
+    if first and limit == ALL:
+        limit = MAX_ITEMS
+    if limit is None or limit < 1:
         raise BadRequestError("paginate.limit", "expected a whole number from 1 on")
-    if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
+    if offset is None or not 0 <= offset <= MAX_OFFSET:
         raise BadRequestError("paginate.offset", f"expected a whole number from 0 to {MAX_OFFSET}")
     return min(limit, MAX_ITEMS), offset
 

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
+from mediator.fields import whole_number
 from pickup.context import DidcommContext
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
@@ -15,7 +16,7 @@ from pickup.mediation.envelope_recipients import recipients_in
 from pickup.mediation.forwarding import Forward, ForwardOutcome
 from pickup.mediation.names import MAX_NAME, canonical
 from pickup.mediation.records import Generation
-from pickup.message import MAX_ATTACHMENTS, DidcommMessage, ReplyMessage, attachments
+from pickup.message import MAX_ATTACHMENTS, DidcommMessage, ReplyMessage, attachments, parse_time
 
 FAMILY = "routing"
 FORWARD = "forward"
@@ -133,10 +134,11 @@ def parse_expiry(message: DidcommMessage) -> int | None:
     """Return the expiry in milliseconds: the earlier one of header and body."""
     if message.generation is Generation.V1:
         return None
-    times = [value for value in (message.expires_time, message.body.get("expires_time")) if value is not None]
-    if not all(type(value) is int and abs(value) <= MAX_SECONDS for value in times):
+    times = [message.expires_time, parse_time(message.body, "expires_time")]
+    given = [seconds for seconds in times if seconds is not None]
+    if any(abs(seconds) > MAX_SECONDS for seconds in given):
         raise BadRequestError("expires_time", "expected Unix seconds")
-    return min(times) * 1000 if times else None
+    return min(given) * 1000 if given else None
 
 
 def parse_delay(message: DidcommMessage, longest: int) -> int | None:
@@ -144,6 +146,7 @@ def parse_delay(message: DidcommMessage, longest: int) -> int | None:
     value = None if message.generation is Generation.V1 else message.body.get("delay_milli")
     if value is None:
         return None
-    if type(value) is not int or abs(value) > longest:
+    delay = whole_number(value)
+    if delay is None or abs(delay) > longest:
         raise BadRequestError("delay_milli", f"expected a whole number of at most {longest} milliseconds")
-    return value if value >= 0 else random.randint(0, -value)
+    return delay if delay >= 0 else random.randint(0, -delay)

@@ -1,6 +1,5 @@
 """Parses what callers ask of the registry and encodes the answers, alike over NATS and HTTP (G1–G4)."""
 
-import re
 from typing import Any
 
 import orjson
@@ -32,8 +31,6 @@ MAX_CURSOR = 256
 _ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state", "explain")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LISTS = ("tag", "skill", "state")
-_WHOLE = re.compile(r"-?[0-9]{1,30}")
-_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
 
 
 def parse_reference(data: bytes) -> AgentReference:
@@ -126,11 +123,7 @@ def _discover(fields: Fields, filters: Fields, names: tuple[str, str, str]) -> D
 
 
 def _typed(name: str, text: str) -> Any:
-    """Convert a parameter to its JSON type; anything else stays text, so that the error can show it."""
-    if name in ("limit", "page") and _WHOLE.fullmatch(text):
-        return int(text)
-    if name == "min_score" and _DECIMAL.fullmatch(text):
-        return float(text)
+    """Convert a flag; anything else stays text: numbers may be text everywhere (N4), and errors show what was given."""
     if name == "explain" or name.startswith("with_"):
         return _FLAGS.get(text.lower(), text)
     return text

@@ -221,6 +221,21 @@ async def test_bad_input_names_the_field(admin: Admin) -> None:
         assert answer.json["error"].startswith(error), answer.json
 
 
+@pytest.mark.rule("N4")
+async def test_numbers_may_be_text_or_whole_floats(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    await admin.app.done("MSG.FETCH.box", {"group_name": "g", "config": {"max_wait_ms": 0}})
+    for number in ("7", 7.0, "7.0"):
+        dropped = await admin.done("POST", "/mailboxes/box/dead/drop", {"group_name": "g", "msg_ids": [number]})
+        assert dropped == {"dropped": 0}
+        sent = await admin.done("POST", "/mailboxes/box/messages", {"payload": "eA==", "delay": number})
+        assert sent["msg_id"] == -1, number
+    await admin.done("GET", "/mailboxes?limit=7.0")
+    for wrong in (True, 7.5, "7.5"):
+        answer = await admin.call("POST", "/mailboxes/box/messages", {"payload": "eA==", "delay": wrong})
+        assert answer.json["error"].startswith("delay: expected integer"), answer.json
+
+
 async def test_agents_are_listed_found_and_removed(admin: Admin) -> None:
     for name, words in {"sea.tides": "high and low water", "sky.stars": "planets at night"}.items():
         await admin.app.done("AGENT.REGISTER", card(name, description=words))

@@ -161,6 +161,19 @@ async def test_errors_say_what_is_wrong(url: str) -> None:
         assert "bad_request: payload" in await tools.refused("send", address="a.b", payload="?", encoding="base64")
 
 
+@pytest.mark.rule("N4")
+async def test_numbers_may_be_text_or_whole_floats(url: str) -> None:
+    async with over_http(url, BOB) as tools:
+        box = (await tools.use("create_mailbox", ttl_seconds="3600"))["address"]
+        for number in range(2):
+            await tools.use("send", address=box, payload=str(number), ttl_seconds=60.0)
+        assert len((await tools.use("fetch", address=box, max_messages="1"))["messages"]) == 1
+        assert await tools.use("ack", address=box, msg_ids=[0.0, "0"]) == {"acknowledged": 1}
+        for wrong in (True, 1.5, "1.5", "one"):
+            assert "max_messages" in await tools.refused("fetch", address=box, max_messages=wrong)
+            assert "msg_ids" in await tools.refused("ack", address=box, msg_ids=[wrong])
+
+
 async def test_tools_say_what_they_change(url: str) -> None:
     async with over_http(url, BOB) as tools:
         listed = {tool.name: tool for tool in (await tools.client.list_tools()).tools}

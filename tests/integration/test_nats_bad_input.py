@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("both_ways")
 LONG = "x" * 5000
 WRONG_STRING: list[Any] = [1, 1.5, True, [], ["a"], {}, {"a": 1}, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800"]
 WRONG_FLAG: list[Any] = [0, 1, "true", "false", "yes", [], {}, 1.0]
-WRONG_NUMBER: list[Any] = [True, False, "5", "5s", " 5", 1.5, -1.5, [], [5], {}, -1, -(2**63), -1e30]
+WRONG_NUMBER: list[Any] = [True, False, "5s", " 5", "1.5", "-1", "1e3", 1.5, -1.5, [], [5], {}, -1, -(2**63), -1e30]
 WRONG_WORDS: list[Any] = [1, True, {}, [1], [["a"]], [None], ["a,b"], ["a\nb"], "a\x00b", "x" * 129, ["x" * 129]]
 MANY_WORDS = [str(number) for number in range(65)]
-WRONG_IDS: list[Any] = [1, "1", {}, [True], ["1"], [1.0], [-1], [2**63], [None], [[]], list(range(10_001))]
+WRONG_IDS: list[Any] = [1, "1", {}, [True], ["1.5"], [1.5], [-1], [2**63], [None], [[]], list(range(10_001))]
 
 FIELDS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "MAILBOX.CREATE": (
@@ -121,7 +121,7 @@ MISSING: list[tuple[str, dict[str, Any], str]] = [
 HEADERS: dict[str, list[str]] = {
     "mq9-key": ["x" * 513, "a\x01b", "\x1b[2J", "a\x85b"],
     "mq9-delay": ["soon", "-1", "+1", "1.5", "1e3", "0x10", "1_000", "१", "9" * 19, "9" * 5000, "1 2", "NaN"],
-    "mq9-ttl": ["never", "-1", "1.0", "9" * 19, "²"],
+    "mq9-ttl": ["never", "-1", "1.5", "9" * 19, "²"],
     "mq9-tags": ["x" * 129, ",".join(MANY_WORDS), "a\x00b"],
     "mq9-priority": ["higher", "0", "urgent,normal", "normal\x00", "x" * 5000],
     "mq9-dedup-id": ["x" * 513, "a\x00b"],

@@ -269,6 +269,21 @@ async def test_what_sdks_send_for_absent_means_absent(service: Service) -> None:
         assert ids((await service.done("MSG.QUERY.task", empty))["messages"]) == [0], empty
 
 
+@pytest.mark.rule("N4", "S1", "K1")
+async def test_numbers_may_be_text_or_whole_floats(service: Service) -> None:
+    await service.create()
+    for written in ("60", 60.0, "60.0"):
+        assert (await service.ask("MAILBOX.CREATE", {"ttl": written}))["error"] == ""
+        assert await service.send(b"x", ttl=written) >= 0
+    for number, written in enumerate(("1", 1.0, "1.0")):
+        config = {"num_msgs": written, "max_wait_ms": "0", "ack_wait_ms": "60000"}
+        assert ids(await service.fetch(group_name="g", deliver="earliest", config=config)) == [number]
+    for msg_ids in (["0"], [1.0], ["2.0"]):
+        acknowledged = await service.ask("MSG.ACK.task", {"group_name": "g", "msg_ids": msg_ids})
+        assert (acknowledged["error"], acknowledged["acknowledged"]) == ("", 1)
+    assert len((await service.ask("MSG.QUERY.task", {"limit": "2", "since": "1"}))["messages"]) == 2
+
+
 @pytest.mark.rule("N4", "F4", "K2", "Q1")
 async def test_zero_is_a_value_where_it_can_be_one(service: Service) -> None:
     await service.create()

@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
-from mediator.fields import Fields, has_controls, parse_body, printable
+from mediator.fields import Fields, StrictFields, has_controls, parse_body, printable, whole_number
 from mediator.nats import requests
 from mediator.nats.frames import decode_headers
+from mediator.ops.operations import read_number, read_optional_time
 from tests.fuzz import targets
 from tests.fuzz.__main__ import main
 
@@ -150,6 +151,49 @@ def test_what_an_error_shows_can_be_shown(given_text: str) -> None:
 def test_ways_to_say_absent(read: Callable[[Fields], Any], expected: Any) -> None:
     fields = parse_body(b'{"n": 12, "z": 0, "e": "", "none": null, "w": " a,,b,a "}')
     assert read(fields) == expected
+
+
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize("written", [7, 7.0, "7", "7.0", "007"])
+def test_ways_to_write_a_number(written: object) -> None:
+    fields = Fields({"n": written, "ids": [written], "inner": {"n": written}})
+    assert fields.number("n", 1, None) == fields.number("n", 1, 10) == 7
+    assert fields.numbers("ids", 5) == [7]
+    assert fields.fields("inner").number("n", 1, 10) == 7
+    assert fields.time("n") == 7_000
+    assert fields.fraction("n") == 1.0
+    assert StrictFields({"n": written}).count("n") == 7
+    assert read_number({"n": written}, "n", 0, 10) == 7
+    assert read_optional_time({"n": written}, "n") == 7_000
+    assert requests.draft(b"", {"mq9-delay": str(written)}).delay == 7_000
+
+
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize("written", [True, 1.5, "1.5", "seven", "1e3", "0x7", "1_0", " 7", "٧", "", [7], None, 1e300])
+def test_what_is_no_whole_number(written: object) -> None:
+    assert whole_number(written) is None
+    with pytest.raises(BadRequestError):
+        StrictFields({"n": written}).count("n") if written != 1e300 else read_number({"n": written}, "n", 0, 10)
+
+
+@pytest.mark.rule("N4")
+@pytest.mark.parametrize("zero", [0, 0.0, "0", "0.0"])
+def test_ways_to_write_zero(zero: object) -> None:
+    fields = Fields({"n": zero})
+    assert fields.number("n", 1, 10, zero_is_absent=True) is None
+    assert fields.number("n", 0, 10) == 0
+    assert fields.time("n") is None
+    for read in (lambda: fields.number("n", 1, 10), lambda: StrictFields({"n": zero}).count("n")):
+        with pytest.raises(BadRequestError, match=r"^n: expected"):
+            read()
+
+
+@pytest.mark.rule("N4")
+def test_a_fraction_as_text() -> None:
+    assert Fields({"n": "0.25"}).fraction("n") == 0.25
+    for wrong in ("a", "-1", "nan", "inf", True):
+        with pytest.raises(BadRequestError, match=r"^n: "):
+            Fields({"n": wrong}).fraction("n")
 
 
 @pytest.mark.rule("N3")

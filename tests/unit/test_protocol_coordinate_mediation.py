@@ -294,7 +294,8 @@ async def test_a_query_lists_the_keys_in_pages(door: Door, version: Version) -> 
         "all",
         {"limit": 0, "offset": 0},
         {"limit": True, "offset": 0},
-        {"limit": "1", "offset": 0},
+        {"limit": "one", "offset": 0},
+        {"limit": 1.5, "offset": 0},
         {"limit": 1, "offset": -1},
         {"limit": 1, "offset": 2**64},
     ],
@@ -302,6 +303,15 @@ async def test_a_query_lists_the_keys_in_pages(door: Door, version: Version) -> 
 async def test_a_page_that_is_none_is_refused(door: Door, version: Version, paginate: object) -> None:
     answer = await version.query(await holder(door, version), paginate)
     assert answer.problem[1].startswith("paginate")
+
+
+@each
+@pytest.mark.rule("N4")
+async def test_a_page_may_be_text_or_whole_floats(door: Door, version: Version) -> None:
+    peer = await holder(door, version)
+    whole = (await version.query(peer, {"limit": 1, "offset": 1})).body
+    for paginate in ({"limit": "1", "offset": "1"}, {"limit": 1.0, "offset": 1.0}):
+        assert (await version.query(peer, paginate)).body == whole
 
 
 @pytest.mark.parametrize("version", [TWO, THREE], ids=lambda one: one.number)

@@ -163,7 +163,7 @@ async def test_up_to_limit_messages_are_delivered_the_oldest_first(door: Door, v
 
 @each
 @pytest.mark.rule("D2", "D12")
-@pytest.mark.parametrize("limit", [None, 0, -1, True, 1.0, "10", [10]])
+@pytest.mark.parametrize("limit", [None, 0, -1, True, 1.5, "0", "1.5", "ten", [10]])
 async def test_limit_is_required(door: Door, version: Version, limit: object) -> None:
     """`limit` is a REQUIRED attribute."""
     peer = await holder(door, version)
@@ -172,6 +172,16 @@ async def test_limit_is_required(door: Door, version: Version, limit: object) ->
     assert code == "e.p.msg"
     assert text.startswith(f"{version.limit}: ")
     assert len(await peer.queued()) == 1
+
+
+@each
+@pytest.mark.rule("D2", "N4")
+@pytest.mark.parametrize("limit", ["1", 1.0, "1.0"])
+async def test_a_limit_may_be_text_or_a_whole_float(door: Door, version: Version, limit: object) -> None:
+    """Identus for iOS writes text, and gives up at a problem report."""
+    peer = await holder(door, version)
+    await door.forward(HELD, envelope("a"), envelope("b"))
+    assert len((await version.fetch(peer, limit)).attached) == 1
 
 
 @each

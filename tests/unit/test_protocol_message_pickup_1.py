@@ -278,7 +278,7 @@ async def test_batch_items_have_both_ids_and_a_json_envelope(door: Door) -> None
     [
         ("batch-pickup", {}, "batch_size"),
         ("batch-pickup", {"batch_size": 0}, "batch_size"),
-        ("batch-pickup", {"batch_size": "10"}, "batch_size"),
+        ("batch-pickup", {"batch_size": "ten"}, "batch_size"),
         ("list-pickup", {}, "message_ids"),
         ("list-pickup", {"message_ids": "1-0"}, "message_ids"),
         ("list-pickup", {"message_ids": ["x"] * 1001}, "message_ids"),

@@ -161,7 +161,7 @@ MALFORMED = [
     (new(HELD, {"jws": {}}), "attachments"),
     ({**new(HELD), "attachments": {}}, "attachments"),
     ({**new(HELD), "attachments": [1]}, "attachments"),
-    (new(HELD, bits(envelope()), delay_milli="1"), "delay_milli"),
+    (new(HELD, bits(envelope()), delay_milli="soon"), "delay_milli"),
     (new(HELD, bits(envelope()), delay_milli=True), "delay_milli"),
     (new(HELD, bits(envelope()), delay_milli=8 * DAY), "delay_milli"),
     (new(HELD, bits(envelope()), delay_milli=-8 * DAY), "delay_milli"),

@@ -180,7 +180,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("limit=-1", "limit: expected 1 to 1000, got -1"),
+        ("limit=-1", 'limit: expected 1 to 1000, got "-1"'),
         ("limit=x", 'limit: expected a whole number, got "x"'),
         ("limit=1.5", 'limit: expected a whole number, got "1.5"'),
         ("limit=%201", 'limit: expected a whole number, got " 1"'),
@@ -188,7 +188,7 @@ def test_over_http_the_same_is_asked_by_parameters() -> None:
         (f"page={'9' * 31}", "page: expected a whole number, got "),
         ("page=٣", "page: expected a whole number, got "),
         ("min_score=nan", 'min_score: expected a number from 0 to 1, got "nan"'),
-        ("min_score=-1", "min_score: expected a number from 0 to 1, got -1"),
+        ("min_score=-1", 'min_score: expected a number from 0 to 1, got "-1"'),
         ("min_score=1e4000", "min_score: expected a number from 0 to 1, got "),
         ("explain=yes", 'explain: expected true or false, got "yes"'),
         ("with_scores=yes", 'with_scores: expected true or false, got "yes"'),

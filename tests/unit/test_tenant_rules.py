@@ -103,7 +103,8 @@ def test_users_tokens_accounts_and_quotas() -> None:
 
     tenant = rules.set_quotas(ACME, {"rate": 5, "bytes": 0})
     assert rules.set_quotas(tenant, {"rate": None, "sockets": 2}).quotas == {"bytes": 0, "sockets": 2}
-    for name, value in (("speed", 1), ("rate", -1), ("rate", True), ("rate", "5")):
+    assert rules.set_quotas(ACME, {"rate": "5", "bytes": 7.0}).quotas == {"rate": 5, "bytes": 7}
+    for name, value in (("speed", 1), ("rate", -1), ("rate", True), ("rate", "5.5")):
         with pytest.raises(BadRequestError, match=rf"^quotas\.{name}: expected"):
             rules.set_quotas(ACME, {name: value})
 
