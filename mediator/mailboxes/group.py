@@ -133,8 +133,8 @@ class Group:
         if no_lease or msg_id > self.settled[lane]:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
-        held = [reply for reply in self.replies if reply.holds(lane, msg_id)]
-        if held:
+        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if lane else []
+        if any(len(reply.spans) > 1 for reply in held):
             for higher in LANES[:lane]:
                 lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]
                 marks[higher] = max(marks[higher], min(lasts) if every else max(lasts))

@@ -122,10 +122,10 @@ class _Coverage:
         there = tx.messages.handles(mailbox, ids, now)
         consumer = tx.claims.consumer(group.no, request.connection)
         handed = consumer.lanes
-        self._claimed = tx.claims.of_others(group.no, request.connection, now) or [set() for _ in LANES]
+        claimed = tx.claims.of_others(group.no, request.connection, now) or [set() for _ in LANES]
         self._covered: list[set[int]] = [set() for _ in LANES]
         self._position = [-1] * len(LANES)
-        """Up to where all is covered that nobody else claims; for messages that this connection was not handed."""
+        """Up to where all is covered, by messages that this connection was not handed."""
         self.leased: list[Handle] = []
         """The messages whose leases end, those that are there."""
         self.ended: set[int] = set()
@@ -150,12 +150,12 @@ class _Coverage:
                 continue
             named[lane].add(msg_id)
             if msg_id not in own[lane] and not group.shared:
-                # All that stood before it in its reply was handed to the same client.
+                # Whoever was handed it was handed all that stands before it, maybe on another connection.
                 marks = group.covered_by(lane, msg_id, lease is not None, every=bool(request.connection))
                 self._position = [max(pair) for pair in zip(self._position, marks, strict=True)]
         self._add_handed(consumer, own)
         for lane in LANES:
-            self._covered[lane] -= self._claimed[lane]
+            self._covered[lane] -= claimed[lane]
             self._covered[lane] |= named[lane]
         self.marks = [
             max(mark, *covered, -1) for mark, covered in zip(self._position, map(sorted, self._covered), strict=True)
@@ -176,9 +176,7 @@ class _Coverage:
 
     def covers(self, lane: Lane, msg_id: int) -> bool:
         """Whether a message is acknowledged."""
-        if msg_id in self._covered[lane]:
-            return True
-        return msg_id <= self._position[lane] and msg_id not in self._claimed[lane]
+        return msg_id <= self._position[lane] or msg_id in self._covered[lane]
 
 
 _msg_id = attrgetter("msg_id")
@@ -230,7 +228,9 @@ class _Settling:
                 if handle is not None:
                     step.done.append(handle)
                 continue
-            handed = self._consumer.lane_of(msg_id)
+            handed = None
+            if handle is None or len(group.replies) > 1:
+                handed = self._consumer.lane_of(msg_id)
             if handle is not None:
                 lane: Lane | None = handle.lane
             else:

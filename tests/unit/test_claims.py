@@ -131,14 +131,25 @@ def test_callers_that_are_not_known_are_one(broker: Broker) -> None:
     assert broker.ack(1) == 2
 
 
+@pytest.mark.rule("F9", "K2")
+def test_one_consumer_may_acknowledge_on_another_connection(broker: Broker) -> None:
+    send(broker, LOW, NORMAL, NORMAL, CRITICAL)
+    assert take(broker, "a") == [3, 1, 2, 0]
+    assert broker.ack(2, connection="b") == 3
+    assert take(broker, "a") == [0]
+    assert broker.ack(0, connection="b") == 1
+
+
 @pytest.mark.rule("F9", "K2", "A8")
-def test_an_ack_from_elsewhere_counts_for_what_it_names(broker: Broker) -> None:
-    send(broker, *[NORMAL] * 4)
+def test_where_several_fetch_an_ack_from_elsewhere_names_one(broker: Broker) -> None:
+    send(broker, *[NORMAL] * 6)
     assert take(broker, "a", num_msgs=3) == [0, 1, 2]
-    assert broker.ack(1, connection="b") == 1
-    assert take(broker, "b") == [3]
+    assert take(broker, "b") == [3, 4, 5]
+    assert broker.ack(5, connection="c") == 1
+    assert broker.ack(1, connection="c") == 1
     assert take(broker, "a") == [0, 2]
-    assert broker.ack(2, connection="a") == 2
+    assert take(broker, "b") == [3, 4]
+    assert broker.ack(2, connection="a") == broker.ack(4, connection="b") == 2
 
 
 @BOXES

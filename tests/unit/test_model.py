@@ -595,7 +595,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     if msg_id in reply:
                         before |= set(reply[: reply.index(msg_id)])
                 found = before if found is None else found & before
-            found = (found or set()) - members.claimed_by_others(connection, self.now)
+            found = found or set()
+            if known:
+                found -= members.claimed_by_others(connection, self.now)
             return {i for i in found if not members.given[i].leased} | {msg_id}
 
         @rule(

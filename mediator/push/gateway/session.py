@@ -114,8 +114,7 @@ class GatewaySession:
         ``unfinished`` counts for all connections.
         """
         self.membership = TenantMembership(gate)
-        self._subscriptions = subscriptions
-        self._identities = identities
+        self._subscriptions, self._identities = subscriptions, identities
         self._inboxes = inboxes
         self._public = public
         self._client_ip = client_ip
