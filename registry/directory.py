@@ -250,9 +250,9 @@ class Directory:
         return query
 
     async def _vote(self, query: AskedQuery, address: str, value: int, credential: str) -> bool:
-        tenant, several = query.tenant, self._policy.several(query.tenant)
-        voter = voter_of(credential) if several else voter_of_request(query.text)
-        owner = voter if several else None
+        tenant, alone = query.tenant, self._policy.is_only_party(query.tenant, credential)
+        voter = voter_of_request(query.text) if alone else voter_of(credential)
+        owner = None if alone else voter
         over = (await self._updater.index(tenant)).remembered + 1 - self._policy.most
         revision = await self._broker.write(
             lambda tx, now: remembering.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)

@@ -172,7 +172,7 @@ class RegistrySettings(PartSettings):
         """The model, or one name for all of ``models``."""
         return join_models(self.models) if self.models else self.model
 
-    def memory_policy(self, parties: Callable[[str], int] = lambda _tenant: 1) -> MemoryPolicy:
+    def memory_policy(self, parties: Callable[[str], int] = lambda _tenant: 0) -> MemoryPolicy:
         """Return for whom is remembered what; ``parties`` returns how many credentials a tenant has."""
         return MemoryPolicy(
             self.memory,

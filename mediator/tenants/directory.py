@@ -134,10 +134,10 @@ class TenantDirectory:
         else:
             living = self.living.get(tenant)
             if living is None:
-                return 1
+                return 0
             accounts, users, tokens = len(living.accounts), len(living.users), len({one.name for one in living.tokens})
         # Who logs in to the account of an external server is not known here.
-        return max(users, tokens, 2 * accounts, 1)
+        return max(users, tokens, 2 * accounts)
 
     # Quotas.
 

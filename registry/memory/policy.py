@@ -17,7 +17,7 @@ class MemoryPolicy:
     """Where it is on in any case."""
     signs: Set[str] = frozenset()
     """Tenants where a message to an agent that was just found is a weak sign (G8)."""
-    parties: Callable[[str], int] = lambda _tenant: 1
+    parties: Callable[[str], int] = lambda _tenant: 0
     """Returns how many credentials a tenant has."""
     most: int = 100_000
     """Requests of a tenant that are remembered."""
@@ -33,6 +33,10 @@ class MemoryPolicy:
     def several(self, tenant: str) -> bool:
         """Return whether parties share a tenant that may have interests of their own."""
         return self.parties(tenant) > 1
+
+    def is_only_party(self, tenant: str, credential: str) -> bool:
+        """Return whether a caller is the only party of a tenant: beside a credential, anonymous callers are others."""
+        return self.parties(tenant) <= (1 if credential else 0)
 
 
 NO_MEMORY = MemoryPolicy()

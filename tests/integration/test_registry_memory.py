@@ -103,6 +103,21 @@ async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, 
 
 
 @pytest.mark.rule("G6")
+@pytest.mark.parametrize(("parties", "voters"), [(0, 10), (1, 1), (2, 1)])
+async def test_anonymous_callers_are_one_beside_a_credential(parties: int, voters: int) -> None:
+    policy = MemoryPolicy("on", parties=lambda _tenant: parties)
+    async with instance(ram_store(), SPACE, policy=policy) as one:
+        done = await one.directory.register("default", b'{"mailbox": "agent.boats"}', "user ann")
+        for number in range(10):
+            assert await say(one, await ask(one, done.agent.no, text=f"Book boat {number}"))
+        lifts = (await one.updater.index("default"))._memory.lifts(VECTOR, one.broker.clock())
+        assert lifts[done.agent.no] == pytest.approx(0.3 * voters / (voters + 1), abs=0.001)
+        if parties:
+            own = await one.directory.register("default", b'{"mailbox": "agent.boats"}')
+            assert not await say(one, await ask(one, own.agent.no)), "its own agent"
+
+
+@pytest.mark.rule("G6")
 async def test_a_bulk_registration_keeps_who_registered() -> None:
     async with instance(ram_store(), SPACE, policy=SHARED) as one:
         await one.directory.register("default", b'{"mailbox": "agent.boats"}', "user ann")
