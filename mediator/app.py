@@ -161,7 +161,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             http_port=http.port,
             tenants=directory,
             callers=(callers := HttpCallers.of_service(settings, directory)),
-            access=(access := Access(settings, CookieSealer(control_key), callers)),
+            access=(access := Access(settings, CookieSealer(callers.session_key), callers)),
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
@@ -312,7 +312,7 @@ def _count_by_tenant(host: Host) -> None:
 
 async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> SignIn:
     """Add the core's operations, and what leads to them over HTTP."""
-    sign_in = SignIn(host.access, host.settings, host.http_port)
+    sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
     host.operations.add_methods(sign_in)
     host.operations.add_methods(MailboxOperations(host.broker))

@@ -51,7 +51,9 @@ class Access:
         self._oidc = settings.oidc
         self._tokens: dict[str, Actor] = {}
         self.take(settings)
-        self.provider = sealer.fingerprint("provider", self._oidc.issuer or "", self._oidc.client_id)
+        secret = self._oidc.client_secret
+        known = (self._oidc.issuer or "", self._oidc.client_id, "" if secret is None else secret.get_secret_value())
+        self.provider = sealer.fingerprint("provider", *known)
 
     def take(self, settings: Settings) -> None:
         """Let in the operators of these settings from now on, and nobody else; sessions of others are over."""
@@ -104,6 +106,11 @@ class Access:
         self._check_origin(request, needed=True)
         if not hmac.compare_digest(caller.csrf.encode(), csrf.encode(errors="surrogateescape")):
             raise ForgedRequestError
+
+    def end_session(self, request: web.Request) -> None:
+        """End the session of a request, also for those who have a copy of its cookie."""
+        if session := self.sealer.open_session(request.cookies.get(self.cookie_name(request), "")):
+            self.sealer.end_session(session)
 
     def ask_to_sign_in(self, request: web.Request) -> web.Response:
         """Lead to the page on which one signs in, and back from there."""

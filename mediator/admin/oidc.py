@@ -4,18 +4,18 @@ The grammar is authlib's, signatures are joserfc's. Requests go to the provider 
 """
 
 import asyncio
+import base64
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlsplit
 
 import aiohttp
 import orjson
 from authlib.common.errors import AuthlibBaseError
 from authlib.common.security import generate_token
-from authlib.oauth2.auth import encode_client_secret_basic, encode_client_secret_post, encode_none
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from authlib.oidc.core import CodeIDToken
@@ -53,6 +53,8 @@ class SignedInUser:
     """Whoever the provider says somebody is."""
 
     name: str
+    full_name: str
+    """The name, the subject and the issuer, as the audit log has them: only the last two belong to one person."""
     claims: tuple[str, ...]
 
 
@@ -87,7 +89,9 @@ class OidcClient:
         answer = await self._redeem(code, challenge, redirect_uri)
         claims = await self._verify(_text(answer, "id_token"), challenge.nonce, answer.get("access_token"))
         name = next((claims[key] for key in ("preferred_username", "email", "sub") if claims.get(key)), "")
-        return SignedInUser(_NAME.sub("_", str(name))[:64], self._roles(claims))
+        name = _NAME.sub("_", str(name))[:64]
+        full_name = f"{name} ({_NAME.sub('_', str(claims['sub']))[:128]} at {claims['iss']})"
+        return SignedInUser(name, full_name, self._roles(claims))
 
     async def _redeem(self, code: str, challenge: Challenge, redirect_uri: str) -> Mapping[str, Any]:
         described = await self._describe()
@@ -95,12 +99,17 @@ class OidcClient:
         body = prepare_token_request(
             "authorization_code", code=code, redirect_uri=redirect_uri, code_verifier=challenge.verifier
         )
-        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-        methods = described.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-        encode = encode_client_secret_basic if "client_secret_basic" in methods else encode_client_secret_post
-        client = _Client(self._options.client_id, "" if secret is None else secret.get_secret_value())
-        uri, headers, body = (encode if secret else encode_none)(client, "POST", uri, headers, body)
-        status, answer = await _fetch("POST", uri, headers=headers, data=body)
+        login = (self._options.client_id, "" if secret is None else secret.get_secret_value())
+        methods = described.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        if secret is None or "client_secret_post" in methods:
+            named = zip(("client_id", "client_secret"), login, strict=True)
+            body += "".join(f"&{name}={quote_plus(value)}" for name, value in named if value)
+            status, answer = await _post(uri, body)
+        else:
+            # Names and secrets are form-encoded (RFC 6749 §2.3.1), which not every provider decodes.
+            status, answer = await _post(uri, body, *map(quote_plus, login))
+            if status == 401 and tuple(map(quote_plus, login)) != login:
+                status, answer = await _post(uri, body, *login)
         if status != 200:
             raise SignInFailedError(f"the provider refused the code ({str(answer.get('error', status))[:64]})")
         return answer
@@ -118,7 +127,7 @@ class OidcClient:
                 read.claims,
                 read.header,
                 options={
-                    "iss": {"essential": True, "value": self._issuer},
+                    "iss": {"essential": True, "value": (await self._describe())["issuer"]},
                     "aud": {"essential": True, "value": self._options.client_id},
                 },
                 params={"client_id": self._options.client_id, "nonce": nonce, "access_token": access_token},
@@ -140,8 +149,9 @@ class OidcClient:
         return tuple(sorted({each for each in values if isinstance(each, str)} & named))[:MAX_CLAIMS]
 
     async def _describe(self) -> Mapping[str, Any]:
-        described = await self._get(f"{self._issuer}/.well-known/openid-configuration")
-        if str(described.get("issuer", "")).rstrip("/") != self._issuer:
+        """Return what the provider says of itself; its issuer is as it writes that, with a slash at the end or not."""
+        described = await self._get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
+        if str(described.get("issuer", "")).rstrip("/") != self._issuer.rstrip("/"):
             raise UnreachableError(f"oidc.issuer: {self._issuer} calls itself {str(described.get('issuer'))[:200]}")
         return described
 
@@ -162,10 +172,11 @@ class OidcClient:
             return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Client:
-    client_id: str
-    client_secret: str
+async def _post(url: str, body: str, *login: str) -> tuple[int, Mapping[str, Any]]:
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+    if login:
+        headers["Authorization"] = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
+    return await _fetch("POST", url, headers=headers, data=body)
 
 
 async def _fetch(method: str, url: str, **options: Any) -> tuple[int, Mapping[str, Any]]:

@@ -1,10 +1,11 @@
-"""Sessions of the console: sealed cookies, which every instance on one control key can open."""
+"""Sessions of the console: sealed cookies, with a key that is never in the database."""
 
 import base64
 import hashlib
 import hmac
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import orjson
 from cryptography.fernet import Fernet, InvalidToken
 
 SESSION_SECONDS = 12 * 3600
+MAX_ENDED = 10_000
+"""Sessions that ended by a sign-out and are remembered until their time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,16 @@ class OperatorSession:
 
 
 class CookieSealer:
-    """Encrypts and authenticates what browsers keep for the console, with a key made of the control key.
+    """Encrypts and authenticates what browsers keep for the console.
 
-    Nothing is kept here: who signs out loses the cookie, and a copy of it lives until its time is over.
+    Only the sessions that a sign-out ended are kept, in memory: after it a copy of the cookie opens nothing at this
+    instance while it runs.
     """
 
-    def __init__(self, control_key: bytes, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` returns Unix seconds."""
-        self._key = hashlib.sha256(b"operators' sessions " + control_key).digest()
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        """``key`` must not be in the database, whose readers could make sessions; ``clock`` returns Unix seconds."""
+        self._key = hashlib.sha256(b"operators' sessions " + key).digest()
+        self._ended: OrderedDict[str, float] = OrderedDict()
         self._fernet = Fernet(base64.urlsafe_b64encode(self._key))
         self._clock = clock
 
@@ -60,9 +65,16 @@ class CookieSealer:
     def open_session(self, cookie: str) -> OperatorSession | None:
         """Return the session of a cookie; None when it is over, or none of ours."""
         value = self.open(cookie, SESSION_SECONDS)
-        if not isinstance(value, dict) or "csrf" not in value:
+        if not isinstance(value, dict) or "csrf" not in value or value["csrf"] in self._ended:
             return None
         return OperatorSession(**{**value, "claims": tuple(value.get("claims", ()))})
+
+    def end_session(self, session: OperatorSession) -> None:
+        """Open a session no more."""
+        now = self._clock()
+        self._ended[session.csrf] = now + SESSION_SECONDS
+        while len(self._ended) > MAX_ENDED or next(iter(self._ended.values())) < now:
+            self._ended.popitem(last=False)
 
     def fingerprint(self, *secret: str) -> str:
         """Return what stands for a secret: equal for equal ones, and useless without the key."""

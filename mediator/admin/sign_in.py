@@ -14,7 +14,7 @@ from mediator.admin.sessions import SESSION_SECONDS
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import MediatorError, NotAuthenticatedError, SignInFailedError, TooManyAttemptsError
-from mediator.ops.operations import Answer, OperationRequest, Right, operation
+from mediator.ops.operations import Actor, Answer, Operation, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import FLAG, TEXT, about, obj
 
 CALLBACK = f"{SIGN_IN}/callback"
@@ -24,6 +24,9 @@ HOME = "/console"
 CHALLENGE_SECONDS = 600
 """For how long somebody may stay at the provider."""
 _CHALLENGE = "mediator_oidc"
+
+_NOBODY = Actor("nobody", frozenset(), "sign-in")
+"""All who failed: one entry counts them, so that nobody pushes others out of the audit log."""
 
 _log = structlog.get_logger("access")
 
@@ -47,11 +50,12 @@ class SignInView:
 class SignIn:
     """Signs operators in and out."""
 
-    def __init__(self, access: Access, settings: Settings, port: int) -> None:
-        """``port``: where browsers of this machine reach the console."""
+    def __init__(self, access: Access, settings: Settings, port: int, operations: Operations) -> None:
+        """``port``: where browsers of this machine reach the console; ``operations`` keep what happens here."""
         self._access = access
         self._client = OidcClient(settings.oidc)
         self._port = port
+        self._operations = operations
         self._listen = Endpoint(settings.http.host, port)
         self.render: Callable[[SignInView], Awaitable[str]] = _render
         """Writes the page."""
@@ -115,9 +119,11 @@ class SignIn:
             found = None
         if found is None:
             _log.warning("sign-in refused", address=self._address(request))
+            await self._operations.record(_NOBODY, _SIGN_IN, SignInFailedError.code)
             return await self._page(path, SignInFailedError("no operator has this token"))
         actor, fingerprint = found
-        return self._signed_in(request, path, self._access.sealer.seal_session(name=actor.name, token=fingerprint))
+        cookie = self._access.sealer.seal_session(name=actor.name, token=fingerprint)
+        return await self._signed_in(request, path, cookie, actor)
 
     async def _leave(self, request: web.Request) -> web.Response:
         """Send the browser to the provider."""
@@ -140,16 +146,17 @@ class SignIn:
         kept = self._access.sealer.open(request.cookies.get(_CHALLENGE, ""), CHALLENGE_SECONDS)
         path = _next(kept.get("next")) if isinstance(kept, dict) else HOME
         try:
-            cookie = await self._identify(request, kept)
+            cookie, actor = await self._identify(request, kept)
         except MediatorError as error:
             _log.warning("sign-in refused", address=self._address(request), reason=str(error))
+            await self._operations.record(_NOBODY, _SIGN_IN, error.code)
             response = await self._page(path, error)
         else:
-            response = self._signed_in(request, path, cookie)
+            response = await self._signed_in(request, path, cookie, actor)
         response.del_cookie(_CHALLENGE, path=CALLBACK)
         return response
 
-    async def _identify(self, request: web.Request, kept: object) -> str:
+    async def _identify(self, request: web.Request, kept: object) -> tuple[str, Actor]:
         query = request.query
         if not isinstance(kept, dict) or "state" not in kept or query.get("state") != kept["state"]:
             raise SignInFailedError("it took too long, or began in another browser; try again")
@@ -157,11 +164,12 @@ class SignIn:
             raise SignInFailedError(f"the provider said {query.get('error', 'nothing')[:64]!r}")
         challenge = Challenge(kept["state"], kept["nonce"], kept["verifier"])
         identity = await self._client.finish(query["code"], challenge, self._callback(request))
-        if not self._access.rights_by_claims(identity.claims):
+        if not (rights := self._access.rights_by_claims(identity.claims)):
             raise SignInFailedError(f"{identity.name} has no role here")
-        return self._access.sealer.seal_session(
-            name=identity.name, provider=self._access.provider, claims=identity.claims
+        cookie = self._access.sealer.seal_session(
+            name=identity.full_name, provider=self._access.provider, claims=identity.claims
         )
+        return cookie, Actor(identity.full_name, rights, "oidc")
 
     def _address(self, request: web.Request) -> str:
         return str(self._access.callers.address_of(request))
@@ -169,8 +177,9 @@ class SignIn:
     def _callback(self, request: web.Request) -> str:
         return self._access.base_url(request, self._port) + CALLBACK
 
-    def _signed_in(self, request: web.Request, path: str, cookie: str) -> web.Response:
+    async def _signed_in(self, request: web.Request, path: str, cookie: str, actor: Actor) -> web.Response:
         _log.info("operator signed in", address=self._address(request))
+        await self._operations.record(actor, _SIGN_IN, "ok")
         response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: path})
         self._set(request, response, self._access.cookie_name(request), cookie, SESSION_SECONDS, "/")
         return response
@@ -192,13 +201,24 @@ class SignIn:
 
     async def _sign_out(self, request: web.Request) -> web.Response:
         form = await request.post()
-        if self._access.actor(request) is not None:
+        actor = self._access.actor(request)
+        if actor is not None:
             self._access.check_form(request, str(form.get("csrf", "")))
+            self._access.end_session(request)
+            await self._operations.record(actor, _SIGN_OUT, "ok")
         response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: SIGN_IN})
         response.del_cookie(
             self._access.cookie_name(request), path="/", secure=self._access.secure(request), httponly=True
         )
         return response
+
+
+async def _do_nothing(_request: OperationRequest) -> Answer:
+    return {}
+
+
+_SIGN_IN = Operation("sign-in", _do_nothing, Right.READ, "Begin a session of the console", obj(), method="POST")
+_SIGN_OUT = Operation("sign-out", _do_nothing, Right.READ, "End a session of the console", obj(), method="POST")
 
 
 def _next(given: object) -> str:

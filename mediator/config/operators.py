@@ -34,6 +34,11 @@ def _web_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _issuer(value: str) -> str:
+    _web_url(value)
+    return value
+
+
 def _origin(value: str) -> str:
     if urlsplit(value).path:
         raise ValueError("expected https://HOST, perhaps with a port, and no path")
@@ -41,6 +46,8 @@ def _origin(value: str) -> str:
 
 
 WebUrl = Annotated[str, AfterValidator(_web_url)]
+IssuerUrl = Annotated[str, AfterValidator(_issuer)]
+"""As the provider writes itself, with a slash at its end or without."""
 
 
 class OperatorToken(Section):
@@ -61,7 +68,7 @@ class OperatorToken(Section):
 class OidcSettings(Section):
     """Sign-in of operators to the console through an OpenID Connect provider; off without an issuer."""
 
-    issuer: WebUrl | None = Field(
+    issuer: IssuerUrl | None = Field(
         default=None,
         description="The provider, from whose `/.well-known/openid-configuration` the rest is known. Register "
         "`PUBLIC_URL/console/sign-in/callback` there as redirect URI.",

@@ -264,7 +264,9 @@ class Settings(BaseSettings):
         default=None,
         description="32 random bytes in base64 that authenticate control messages between services, on subjects that "
         "begin with `mq9ctl.`. Without it a key is generated once and kept in the database, where all services that "
-        "share mail find it. Set it to keep the key out of the database. Protects live sessions and the identification "
+        "share mail find it. Set it to keep the key out of the database, and for several instances behind one "
+        "address: it seals the console's sessions, and without it each instance's own local.token does. Protects "
+        "live sessions and the identification "
         "of clients from clients that publish there.",
         json_schema_extra={"default_text": "made once, kept in the database"},
         examples=["32 RANDOM BYTES IN BASE64: openssl rand -base64 32"],

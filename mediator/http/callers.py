@@ -154,6 +154,13 @@ class HttpCallers:
         )
 
     @property
+    def session_key(self) -> bytes:
+        """The key of the console's sessions, which is not in the database: the control key of the settings, or else
+        the secret of this machine."""
+        configured = self._settings.control_key
+        return (self.local_token if configured is None else configured.get_secret_value()).encode()
+
+    @property
     def knows_local(self) -> bool:
         """Whether the secret of this machine gives the rights of ``default``: nothing else keeps callers apart."""
         return self._settings.http_local and self._alone()

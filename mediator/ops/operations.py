@@ -200,6 +200,11 @@ class Operations:
             await self._audit(actor, operation, request, result)
         return answer
 
+    async def record(self, actor: Actor, operation: Operation, result: str) -> None:
+        """Keep in the audit log what somebody did without :meth:`run`."""
+        if self._audit is not None:
+            await self._audit(actor, operation, {}, result)
+
     async def _run(self, actor: Actor, operation: Operation, request: OperationRequest) -> Answer:
         """Run an operation; a number in ``request`` in place of an address becomes the address."""
         if operation.right not in actor.rights:

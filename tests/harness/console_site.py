@@ -107,7 +107,7 @@ async def console_site(
         tasks = LongTasks(settings)
         host.operations.add_methods(LongTaskOperations(tasks, settings))
         open_part(host)
-        sign_in = SignIn(access, settings, 0)
+        sign_in = SignIn(access, settings, 0, inner.operations)
         sign_in.add_routes(app)
         sign_in.render = await open_console(host, health)
         try:

@@ -1,19 +1,21 @@
 """A small OpenID Connect provider: authorization code with PKCE, one user, keys of its own."""
 
+import base64
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote_plus
 
-from aiohttp import BasicAuth, web
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from authlib.common.security import generate_token
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
-CLIENT, SECRET = "console", "a secret of the client"
+CLIENT, SECRET = "console", "a secret: 5 % of €+the client"
 
 
 @dataclass
@@ -28,6 +30,12 @@ class OidcProvider:
     key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "one"}))
     signed_with: RSAKey | None = None
     """Another key than the published one."""
+    slash: str = ""
+    """At the end of the issuer: "/" or nothing."""
+    methods: tuple[str, ...] = ()
+    """How clients may authenticate, as it says; nothing: it does not say."""
+    decodes: bool = True
+    """Whether it decodes the client's secret in the header (RFC 6749 §2.3.1)."""
     asked: list[dict[str, str]] = field(default_factory=list)
     """Requests for authorization."""
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -43,7 +51,11 @@ class OidcProvider:
     async def describe(self, _request: web.Request) -> web.Response:
         endpoints = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
         return web.json_response(
-            {"issuer": self.issuer, **{name: f"{self.issuer}/{path}" for name, path in endpoints.items()}}
+            {
+                "issuer": self.issuer + self.slash,
+                **{name: f"{self.issuer}/{path}" for name, path in endpoints.items()},
+                **({"token_endpoint_auth_methods_supported": self.methods} if self.methods else {}),
+            }
         )
 
     async def authorize(self, request: web.Request) -> web.Response:
@@ -58,17 +70,30 @@ class OidcProvider:
 
     async def token(self, request: web.Request) -> web.Response:
         form = await request.post()
+        if self._login(request, form) != (CLIENT, SECRET):
+            return web.json_response({"error": "invalid_client"}, status=401)
         asked = self.codes.pop(str(form["code"]), None)
-        login = BasicAuth.decode(request.headers["Authorization"])
-        good = asked is not None and (login.login, login.password) == (CLIENT, SECRET)
-        good = good and create_s256_code_challenge(str(form["code_verifier"])) == asked["code_challenge"]
+        good = asked is not None and create_s256_code_challenge(str(form["code_verifier"])) == asked["code_challenge"]
         if not good or form["redirect_uri"] != asked["redirect_uri"]:
             return web.json_response({"error": "invalid_grant"}, status=400)
         now = int(time.time())
-        about = {"iss": self.issuer, "aud": CLIENT, "sub": "7", "iat": now, "exp": now + 60, "nonce": asked["nonce"]}
+        about = {
+            "iss": self.issuer + self.slash,
+            "aud": CLIENT,
+            "sub": "7",
+            "iat": now,
+            "exp": now + 60,
+            "nonce": asked["nonce"],
+        }
         key = self.signed_with or self.key
         signed = jwt.encode({"alg": "RS256", "kid": key.kid}, {**about, **self.claims, **self.wrong}, key)
         return web.json_response({"access_token": "opaque", "token_type": "Bearer", "id_token": signed})
+
+    def _login(self, request: web.Request, form: Any) -> tuple[str, ...]:
+        if self.methods == ("client_secret_post",):
+            return form.get("client_id"), form.get("client_secret")
+        login = base64.b64decode(request.headers.get("Authorization", "")[len("Basic ") :]).decode().partition(":")
+        return tuple(map(unquote_plus, login[::2])) if self.decodes else login[::2]
 
     async def keys(self, _request: web.Request) -> web.Response:
         return web.json_response(KeySet([self.key]).as_dict(private=False))

@@ -1,5 +1,6 @@
 """Operators' access over HTTP: tokens, sessions, OpenID Connect, and requests that other sites make browsers send."""
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -21,7 +22,8 @@ from mediator.http.app import build_app
 from mediator.http.attempts import MAX_FAILURES, WINDOW, FailedAttempts
 from mediator.http.callers import HttpCallers, tokens_of
 from mediator.http.health import Health
-from mediator.ops.operations import Right
+from mediator.ops.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
+from tests.harness.app import app
 from tests.harness.oidc_provider import CLIENT, SECRET, OidcProvider, oidc_provider
 
 READER, ADMIN = "token-of-the-reader", "token-of-the-admin"
@@ -31,6 +33,14 @@ TOKENS = [
 ]
 KEY = b"k" * 32
 LOCAL = "the-secret-of-this-machine-000000"
+BEHIND_PROVIDER = {
+    "oidc": {
+        "issuer": "https://login.example.com",
+        "client_id": CLIENT,
+        "client_secret": SECRET,
+        "roles": {"admin": ["admins"]},
+    }
+}
 LINK = {"token": LOCAL, "next": "/console/x"}
 
 
@@ -66,11 +76,15 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    tmp_path: Path, key: bytes = KEY, session: ClientSession | None = None, **options: Any
+    tmp_path: Path,
+    key: bytes = KEY,
+    session: ClientSession | None = None,
+    audit: Audit | None = None,
+    **options: Any,
 ) -> AsyncIterator[Site]:
     settings = Settings.of(data_dir=tmp_path, **options)
     access = Access(settings, CookieSealer(key), HttpCallers(settings, LOCAL, tokens_of(settings, settings.tenants)))
-    app = build_app(Health(), CollectorRegistry())
+    made = build_app(Health(), CollectorRegistry())
 
     async def who(request: web.Request) -> web.Response:
         actor = access.require(request, Right.READ)
@@ -88,12 +102,13 @@ async def site(
         access.check_form(request, str((await request.post()).get("csrf", "")))
         return web.Response(text="done")
 
-    app.router.add_get("/who", who)
-    app.router.add_post("/act", act)
-    app.router.add_get("/csrf", csrf)
-    app.router.add_post("/form", form)
-    SignIn(access, settings, 0).add_routes(app)
-    async with TestServer(app) as server:
+    made.router.add_get("/who", who)
+    made.router.add_post("/act", act)
+    made.router.add_get("/csrf", csrf)
+    made.router.add_post("/form", form)
+    operations = Operations(audit)
+    SignIn(access, settings, 0, operations).add_routes(made)
+    async with TestServer(made) as server:
         if session is not None:
             yield Site(session, server)
             return
@@ -257,6 +272,8 @@ async def test_a_session_begins_with_a_token_and_ends_at_sign_out(guarded: Site)
     left = await guarded.post(SIGN_OUT, data={"csrf": await guarded.csrf()}, headers={"Origin": guarded.origin})
     assert (left.status, left.headers["Location"]) == (303, SIGN_IN)
     assert (await guarded.get()).status == 401
+    copy = {"Cookie": cookie.partition(";")[0]}
+    assert (await guarded.get(headers=copy)).status == 401, "a copy of the cookie"
 
 
 async def test_a_wrong_token_begins_no_session(guarded: Site) -> None:
@@ -330,14 +347,63 @@ def test_a_session_lasts_twelve_hours() -> None:
     assert sealer.open_session(sealer.seal({"state": "x"})) is None
 
 
+async def test_sign_ins_and_outs_are_audited(tmp_path: Path) -> None:
+    kept: list[tuple[str, str, str, str]] = []
+
+    async def audit(actor: Actor, operation: Operation, _request: OperationRequest, result: str) -> None:
+        kept.append((operation.name, actor.name, actor.via, result))
+
+    async with site(tmp_path, audit=audit, operators={"tokens": TOKENS}) as made:
+        await made.sign_in("guess")
+        await made.sign_in()
+        await made.post(SIGN_OUT, data={"csrf": await made.csrf()}, headers={"Origin": made.origin})
+    assert kept == [
+        ("sign-in", "nobody", "sign-in", "sign_in_failed"),
+        ("sign-in", "ada", "token", "ok"),
+        ("sign-out", "ada", "session", "ok"),
+    ]
+
+
 # OpenID Connect.
 
 
+async def test_a_reader_of_the_database_makes_no_session(tmp_path: Path) -> None:
+    async with app(tmp_path, **BEHIND_PROVIDER) as service:
+        opened = sqlite3.connect(tmp_path / "mediator.db")
+        (key,) = opened.execute("SELECT key FROM control_key").fetchone()
+        opened.close()
+        sealer = CookieSealer(key)
+        for secret in ((), ("",), (SECRET,)):
+            provider = sealer.fingerprint("provider", "https://login.example.com", CLIENT, *secret)
+            cookie = sealer.seal_session(name="eve", provider=provider, claims=("admins",))
+            answer = await service.call("GET", "/api/v1/overview", token="", Cookie=f"mediator={cookie}")
+            assert answer.status == 401
+
+
+@pytest.mark.parametrize("slashes", [("", "/"), ("/", "/"), ("/", ""), ("", "")], ids=repr)
+async def test_an_issuer_may_end_in_a_slash(tmp_path: Path, slashes: tuple[str, str]) -> None:
+    # In the settings, and in what the provider says.
+    async with with_provider(tmp_path, slash=slashes[0]) as (made, provider):
+        provider.slash = slashes[1]
+        assert (await through(made)).status == 303
+        assert await made.who() == f"ada (7 at {provider.issuer}{slashes[1]}) by oidc: admin operate read read-payload"
+
+
+@pytest.mark.parametrize(
+    ("methods", "decodes"),
+    [((), True), ((), False), (("client_secret_basic",), True), (("client_secret_post",), True)],
+)
+async def test_a_secret_of_any_letters_works(tmp_path: Path, methods: tuple[str, ...], decodes: bool) -> None:
+    async with with_provider(tmp_path) as (made, provider):
+        provider.methods, provider.decodes = methods, decodes
+        assert (await through(made)).status == 303
+
+
 @asynccontextmanager
-async def with_provider(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[Site, OidcProvider]]:
+async def with_provider(tmp_path: Path, slash: str = "", **more: Any) -> AsyncIterator[tuple[Site, OidcProvider]]:
     roles = {"admin": ["admins"], "read": ["staff"]}
     async with oidc_provider() as provider:
-        oidc = {"issuer": provider.issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": roles, **more}
+        oidc = {"issuer": provider.issuer + slash, "client_id": CLIENT, "client_secret": SECRET, "roles": roles, **more}
         async with site(tmp_path, oidc=oidc) as made:
             yield made, provider
 
@@ -354,7 +420,7 @@ async def test_the_provider_says_who_somebody_is(tmp_path: Path) -> None:
         assert (await made.get()).status == 401
         entered = await through(made)
         assert (entered.status, entered.headers["Location"]) == (303, "/console/x")
-        assert await made.who() == "ada by oidc: admin operate read read-payload"
+        assert await made.who() == f"ada (7 at {provider.issuer}) by oidc: admin operate read read-payload"
         assert provider.asked[0]["redirect_uri"] == f"{made.origin}/console/sign-in/callback"
         assert provider.asked[0]["scope"] == "openid profile email"
 
@@ -363,7 +429,7 @@ async def test_a_claim_may_lie_deeper(tmp_path: Path) -> None:
     async with with_provider(tmp_path, claim="realm.roles") as (made, provider):
         provider.claims = {"sub": "7", "realm": {"roles": "staff"}}
         await through(made)
-        assert await made.who() == "7 by oidc: read"
+        assert await made.who() == f"7 (7 at {provider.issuer}) by oidc: read"
 
 
 @pytest.mark.parametrize(
