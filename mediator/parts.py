@@ -65,6 +65,9 @@ class Part:
     def add_commands(self, app: "CommandGroup") -> None:
         """Add commands and groups of commands to ``mediator``."""
 
+    key_files: Sequence[str] = ()
+    """The names of the files in the data directory that may hold :meth:`keys`; a restore writes no others."""
+
     def keys(self, settings: "Settings") -> Mapping[str, bytes]:
         """Return the keys without which the part's rows are of no use, by their file's name in the data directory.
 

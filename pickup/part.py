@@ -36,6 +36,8 @@ class DidcommPart(Part):
         app.include(operating.app)
         app.include(try_mediator.app)
 
+    key_files = ("didcomm.key",)
+
     def keys(self, settings: "Settings") -> Mapping[str, bytes]:
         """Return the key of the vault, if there is one yet."""
         from pickup.dids.vault import KEY_FILE

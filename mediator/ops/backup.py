@@ -16,7 +16,15 @@ from mediator.ops.journal import FOLDER, count_accepted
 from mediator.parts import find_parts
 from mediator.store.opening import database_path, make_data_dir
 from mediator.store.sqlite import hold
-from mediator.store.sqlite_copy import Progress, check_sqlite, connect, copy_sqlite, count_rows, prepare
+from mediator.store.sqlite_copy import (
+    Progress,
+    check_sqlite,
+    connect,
+    copy_sqlite,
+    count_rows,
+    foreign_objects,
+    prepare,
+)
 from mediator.system.private_files import open_file
 
 IDS_PER_MILLISECOND = 100
@@ -90,6 +98,9 @@ def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restore
     """
     with closing(BackupFile(file)) as source, _prepared_folder(settings) as folder:
         manifest = source.manifest
+        known = {name for part in find_parts() for name in part.key_files}
+        if unknown := sorted(set(manifest.keys) - known):
+            raise SetupError(f"{file.name} lists a key that no part of this program has: {unknown[0][:80]}")
         keys = {name: source.key(name) for name in manifest.keys}
         configured = _find_keys(settings)
         for name, key in keys.items():
@@ -97,6 +108,10 @@ def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restore
                 raise SetupError(f"{name} here is another key than the backup's; remove it, or the one in the settings")
         copy = folder / DATABASE
         source.extract_database(copy, on_progress)
+        with closing(connect(copy)) as connection:
+            foreign = foreign_objects(connection)
+        if foreign:
+            raise SetupError(f"{file.name} is no backup: its database has a {foreign[0]}, which no migration makes")
         if _count(copy) != manifest.rows:
             raise SetupError(f"{file.name} is damaged: its tables have other numbers of rows than its list")
         skip = max(MIN_SKIP, (_now() - manifest.taken_at) * IDS_PER_MILLISECOND)

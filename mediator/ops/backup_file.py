@@ -10,6 +10,7 @@ import os
 import tarfile
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -27,6 +28,7 @@ MANIFEST = "manifest.json"
 KEYS = "keys/"
 """The folder of keys in the file; each is named as in the data directory."""
 CHUNK = 1 << 20
+MAX_MEMBERS = 100
 MAX_MANIFEST = 1 << 20
 
 
@@ -145,9 +147,15 @@ class BackupFile:
 
     def _read_manifest(self) -> BackupManifest:
         try:
+            members = {member.name: member for member in islice(self._tar, MAX_MEMBERS + 1)}
             names = self._tar.getnames()
+            if len(names) > MAX_MEMBERS:
+                raise self._damaged(f"is no backup: it has more than {MAX_MEMBERS} files")
             if MANIFEST not in names:
                 raise self._damaged("is incomplete: its end, which lists its contents, is missing")
+            for member in members.values():
+                if not member.isreg() or member.issparse():
+                    raise self._damaged(f"is no backup: {member.name} is no ordinary file")
             file = self._tar.extractfile(MANIFEST)
             read = orjson.loads(b"" if file is None else file.read(MAX_MANIFEST))
             if isinstance(read, dict) and isinstance(read.get("format"), int) and read["format"] > FORMAT:
@@ -160,6 +168,11 @@ class BackupFile:
             raise self._damaged("is damaged: its list of contents cannot be read") from None
         if DATABASE not in manifest.files or not set(manifest.files) <= set(names):
             raise self._damaged("is damaged: it lacks files of its list")
+        if len(names) != len(manifest.files) + 1:
+            raise self._damaged("is no backup: it has files that are not in its list")
+        for name, listed in manifest.files.items():
+            if members[name].size != listed.bytes:
+                raise self._damaged(f"is damaged: {name} has another size than its list says")
         if any(Path(name).name != name or name.startswith(".") for name in manifest.keys):
             raise self._damaged("is damaged: a key has the name of a path")
         return manifest

@@ -477,6 +477,18 @@ class PostgresSnapshots:
             found = ask("SELECT indexname::text FROM pg_indexes WHERE schemaname = current_schema()", ())
         return {row[0] for row in found}
 
+    def foreign_objects(self) -> list[str]:
+        """See :class:`mediator.store.snapshots.Snapshots`; other tables and views of the schema may be its owner's."""
+        with self.open() as ask:
+            found = ask(
+                "SELECT 'trigger ' || tgname || ' of ' || relname"
+                " FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE NOT tgisinternal AND relnamespace = current_schema()::regnamespace"
+                " UNION ALL SELECT 'rule ' || rulename || ' of ' || tablename FROM pg_rules"
+                " WHERE schemaname = current_schema() ORDER BY 1",
+                (),
+            )
+        return [row[0] for row in found]
+
     def check_pages(self, table: str) -> list[str]:
         """Compare the indexes with the table, where the extension amcheck is installed in the database."""
         if not self._checks_indexes:

@@ -11,6 +11,7 @@ from mediator.store.dialect import Dialect
 from mediator.store.opening import database_path
 from mediator.store.rows import Row
 from mediator.store.sqlite import MAX_PROBLEMS, SqliteDialect, connect_to_read
+from mediator.store.sqlite_copy import foreign_objects
 
 Ask = Callable[[str, Sequence[Any]], list[Row]]
 """Runs a SELECT with ``?`` places in a snapshot and returns its rows."""
@@ -39,6 +40,9 @@ class Snapshots(Protocol):
 
     def indexes(self) -> set[str]:
         """Return the names of all indexes that migrations made."""
+
+    def foreign_objects(self) -> list[str]:
+        """Return what no migration made and may change what is stored: triggers, and in a file anything else too."""
 
     def check_pages(self, table: str) -> list[str]:
         """Return what is wrong with the pages of a table and its indexes; nothing where the server does that."""
@@ -91,6 +95,11 @@ class SqliteSnapshots:
         """See :class:`Snapshots`."""
         with _errors():
             return {row[0] for row in self._dialect.execute(_INDEXES)}
+
+    def foreign_objects(self) -> list[str]:
+        """See :class:`Snapshots`."""
+        with _errors():
+            return foreign_objects(self._connection)
 
     def check_pages(self, table: str) -> list[str]:
         """See :class:`Snapshots`."""

@@ -20,6 +20,9 @@ PAGES = 256
 HISTORY = "schema_migration"
 """The beginning of the names of the tables that tell which migrations were applied."""
 
+_FURTHER = ("sqlite_stat", HISTORY)
+"""How tables are named that ANALYZE makes, and the histories of parts from elsewhere."""
+
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how much of it is, and how much there is to do."""
 
@@ -93,6 +96,23 @@ def count_rows(connection: sqlite3.Connection) -> dict[str, int]:
     return {
         name: connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in table_names(connection)
     }
+
+
+def foreign_objects(connection: sqlite3.Connection) -> list[str]:
+    """Return what no migration of this program makes: triggers and views, tables and indexes that it does not know.
+
+    Triggers and views run when others write and read; they could be made to change what is restored.
+    """
+    question = "SELECT type, name, tbl_name, rootpage FROM sqlite_master ORDER BY name"
+    with SqliteDatabase(":memory:") as empty:
+        migrate(empty)
+        known = {(kind, name, table) for kind, name, table, _ in empty.execute_sql(question)}
+    return [
+        f"{kind} {name[:80]}"
+        for kind, name, table, page in connection.execute(question)
+        # A virtual table has no page of its own.
+        if not page or not ((kind, name, table) in known or (kind == "table" and name.startswith(_FURTHER)))
+    ]
 
 
 def highest_number(connection: sqlite3.Connection, table: str) -> int:

@@ -1,6 +1,7 @@
 """A backup has every row, and restores into either kind of database; what is damaged or in the way is refused."""
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -418,6 +419,88 @@ def test_a_damaged_backup_is_refused(damage, why, filled, tmp_path):
     with pytest.raises(SetupError, match=why):
         restore(new, file, on_progress=quiet)
     assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
+
+
+def crafted(file: Path, *statements: str) -> None:
+    """Put other statements into the database of a backup, and make its list agree."""
+    files = members(file)
+    database = file.with_name("crafted.db")
+    database.write_bytes(files["mediator.db"])
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+    manifest = json.loads(files["manifest.json"])
+    data = database.read_bytes()
+    manifest["files"]["mediator.db"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    packed(file, files | {"mediator.db": data, "manifest.json": json.dumps(manifest).encode()})
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("CREATE TRIGGER leak AFTER UPDATE ON mailbox BEGIN DELETE FROM message; END", "trigger leak"),
+        ("CREATE VIEW seen AS SELECT * FROM message", "view seen"),
+        ("CREATE TABLE other (no INTEGER)", "table other"),
+        ("CREATE INDEX other ON message (abs(id))", "index other"),
+        ("CREATE VIRTUAL TABLE schema_migration_x USING fts5(body)", "table schema_migration_x"),
+    ],
+)
+def test_a_backup_with_foreign_objects_is_refused(statement, what, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar")
+    crafted(file, statement)
+    new = Settings.of(data_dir=tmp_path / "new")
+    with pytest.raises(SetupError, match=f"its database has a {what}, which no migration makes"):
+        restore(new, file, on_progress=quiet)
+    assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    return made
+
+
+@pytest.mark.parametrize(
+    ("further", "why"),
+    [
+        (entry("local.token"), "files that are not in its list"),
+        (entry("mediator.db"), "files that are not in its list"),
+        (entry("keys/didcomm.key", tarfile.SYMTYPE, "/etc/passwd"), "keys/didcomm.key is no ordinary file"),
+        (entry("mediator.db", tarfile.LNKTYPE, "manifest.json"), "mediator.db is no ordinary file"),
+        (entry("mediator.db", tarfile.GNUTYPE_SPARSE), "is no ordinary file|list of contents cannot be read"),
+        (entry("pipe", tarfile.FIFOTYPE), "pipe is no ordinary file"),
+    ],
+)
+def test_only_listed_ordinary_files_are_restored(further, why, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar", with_keys=True)
+    with tarfile.open(file, "a") as tar:
+        tar.addfile(further)
+    with pytest.raises(SetupError, match=why):
+        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_the_size_of_a_file_is_that_of_the_list(size, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar")
+    files = members(file)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["mediator.db"]["bytes"] = size
+    packed(file, files | {"manifest.json": json.dumps(manifest).encode()})
+    with pytest.raises(SetupError, match="another size than its list says"):
+        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+
+
+@pytest.mark.parametrize("name", ["local.token", "mediator.db-wal", "mediator.toml"])
+def test_a_key_that_no_part_has_is_not_written(name, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar", with_keys=True)
+    files = members(file)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"][f"keys/{name}"] = manifest["files"]["keys/didcomm.key"]
+    packed(file, files | {f"keys/{name}": files["keys/didcomm.key"], "manifest.json": json.dumps(manifest).encode()})
+    new = Settings.of(data_dir=tmp_path / "new")
+    with pytest.raises(SetupError, match=f"lists a key that no part of this program has: {name}"):
+        restore(new, file, on_progress=quiet)
+    assert not (new.data_dir / name).exists()
 
 
 def test_a_key_may_not_have_the_name_of_a_path(filled, tmp_path):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from mediator.broker import Broker, wall_clock
@@ -29,7 +30,9 @@ from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
 from mediator.ops.verify.report import VerifyReport, all_checks, verify
 from mediator.store.opening import database_path
+from mediator.store.postgres import PostgresSnapshots
 from mediator.store.sqlite import SqliteStore
+from tests.harness.postgres import Server
 
 TENANT = "default"
 PAGE = 4096
@@ -146,11 +149,15 @@ def cut_a_file(data_dir: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
+SEEING = "AFTER INSERT ON message BEGIN DELETE FROM mailbox; END"
 DAMAGE: list[tuple[str, Callable[[Path], Any]]] = [
     ("database_pages", overwrite_a_page),
     ("database_pages", remove_from_an_index),
     ("schema", lambda data_dir: execute(data_dir, "DROP INDEX message_key")),
     ("schema", lambda data_dir: execute(data_dir, "DROP TABLE pushed")),
+    ("schema_foreign", lambda data_dir: execute(data_dir, f"CREATE TRIGGER leak {SEEING}")),
+    ("schema_foreign", lambda data_dir: execute(data_dir, "CREATE VIEW seen AS SELECT * FROM message")),
+    ("schema_foreign", lambda data_dir: execute(data_dir, "CREATE TABLE other (no INTEGER)")),
     ("lost_messages", lose_a_message),
     ("lost_mailboxes", lose_a_mailbox),
     ("journal_files", garble_a_line),
@@ -241,3 +248,16 @@ def test_the_command_prints_damage_and_fails(data_dir: Path, monkeypatch, capsys
     code, text = called("--json")
     assert code == 2
     assert "no database in" in json.loads(text)["error"]
+
+
+@pytest.mark.postgres
+def test_triggers_and_rules_of_others_are_found_in_postgresql(postgres: Server):
+    with postgres.database(migrated=True) as url, closing(PostgresSnapshots(url)) as snapshots:
+        assert snapshots.foreign_objects() == []
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "CREATE FUNCTION leak() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+                "CREATE TRIGGER leak BEFORE INSERT ON message FOR EACH ROW EXECUTE FUNCTION leak();"
+                "CREATE RULE gone AS ON DELETE TO mailbox DO INSTEAD NOTHING"
+            )
+        assert snapshots.foreign_objects() == ["rule gone of mailbox", "trigger leak of message"]

@@ -21,6 +21,14 @@ SCHEMA = DamageKind(
 )
 
 
+FOREIGN = DamageKind(
+    "schema_foreign",
+    "The database has triggers, views, tables or indexes that no migration made; they may change what is stored.",
+    "Find out who made them: nobody but the service should be able to. Drop them with the service stopped, or restore a"
+    " backup.",
+)
+
+
 class Pages(VerifyCheck):
     """Reads every page of every table and its indexes; PostgreSQL only with the extension amcheck."""
 
@@ -40,10 +48,10 @@ class Pages(VerifyCheck):
 
 
 class Schema(VerifyCheck):
-    """Compares the schema with that of an empty database which this version migrated; what is more does no harm."""
+    """Compares the schema with that of an empty database which this version migrated."""
 
     title = SCHEMA.code
-    kinds = (SCHEMA,)
+    kinds = (SCHEMA, FOREIGN)
 
     def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
@@ -51,6 +59,11 @@ class Schema(VerifyCheck):
         if missing:
             found = Damage(SCHEMA)
             found.add(len(missing), missing)
+            yield found
+        foreign = place.database.foreign_objects()
+        if foreign:
+            found = Damage(FOREIGN)
+            found.add(len(foreign), foreign)
             yield found
 
 
