@@ -7,7 +7,7 @@ and alphabet, and all headers name the same sender. Anything else is an :class:`
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -64,10 +64,13 @@ class Jwe:
     """The curve of the ephemeral key, and so of all keys involved."""
     sender_kid: str | None
     """The sender's key id as claimed; None: anonymous."""
+    epks: Mapping[str, Any] = field(default_factory=dict)
+    """For each key id its ephemeral key, where the protected header has none (RFC 7518 §4.6.1.1)."""
 
     def only_for(self, kid: str) -> dict[str, Any]:
         """Return the layer for one of its recipients, without unprotected headers."""
-        return {**self.fields, "recipients": [{"header": {"kid": kid}, "encrypted_key": self.recipients[kid]}]}
+        header = {"kid": kid, "epk": self.epks[kid]} if self.epks else {"kid": kid}
+        return {**self.fields, "recipients": [{"header": header, "encrypted_key": self.recipients[kid]}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,16 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
     texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
     if "aad" in fields:
         texts["aad"] = _text(fields, "aad")
-    return Jwe(texts, recipients, _curve(header.get("epk")), _sender(header) if alg == AUTHCRYPT else None)
+    if alg == AUTHCRYPT:
+        return Jwe(texts, recipients, _curve(header.get("epk")), _sender(header))
+    if "epk" in header:
+        return Jwe(texts, recipients, _curve(header["epk"]), None)
+    # didcomm-messaging writes it there on Askar. One that was changed opens nothing, as a changed content key does.
+    epks = {recipient["header"]["kid"]: recipient["header"].get("epk") for recipient in fields["recipients"]}
+    curves = {_curve(epk) for epk in epks.values()}
+    if len(curves) != 1:
+        raise EnvelopeError("expected an epk on one curve for all recipients")
+    return Jwe(texts, recipients, curves.pop(), None, epks)
 
 
 @lru_cache(maxsize=1024)

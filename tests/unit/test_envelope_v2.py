@@ -5,8 +5,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import aries_askar
 import orjson
 import pytest
+from didcomm_messaging.crypto.backend.askar import AskarCryptoService, AskarKey
 
 from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from pickup.dids.document import PublicKey
@@ -182,6 +184,35 @@ async def test_ephemeral_keys_are_written_in_full_length(library, curve):
             zeros += 1
             break
     assert zeros, "no coordinate began with zeros, so nothing was tested"
+
+
+async def with_epk_in_recipients() -> dict[str, Any]:
+    """An anonymous message as didcomm-messaging writes it with its default backend."""
+    key = to_us()[0]
+    to = AskarKey(aries_askar.Key.from_jwk(dict(key.jwk)), key.kid)
+    envelope: dict[str, Any] = orjson.loads(await AskarCryptoService().ecdh_es_encrypt([to], orjson.dumps(PING)))
+    assert "epk" not in header_of(envelope)
+    return envelope
+
+
+async def test_an_epk_in_the_recipients_is_read(envelopes):
+    opened = await envelopes.open(orjson.dumps(await with_epk_in_recipients()))
+    assert (opened.plaintext, opened.sender) == (PING, None)
+
+
+@pytest.mark.parametrize("epk", [None, 7, {}, {"kty": "OKP", "crv": "X25519", "x": b64(b"1" * 32)}])
+async def test_another_epk_in_the_recipients_is_refused(envelopes, epk):
+    envelope = await with_epk_in_recipients()
+    envelope["recipients"][0]["header"]["epk"] = epk
+    await refused(envelopes, envelope)
+
+
+@pytest.mark.rule("D8")
+async def test_a_sender_needs_an_epk_that_is_protected(envelopes):
+    envelope = jwe(FROM_THEM, to_us(), THEM.agreement[0])
+    header = header_of(envelope)
+    envelope["recipients"][0]["header"]["epk"] = header.pop("epk")
+    await refused(envelopes, envelope | {"protected": b64(header)}, "expected epk in the protected header")
 
 
 @pytest.mark.parametrize("enc", ["A256CBC-HS512", "A256GCM", "XC20P"])
@@ -445,12 +476,11 @@ async def test_an_epk_that_is_no_public_key_is_refused(envelopes, epk):
     await refused_unopened(envelopes, changed(jwe(PING, to_us()), epk=epk))
 
 
-async def test_an_epk_outside_the_protected_header_is_refused(envelopes):
+async def test_an_epk_in_the_shared_header_is_refused(envelopes):
     envelope = jwe(PING, to_us())
     header = header_of(envelope)
     epk = header.pop("epk")
-    envelope["recipients"][0]["header"]["epk"] = epk
-    await refused(envelopes, envelope | {"protected": b64(header), "unprotected": {"epk": epk}}, "epk")
+    await refused(envelopes, envelope | {"protected": b64(header), "unprotected": {"epk": epk}}, "expected epk")
 
 
 async def test_headers_that_are_not_protected_change_nothing(envelopes):
