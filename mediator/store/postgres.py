@@ -482,7 +482,8 @@ class PostgresSnapshots:
         with self.open() as ask:
             found = ask(
                 "SELECT 'trigger ' || tgname || ' of ' || relname"
-                " FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE NOT tgisinternal AND relnamespace = current_schema()::regnamespace"
+                " FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
+                " WHERE NOT tgisinternal AND relnamespace = current_schema()::regnamespace"
                 " UNION ALL SELECT 'rule ' || rulename || ' of ' || tablename FROM pg_rules"
                 " WHERE schemaname = current_schema() ORDER BY 1",
                 (),
