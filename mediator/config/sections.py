@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -97,6 +97,17 @@ class CleanupSettings(Section):
         le=3600,
         description="Seconds between two clean-up passes. Raise it on an idle machine, lower it when space must be "
         "freed sooner.",
+    )
+
+
+class Mq9Settings(Section):
+    """The current mq9 protocol, where its brokers differ."""
+
+    latest: Literal["new", "last"] = Field(
+        default="new",
+        description='Where a FETCH with deliver "latest" begins that has no position yet: "new" is behind all '
+        'messages, "last" is with the newest one. Set "last" for clients that were made for RobustMQ\'s broker and '
+        "send before they fetch for the first time.",
     )
 
 

@@ -35,6 +35,7 @@ from mediator.config.sections import (
     EditionsSettings,
     GatewaySettings,
     JournalSettings,
+    Mq9Settings,
     OtelSettings,
     PushSettings,
     QuotaSettings,
@@ -372,6 +373,7 @@ class Settings(BaseSettings):
     )
     journal: JournalSettings = Field(default=JournalSettings(), description="The journal of lifecycle events.")
     cleanup: CleanupSettings = Field(default=CleanupSettings(), description="Removal of what has expired.")
+    mq9: Mq9Settings = Field(default=Mq9Settings(), description="The mq9 protocol, where its brokers differ.")
     editions: EditionsSettings = Field(default=EditionsSettings(), description="The older editions of the protocol.")
     gateway: GatewaySettings = Field(default=GatewaySettings(), description="The gateway before the NATS server.")
     push: PushSettings = Field(default=PushSettings(), description="Mail that is pushed to subscriptions.")
@@ -534,6 +536,7 @@ class Settings(BaseSettings):
             default_ttl=self.default_mailbox_ttl * 1000,
             default_ack_wait=self.default_ack_wait_ms,
             claim=self.claim_ms,
+            latest_is_last=self.mq9.latest == "last",
             archive_limit=self.archive_limit,
             mailbox=Quota(quotas.mailbox_messages, quotas.mailbox_bytes, quotas.mailbox_rate),
             tenant=Quota(quotas.tenant_messages, quotas.tenant_bytes, quotas.tenant_rate),

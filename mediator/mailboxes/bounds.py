@@ -62,6 +62,8 @@ class Bounds:
     """Lease for groups and mailboxes that name none; 0: no lease (F8)."""
     claim: int = 30 * SECOND
     """How long what a connection was handed without a lease is passed over on others; 0: not at all (F9)."""
+    latest_is_last: bool = False
+    """Whether ``latest`` begins with the newest message that is there, instead of behind it (F1)."""
     archive_limit: int = 1_000_000
     mailbox: Quota = Quota()
     tenant: Quota = Quota()

@@ -12,7 +12,7 @@ from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, 
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.ports import Filter, Transaction
 
 RESERVED_GROUP = "didcomm"
 """Groups of this name belong to the holder of a mediation mailbox, who picks up by DIDComm (D1)."""
@@ -70,7 +70,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
     """Return messages for a request; the group's position is stored from its first FETCH on (F1, F4)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     if request.group is None:
-        return _look(tx, mailbox, request, _start(tx, mailbox, request), now)
+        return _look(tx, mailbox, request, _start(tx, bounds, mailbox, request, now), now)
     if request.group == RESERVED_GROUP and mailbox.kind is Kind.MEDIATION:
         raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
     group = tx.groups.find(mailbox, request.group)
@@ -78,12 +78,12 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         if tx.groups.count(mailbox) >= MAX_GROUPS:
             raise TooManyGroupsError(MAX_GROUPS)
         group = tx.groups.add(mailbox, request.group)
-        group.start_at(_start(tx, mailbox, request))
+        group.start_at(_start(tx, bounds, mailbox, request, now))
         tx.groups.save(group)
     elif request.force_deliver:
         tx.leases.clear(group)
         tx.claims.forget(group.no)
-        group.start_at(_start(tx, mailbox, request))
+        group.start_at(_start(tx, bounds, mailbox, request, now))
         tx.groups.save(group)
         # Other members that wait find what is before the new position.
         tx.woken.add(mailbox.place)
@@ -101,10 +101,11 @@ def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now:
     return serve(tx, bounds, mailbox, group, request, now, braked_until=before.braked_until)
 
 
-def _start(tx: Transaction, mailbox: Mailbox, request: Fetch) -> int:
+def _start(tx: Transaction, bounds: Bounds, mailbox: Mailbox, request: Fetch, now: int) -> int:
     match request.deliver:
         case Deliver.LATEST:
-            return mailbox.next_id
+            newest = tx.messages.heads(mailbox, Filter(), 1, now) if bounds.latest_is_last else []
+            return newest[0].msg_id if newest else mailbox.next_id
         case Deliver.EARLIEST:
             return 0
         case Deliver.FROM_TIME:

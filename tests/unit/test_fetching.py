@@ -39,6 +39,20 @@ def test_latest_is_the_default_and_gives_what_comes_from_now_on(broker: Broker, 
     assert [m.msg_id for m in broker.again(request, before).messages] == [1]
 
 
+@pytest.mark.rule("F1", "A3")
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_latest_begins_with_the_newest_where_it_is_chosen(broker: Broker, group: str | None) -> None:
+    broker.bounds = Bounds(latest_is_last=True)
+    request = Fetch(TENANT, BOX, group)
+    before = broker.fetching(Fetch(TENANT, BOX, "early"))
+    assert before.messages == [], "nothing is there"
+    send(broker, NORMAL, CRITICAL, LOW)
+    assert [m.msg_id for m in broker.again(Fetch(TENANT, BOX, "early"), before).messages] == [1, 0, 2]
+    assert [m.msg_id for m in broker.fetching(request).messages] == [2]
+    send(broker, URGENT)
+    assert [m.msg_id for m in broker.fetching(request).messages] == ([3, 2] if group else [3])
+
+
 @pytest.mark.rule("F1", "A8")
 @pytest.mark.parametrize("lane", list(Lane))
 def test_latest_of_a_group_is_fixed_by_its_first_fetch(broker: Broker, lane: Lane) -> None:

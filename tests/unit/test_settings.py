@@ -184,6 +184,8 @@ WRONG = [
     ("gateway", "1", "expected a table of options, got '1'"),
     ("gateway.listen", '"x"', "expected HOST:PORT"),
     ("gateway.direct", '"x:y"', "expected a port from 0 to 65535 after the colon"),
+    ("mq9", "1", "expected a table of options, got '1'"),
+    ("mq9.latest", '"newest"', "expected new or last, got 'newest'"),
     ("editions", "1", "expected a table of options, got '1'"),
     ("editions.urgent_ttl", "-1", "expected at least 0, got '-1'"),
     ("editions.normal_ttl", "-1", "expected at least 0, got '-1'"),
@@ -545,7 +547,7 @@ def test_every_option_is_documented_with_its_variable() -> None:
         heading = (
             f"## {path[0]}"
             if path[0]
-            in {"quotas", "journal", "cleanup", "didcomm", "editions", "gateway", "push", "registry", "pipeline"}
+            in {"quotas", "journal", "cleanup", "didcomm", "mq9", "editions", "gateway", "push", "registry", "pipeline"}
             | {"operators", "oidc", "otel"}
             and len(path) == 1
             else None
