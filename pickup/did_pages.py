@@ -8,7 +8,7 @@ from pickup.dids.identities import OwnIdentities
 from pickup.dids.identity_index import OWN_PATH_TENANT
 from pickup.transports import PATH
 
-_FRESH = {"Cache-Control": "max-age=300", "Access-Control-Allow-Origin": "*"}
+_FRESH = {"Cache-Control": "max-age=300"}
 
 
 class DidPages:

@@ -25,6 +25,7 @@ from pickup.broker import MediationBroker
 from pickup.commands import DidcommOperations
 from pickup.connection_operations import ConnectionOperations
 from pickup.context import DidcommContext
+from pickup.cors import CrossOrigin
 from pickup.delivery_operations import DeliveryOperations
 from pickup.did_pages import DidPages
 from pickup.dids.identities import OwnIdentities
@@ -150,8 +151,6 @@ async def didcomm_door(
         )
         invitations = InvitationService(mediation, vault, identities, public_url, options.label)
         pages = InvitationPages(mediation, invitations, _add_terms(app, options, public_url))
-        pages.add_routes(app)
-        DidPages(identities, public_url).add_routes(app)
         proxies = [ip_network(network) for network in settings.http_trusted_proxies]
         addresses = ClientAddresses(proxies, settings.http_forwarded_header)
         sockets = TenantSockets(tenants)
@@ -167,7 +166,8 @@ async def didcomm_door(
             tenants=sockets,
             gate=AddressGate(addresses, access, _limiter(options.address_rate, options), metrics),
         )
-        transports.add_routes(app)
+        for routes in (pages, DidPages(identities, public_url), transports, CrossOrigin(options.cors_origins)):
+            routes.add_routes(app)
 
         async def close_denied() -> None:
             await transports.close_denied(sessions.end(access.denies_connection))

@@ -25,8 +25,6 @@ from pickup.invitations import (
 from pickup.mediation.records import Invitation
 from pickup.message import PLAIN
 
-# Wallets may be web pages of any origin; whoever has the link may read the invitation.
-_TO_WALLETS = {**FRESH, "Access-Control-Allow-Origin": "*"}
 _GONE = "<p>There is no invitation here, or it is no longer open. Ask whoever gave you the link for a new one.</p>"
 
 
@@ -74,7 +72,7 @@ class InvitationPages:
         forms = self._invitations.written(invitation)
         if _wants_json(request):
             return _message(request, forms, parameter)
-        return web.Response(status=302, headers={**_TO_WALLETS, "Location": forms.url(parameter)})
+        return web.Response(status=302, headers={**FRESH, "Location": forms.url(parameter)})
 
     async def _page(self, request: web.Request) -> web.Response:
         try:
@@ -142,9 +140,7 @@ def _message(request: web.Request, forms: InvitationForms, parameter: str) -> we
     plain = PLAIN in request.headers.get(hdrs.ACCEPT, "")
     message = forms.message("_oob" if plain else parameter)
     content_type = PLAIN if plain else "application/json"
-    return web.Response(
-        text=orjson.dumps(message).decode(), content_type=content_type, charset="utf-8", headers=_TO_WALLETS
-    )
+    return web.Response(text=orjson.dumps(message).decode(), content_type=content_type, charset="utf-8", headers=FRESH)
 
 
 def _section(number: int, name: str, short: str, code: bytes | None, long: str, long_code: bytes | None) -> str:

@@ -26,6 +26,13 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _origin(value: str) -> str:
+    parts = urlsplit(value)
+    if value != "*" and (value != f"{parts.scheme}://{parts.netloc}" or not parts.scheme or not parts.netloc):
+        raise ValueError("expected an origin such as https://wallet.example.com, or *")
+    return value.lower()
+
+
 def _name(value: str) -> str:
     if canonical(value) is None:
         raise ValueError("expected a DID, a did:key or a base58 key")
@@ -133,6 +140,13 @@ class DidcommSettings(PartSettings):
         ge=1,
         le=100_000,
         description="Messages a second that one WebSocket may send. Protects the others from a wallet that floods.",
+    )
+    cors_origins: list[Annotated[str, AfterValidator(_origin)]] = Field(
+        default_factory=lambda: ["*"],
+        description="Origins of web pages that may use the door from a browser: https://wallet.example.com; * is any, "
+        "an empty list none. Any is safe: envelopes carry their own authentication, and cookies are not used. The "
+        "registry and the console are not opened by this.",
+        examples=[["https://wallet.example.com"]],
     )
     address_rate: Whole = Field(
         default=0,

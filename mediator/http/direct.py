@@ -215,7 +215,9 @@ class DirectConnection(HttpConnection):
         length = headers.get(hdrs.CONTENT_LENGTH, "")
         if not 0 < len(length) <= _MAX_DIGITS or int(length) > MAX_DIRECT:
             return None
-        return None if hdrs.EXPECT in headers or hdrs.CONTENT_ENCODING in headers else handler
+        # The application adds the headers by which a web page of another origin may read the answer.
+        uncommon = hdrs.EXPECT in headers or hdrs.CONTENT_ENCODING in headers or hdrs.ORIGIN in headers
+        return None if uncommon else handler
 
     async def _answer(self, handler: Handler, request: DirectRequest, path: str) -> None:
         started = time.perf_counter()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.ops.metrics import Metrics
 from pickup import transports, websocket
+from pickup.cors import CrossOrigin
 from pickup.dispatcher import TransportChannel
 from pickup.mediation.records import Generation
 from pickup.metrics import DidcommMetrics
@@ -102,7 +103,7 @@ async def page(_request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(
-    deed: Deed | None = None, *, max_sockets: int = 100, rate: int = 10_000, **options: Any
+    deed: Deed | None = None, *, max_sockets: int = 100, rate: int = 10_000, origins: Sequence[str] = (), **options: Any
 ) -> AsyncIterator[Door]:
     receiver, metrics, health = FakeReceiver(deed), Metrics(), Health()
     app = build_app(health, metrics.registry, **options)
@@ -115,6 +116,7 @@ async def serving(
         rate=rate,
         page=page,
     ).add_routes(app)
+    CrossOrigin(origins).add_routes(app)
     server = HttpServer(Endpoint("127.0.0.1", 0))
     await server.bind()
     try:
@@ -174,6 +176,28 @@ async def test_every_media_type_is_accepted_with_202(
         assert (status, body) == (202, b"")
         assert door.receiver.done == [b'{"a":1}']
         assert door.counted("http", "ok") == 1
+
+
+PAGE = "https://wallet.example.com"
+
+
+async def _asked(door: Door, method: str, path: str, origin: str = PAGE) -> tuple[int, Any]:
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST", "Content-Type": V2}
+    data = b"{}" if method == "POST" else None
+    async with door.client.request(method, path, headers=headers, data=data) as answered:
+        return answered.status, answered.headers
+
+
+@pytest.mark.rule("D9")
+async def test_a_page_of_any_origin_may_post() -> None:
+    async with serving(answer, origins=["*"]) as door:
+        status, headers = await _asked(door, "OPTIONS", "/didcomm")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (204, "*")
+        assert "content-type" in headers["Access-Control-Allow-Headers"].lower()
+        assert "POST" in headers["Access-Control-Allow-Methods"]
+        status, headers = await _asked(door, "POST", "/didcomm")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (200, "*")
+        assert "Access-Control-Allow-Credentials" not in headers
 
 
 @pytest.mark.rule("D12")
