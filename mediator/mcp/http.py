@@ -12,9 +12,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from multidict import CIMultiDict
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mediator.endpoint import Endpoint
-from mediator.errors import MediatorError, NotAuthenticatedError, SetupError
+from mediator.errors import BusyError, MediatorError, NotAuthenticatedError, SetupError
 from mediator.http.callers import HttpCallers, read_local_token, tokens_of
 from mediator.http.client_address import parse_address
 from mediator.login import Login
@@ -32,7 +33,11 @@ MAX_BODY = 1024 * 1024
 REQUEST_SECONDS = 60.0
 """Time for reading a request's body and answering it; a tool waits at most half of it."""
 MAX_REQUESTS = 200
-"""Connections and requests at the same time; further ones are answered with 503."""
+"""Requests of callers with a token at the same time; further ones are answered with 503."""
+MAX_CONNECTIONS = 500
+"""Open connections; a further one takes the place of one that has not sent the head of a request."""
+HEAD_SECONDS = 10.0
+"""Time in which the head of a request must arrive."""
 IDLE_SECONDS = 75
 STOP_SECONDS = 5
 _BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
@@ -117,6 +122,7 @@ class _Door:
         self._app = app
         self._callers = callers
         self._allows_local = allows_local
+        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -140,13 +146,57 @@ class _Door:
                 caller = self._callers.identify(headers, parse_address(peer[0]) if peer else None)
                 if caller.tenant is None or (caller.local and not await self._allows_local()):
                     raise NotAuthenticatedError
-                await self._app({**scope, TENANT: caller.tenant}, receive, watched)
+                if self._requests >= MAX_REQUESTS:
+                    raise BusyError(f"{MAX_REQUESTS} requests are being answered")
+                self._requests += 1
+                try:
+                    await self._app({**scope, TENANT: caller.tenant}, receive, watched)
+                finally:
+                    self._requests -= 1
         except MediatorError as error:
             challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotAuthenticatedError) else {}
             await _error(error.status, str(error), error.code, **challenge)(scope, receive, send)
         except TimeoutError:
             if not started:
                 await _error(504, f"no answer within {REQUEST_SECONDS:g} s", "timeout")(scope, receive, send)
+
+
+class _Connection(H11Protocol):
+    """A connection that must send the head of each request in time, and gives way to others until it has."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is no request that is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Limit the time until the first request."""
+        super().connection_made(transport)
+        self._limit()
+        if len(self.connections) > MAX_CONNECTIONS:
+            waiting = (one for one in self.connections if one is not self and one.waiting)  # type: ignore[union-attr]
+            next(waiting, self).transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Limit the time of a head that is not complete."""
+        super().data_received(data)
+        self._limit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _limit(self) -> None:
+        if not self.waiting:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
 
 def _error(status: int, text: str, code: str, **headers: str) -> Response:
@@ -166,13 +216,12 @@ async def serve(app: ASGIApp, listening: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Connection,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_REQUESTS,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )

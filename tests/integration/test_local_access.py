@@ -1,5 +1,6 @@
 """This machine's rights need its secret, at every door: a proxy in front gives none, and a second tenant ends them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from aiohttp import ClientSession, CookieJar
 
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
+from mediator.http.callers import read_local_token
 from mediator.login import Login
+from mediator.mcp import http as mcp_http
 from mediator.ops.control import send_command
 from tests.harness.app import App, app, card
 from tests.harness.mcp_http import application, calls
@@ -112,3 +115,49 @@ async def test_a_tenant_added_live_ends_local_tools(tmp_path: Path) -> None:
             assert (await http.post("/mcp", json=call, headers=accept | secret)).status_code == 200
             await send_command(tmp_path, "tenant-add", tenant="acme")
             assert (await http.post("/mcp", json=call, headers=accept | secret)).status_code == 401
+
+
+@asynccontextmanager
+async def half_requests(folder: Path, count: int) -> AsyncIterator[tuple[str, list[asyncio.StreamReader]]]:
+    """Serve tools; open connections that send half the head of a request."""
+    here = Endpoint("127.0.0.1", 0)
+    tools = application(Settings.of(data_dir=folder), here, Login("nats://127.0.0.1:1"))
+    listening = mcp_http.bind(here)
+    port = listening.getsockname()[1]
+    serving = asyncio.create_task(mcp_http.serve(tools, listening))
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    try:
+        for _, writer in opened:
+            writer.write(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+            await writer.drain()
+        yield f"http://127.0.0.1:{port}/mcp", [reader for reader, _ in opened]
+    finally:
+        for _, writer in opened:
+            writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        listening.close()
+
+
+async def test_half_requests_do_not_shut_the_tools(tmp_path: Path) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    async with half_requests(tmp_path, 210) as (url, _), ClientSession() as session:
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "Authorization": f"Bearer {read_local_token(tmp_path)}",
+        }
+        async with session.post(url, json=call, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+
+
+async def test_half_requests_end_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_http, "HEAD_SECONDS", 0.05)
+    async with half_requests(tmp_path, 3) as (_, readers):
+        for reader in readers:
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+
+
+async def test_connections_give_way_to_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_http, "MAX_CONNECTIONS", 5)
+    async with half_requests(tmp_path, 8) as (url, _), ClientSession() as session, session.get(url) as answer:
+        assert answer.status == 405
