@@ -1,0 +1,1 @@
+from tests.unit.test_claims import *  # noqa: F403
