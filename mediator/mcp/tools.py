@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError
 from mediator.fields import whole_number
+from mediator.mailboxes.address import bare_address
 from mediator.mcp import results
 from mediator.mcp.callers import Caller, Callers
 
@@ -41,10 +42,16 @@ def _whole(value: object) -> int:
     return number
 
 
+def _bare(value: object) -> object:
+    """Read an address also in the form in which cards have it (N11)."""
+    return bare_address(value) if isinstance(value, str) else value
+
+
 _ADDRESS = "lowercase letters and digits, in parts joined by single dots"
 Address = Annotated[
     str,
     Field(pattern=r"^[a-z0-9]+(\.[a-z0-9]+)*$", max_length=128, description=f"Address of a mailbox: {_ADDRESS}."),
+    BeforeValidator(_bare),
 ]
 OptionalAddress = Annotated[
     str,
@@ -53,6 +60,7 @@ OptionalAddress = Annotated[
         max_length=128,
         description=f"Address of a mailbox, {_ADDRESS}; without it your own, which who_am_i shows.",
     ),
+    BeforeValidator(_bare),
 ]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=512)]
 Tag = Annotated[str, Field(pattern=r"^[^,\x00-\x1f\x7f]+$", max_length=128)]

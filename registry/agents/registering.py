@@ -1,6 +1,7 @@
 """The rules of REGISTER, UNREGISTER and REPORT (G1, G2)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededErro
 from registry.agents.ports import RegistryTables
 from registry.agents.records import Agent, CardVectors, Liveness, Registration
 from registry.agents.showing import behind
-from registry.cards.mailbox import NAMED
+from registry.cards.mailbox import NAMED, agent_id
 
 MAX_MATCHES = 100
 """Agents of one name are counted up to this."""
@@ -130,8 +131,10 @@ def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: st
         return agent
     if not name:
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
-    if (agent := tx.agents.find(tenant, NAMED + name)) is not None:
-        return agent
+    with suppress(BadRequestError):
+        # Not every name can identify an agent, and a database may take such a name in no text.
+        if (agent := tx.agents.find(tenant, agent_id(NAMED + name))) is not None:
+            return agent
     matches = tx.agents.named(tenant, name, MAX_MATCHES + 1)
     if not matches:
         raise NoSuchAgentError(name[:MAX_SHOWN])

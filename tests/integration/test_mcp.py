@@ -188,6 +188,15 @@ async def test_tools_say_what_they_change(url: str) -> None:
         assert tool.output_schema
 
 
+@pytest.mark.rule("N11")
+async def test_an_address_may_be_written_as_cards_have_it(url: str) -> None:
+    async with over_http(url, BOB) as tools:
+        await tools.use("create_mailbox", address="card.box")
+        assert await tools.use("send", address="mq9://broker/card.box", payload="x") == {"msg_id": 0}
+        found = await tools.use("query", address="mq9://broker/card.box")
+        assert [message["payload"] for message in found["messages"]] == ["x"]
+
+
 @pytest.mark.rule("N4")
 async def test_null_is_absent_in_every_optional_argument(url: str) -> None:
     required: dict[str, dict[str, Any]] = {
