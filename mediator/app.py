@@ -277,6 +277,8 @@ async def _open_broker(
             make_writer=instruments.make_writer,
             trace=instruments.trace,
         )
+        if broker.guard is not None:
+            broker.guard.listen(connection.reconnect)
         broker.listen(metrics.committed)
         directory.listen(lambda: broker.quotas.set_tenants(directory.own_quotas))
         metrics.pending.set_function(lambda: broker.pending)

@@ -28,6 +28,7 @@ from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.store.base import Integrity, Place, Store, Transaction
 from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
+from mediator.system.freezes import FreezeGuard
 from mediator.trace_hooks import NO_TRACE, TraceHooks
 
 T = TypeVar("T")
@@ -74,7 +75,9 @@ class Broker:
         self._store = store
         self.quotas = Quotas(bounds.mailbox, bounds.tenant)
         self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
-        self._writer = make_writer(store, clock, max_pending, self._notify, observers)
+        self.guard = None if store.quick else FreezeGuard()
+        """Notices that the process was frozen, where other instances go on with the same store meanwhile."""
+        self._writer = make_writer(store, clock, max_pending, self._notify, observers, self.guard)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._reading = 0
         self._max_pending = max_pending

@@ -71,6 +71,7 @@ class NatsConnection:
 
     async def open(self, upstreams: Upstreams, name: str) -> None:
         """Connect for the first time; raises :class:`SetupError`."""
+        self._loop = asyncio.get_running_loop()
         credentials, self.client.tls_files = upstreams.login.credentials, upstreams.tls()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -154,6 +155,10 @@ class NatsConnection:
     def on_reconnect(self, handler: Callable[[], None]) -> None:
         """Call ``handler`` whenever the connection was rebuilt: what was sent before may be lost."""
         self._reconnect_handlers.append(handler)
+
+    def reconnect(self) -> None:
+        """Connect anew: what the server has sent and nobody has read is lost. From any thread."""
+        asyncio.run_coroutine_threadsafe(self.client.force_reconnect(), self._loop)
 
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
         """Send a request and return the first reply; raises ``nats.errors.Error`` or TimeoutError."""

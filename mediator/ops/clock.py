@@ -1,17 +1,7 @@
 """Watches the wall clock: after a jump forward expiry is paused until an operator confirms the time."""
 
-import time
-
 JUMP = 3600 * 1000
 """Milliseconds the wall clock may run ahead of the time that has passed before expiry is paused."""
-
-# CLOCK_BOOTTIME also counts while the machine is suspended; CLOCK_MONOTONIC would make a suspension a jump.
-_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def steady_clock() -> int:
-    """Return milliseconds of a clock that cannot be set; only differences are meaningful."""
-    return time.clock_gettime_ns(_STEADY) // 1_000_000
 
 
 class ClockWatch:

@@ -19,9 +19,10 @@ from mediator.mailboxes.planning import FIRST_LEASE, PlannedRemoval, plan, plan_
 from mediator.mailboxes.ports import LeasePlace
 from mediator.ops.adaptive_limit import AdaptiveLimit
 from mediator.ops.cleanup_history import CleanupRecorder
-from mediator.ops.clock import ClockWatch, steady_clock
+from mediator.ops.clock import ClockWatch
 from mediator.ops.metrics import Metrics
 from mediator.store.base import Transaction
+from mediator.system.freezes import steady_clock
 
 SLICE_SECONDS = 0.002
 """Target duration of a slice's transaction until it is on disk; senders wait that long behind it."""

@@ -17,13 +17,13 @@ from mediator.broker import Broker
 from mediator.config.sections import CleanupSettings
 from mediator.errors import MediatorError
 from mediator.ops.cleanup_history import CleanupHistoryOperations
-from mediator.ops.clock import steady_clock
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.releaser import Releaser
 from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, many, obj, or_null, table
+from mediator.system.freezes import steady_clock
 
 BEAT_SECONDS = 1
 STILL_SECONDS = 10.0

@@ -70,5 +70,8 @@ class Store(Protocol):
         may use it meanwhile. Returns False when readers held the log, or where the database is on a server.
         """
 
+    def renew(self) -> None:
+        """Connect anew before the next transaction, as after a break; called where none is open."""
+
     def close(self) -> None:
         """Close the database."""

@@ -289,6 +289,11 @@ class PostgresStore:
     def upkeep(self, busy: bool) -> None:
         """Autovacuum does that."""
 
+    def renew(self) -> None:
+        """Close connections that nobody uses; opening others checks that the server is still the primary."""
+        self._readers.close()
+        self._writer.close()
+
     def close(self) -> None:
         """Close all connections."""
         self._readers.close()

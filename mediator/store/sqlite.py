@@ -310,6 +310,9 @@ class SqliteStore:
                 self._writer.connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_WHEN_FULL})")
         self._reserve.adjust(self._log_bytes())
 
+    def renew(self) -> None:
+        """The file is held, and nobody else writes it."""
+
     def close(self) -> None:
         """Write unflushed positions and the WAL into the file, and release it."""
         if self._database.is_closed():

@@ -22,6 +22,7 @@ import structlog
 from mediator.errors import BusyError, MediatorError, UnavailableError, UncertainError
 from mediator.mailboxes.events import Event
 from mediator.store.base import Place, Store, Transaction
+from mediator.system.freezes import FreezeGuard
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,6 +50,7 @@ BACKGROUND_REST = 5.0
 """While requests come in, background work waits this many times as long as the last piece of it took."""
 IDLE_SECONDS = 0.05
 """Without a request for this long, background work runs at once."""
+FROZEN = "the service was frozen for some seconds, and refuses what waited meanwhile"
 LOG_SECONDS = 5.0
 """How often the log repeats that the store is unavailable."""
 
@@ -152,8 +154,12 @@ class Writer:
         max_pending: int,
         notify: Callable[[Committed], None],
         observers: Sequence[Observer] = (),
+        guard: FreezeGuard | None = None,
     ) -> None:
-        """``notify`` is called on the event loop after each commit, before its requests are answered."""
+        """``notify`` is called on the event loop after each commit, before its requests are answered.
+
+        With a ``guard``, what waited while the process was frozen is refused: others may write to the store too.
+        """
         self._store = store
         self._clock = clock
         self._max_pending = max_pending
@@ -178,6 +184,14 @@ class Writer:
         self._served = False
         """Whether requests came since the last upkeep."""
         self._idle_from = 0.0
+        self._guard = guard
+        self._freezes = 0
+        """How often the process had been frozen when the batch that runs was taken."""
+        self._renew = False
+        """Whether the store is to connect anew before it is used again."""
+        if guard is not None:
+            guard.listen(self._thawed)
+            guard.start()
         self._failures = _FailureLog()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -198,6 +212,8 @@ class Writer:
     def _admit(self) -> None:
         if self._closing:
             raise UnavailableError("the service is stopping")
+        if self._guard is not None and self._guard.settling():
+            raise UnavailableError(FROZEN)
         if self.pending >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
 
@@ -245,6 +261,8 @@ class Writer:
         """Commit and answer all that waits, then end the thread."""
         self._submit_padded()
         self._closing = True
+        if self._guard is not None:
+            self._guard.stop()
         self._wake()
         await asyncio.to_thread(self._thread.join)
 
@@ -313,6 +331,7 @@ class Writer:
         """Commit what waits, if anything does, at most so many requests."""
         if self._jobs:
             count = min(len(self._jobs), most, MAX_BATCH)
+            self._note_freezes()
             self._run_batch(self._jobs, [self._jobs.popleft() for _ in range(count)])
             self._takes_long = self._takes_long and bool(self._jobs)
             self._served = True
@@ -320,10 +339,38 @@ class Writer:
 
     def _serve_background(self) -> None:
         job = self._background.popleft()
+        self._note_freezes()
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
             self._run_batch(deque(), [job])
+
+    def _note_freezes(self) -> None:
+        if self._guard is not None:
+            self._freezes = self._guard.freezes()
+            if self._renew:
+                self._renew = False
+                self._store.renew()
+
+    def _refuse_if_frozen(self) -> None:
+        """Raise :class:`UnavailableError` for a batch that was taken before the process was frozen, or just after."""
+        if self._guard is not None and (self._guard.settling() or self._guard.freezes() != self._freezes):
+            raise UnavailableError(FROZEN)
+
+    def _thawed(self) -> None:
+        self._renew = True
+        self._loop.call_soon_threadsafe(self._refuse_waiting)
+
+    def _refuse_waiting(self) -> None:
+        """Refuse all that waited while the process was frozen."""
+        self._submit_padded()
+        refused: list[WriteJob] = []
+        with suppress(IndexError):
+            while True:
+                # The thread takes from it as well.
+                refused.append(self._jobs.popleft())
+        self._undelivered.append(([(job, UnavailableError(FROZEN)) for job in refused], None))
+        self._deliver()
 
     def _run_batch(self, queue: deque[WriteJob], batch: list[WriteJob]) -> None:
         """Run a batch and commit it; whatever happens, there is something to deliver."""
@@ -353,6 +400,7 @@ class Writer:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
+        self._refuse_if_frozen()
         started = time.perf_counter()
         now = self._clock()
         outcomes: Outcomes = []
@@ -374,6 +422,7 @@ class Writer:
                     self._takes_long = True
                     break
             committed = [observe(tx, now) for observe in self._observers]
+            self._refuse_if_frozen()
         for after_commit in committed:
             if after_commit is not None:
                 after_commit()

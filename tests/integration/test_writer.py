@@ -20,6 +20,8 @@ from mediator.store import writer as writer_module
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, MIN_HALF, Committed, JointWork, Writer
+from mediator.system.freezes import FROZEN_MS, SETTLE_MS, FreezeGuard
+from tests.harness.clock import ManualClock
 from tests.harness.stores import ram_store
 
 PLACE = ("default", "task")
@@ -605,3 +607,24 @@ async def test_a_transaction_that_wrote_nothing_says_nothing() -> None:
         with store.transaction() as tx:
             tx.mailboxes.find(*PLACE)
     assert not store.commits_fast
+
+
+@pytest.mark.rule("A8", "A9")
+async def test_what_waited_while_frozen_is_refused(store: Gated) -> None:
+    clock, renewed = ManualClock(), []
+    store.renew = lambda: renewed.append(True)  # type: ignore[method-assign]
+    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None, guard=FreezeGuard(clock))
+    first = await held(store, writer)
+    waiting = asyncio.ensure_future(writer.write(PLACE, note("waiting")))
+    await asyncio.sleep(0)
+    # Frozen within the first transaction, while the second waits.
+    clock.now += FROZEN_MS + 1
+    store.gate.set()
+    for late in (first, waiting, asyncio.ensure_future(writer.write(PLACE, note("in a socket")))):
+        with pytest.raises(UnavailableError, match="frozen"):
+            await late
+    clock.now += SETTLE_MS
+    assert await writer.write(PLACE, note("new")) == "new"
+    assert noted(store) == texts("new")
+    assert renewed == [True]
+    await writer.close()

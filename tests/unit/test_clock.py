@@ -2,7 +2,8 @@
 
 import pytest
 
-from mediator.ops.clock import JUMP, ClockWatch, steady_clock
+from mediator.ops.clock import JUMP, ClockWatch
+from mediator.system.freezes import steady_clock
 
 WALL = 1_767_225_600_000
 STEADY = 5_000

@@ -125,6 +125,8 @@ class ClientConnection(_Side):
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
+        self._freezes = gateway.freezes()
+        """How often the process had been frozen when the client connected."""
         self._session: GatewaySession | None = None
         self._server: UpstreamConnection | None = None
         self._late: asyncio.TimerHandle | None = None
@@ -149,6 +151,9 @@ class ClientConnection(_Side):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what the client sent."""
+        if self._gateway.freezes() != self._freezes:
+            self.abort_frozen()
+            return
         session = self._session
         if session is None:
             if self._opening is not None:
@@ -274,6 +279,17 @@ class ClientConnection(_Side):
             log.info("client writes but does not read, connection aborted")
             self.transport.abort()
         self._count_unread(0)
+
+    def abort_frozen(self) -> None:
+        """Abort both connections if the client connected before the process was frozen.
+
+        Its requests that wait in the sockets may be old; it connects again.
+        """
+        if self._gateway.freezes() == self._freezes:
+            return
+        for side in (self._server, self):
+            if side is not None and side.transport is not None:
+                side.transport.abort()
 
     def _write_out(self) -> int:
         """Write what the session has for both sides, and return the bytes that wait for the client."""

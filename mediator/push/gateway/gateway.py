@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -46,7 +46,10 @@ class Gateway:
         gate: TenantGate | None = None,
         broker: Broker | None = None,
     ) -> None:
-        """Port 0 is any free one. Raises SetupError for TLS files that cannot be used."""
+        """Port 0 is any free one. Raises SetupError for TLS files that cannot be used.
+
+        With a guard of the broker's, clients are disconnected after the process was frozen: what they sent is lost.
+        """
         self.tls: TlsFiles | None = None
         if settings.tls_cert is not None:
             files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
@@ -59,6 +62,11 @@ class Gateway:
         self._subscriptions = subscriptions
         self._gate = gate
         self._broker = broker
+        guard = None if broker is None else broker.guard
+        self.freezes: Callable[[], int] = (lambda: 0) if guard is None else guard.freezes
+        if guard is not None:
+            self._loop = asyncio.get_running_loop()
+            guard.listen(self._thawed)
         self._claims = InboxClaims(asyncio.get_running_loop().call_later)
         self._door: Door | None = None
         self.unfinished = UnfinishedCommands()
@@ -135,6 +143,13 @@ class Gateway:
     def _check_tenants(self) -> None:
         for client in list(self.clients):
             client.check_tenant()
+
+    def _thawed(self) -> None:
+        self._loop.call_soon_threadsafe(self._abort_all)
+
+    def _abort_all(self) -> None:
+        for client in list(self.clients):
+            client.abort_frozen()
 
     async def check(self) -> str | None:
         """Return what is wrong, or None."""
