@@ -195,9 +195,11 @@ class StrictFields:
         return value
 
     def flag(self, name: str, absent: bool | None = None) -> bool:
-        """Return true or false; ``absent`` stands for a field that is absent, None: it must be there."""
+        """Return true or false, also of text; ``absent`` stands for a field that is absent, None: it must be there."""
         value = self._values.get(name)
         value = absent if value is None else value
+        if isinstance(value, str):
+            value = _FLAGS.get(value)
         if not isinstance(value, bool):
             raise BadRequestError(name, "expected true or false")
         return value
@@ -295,6 +297,7 @@ def printable(text: str) -> str:
 
 
 _LINES = str.maketrans("\n\r\t", "   ")
+_FLAGS = {"true": True, "false": False}
 _WHOLE = re.compile(r"(-?[0-9]{1,30})(\.0{1,9})?")
 _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
 

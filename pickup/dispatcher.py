@@ -96,6 +96,9 @@ class InboundRequest:
 
 Handler = Callable[[InboundRequest], Awaitable[Sequence[ReplyMessage]]]
 
+CLOCK_SKEW = 5 * 60 * 1000
+"""Milliseconds for which an expired message is still taken, since the clocks of wallets are not exact."""
+
 Version = tuple[int, int]
 """Major and minor."""
 
@@ -203,9 +206,9 @@ class Dispatcher:
 
 def _check_expiry(request: InboundRequest) -> None:
     """Refuse an expired message; a forward is not refused, since its sender must learn nothing (D9)."""
-    expires, name = request.message.expires_time, request.message.type.name
-    if expires is not None and name != "forward" and expires * 1000 <= request.mediation.clock():
-        raise BadRequestError("expires_time", "must be in the future")
+    expires, name, now = request.message.expires_time, request.message.type.name, request.mediation.clock()
+    if expires is not None and name != "forward" and expires * 1000 + CLOCK_SKEW <= now:
+        raise BadRequestError("expires_time", f"must be in the future; it is {now // 1000} here, got {expires}")
 
 
 def _seen_envelope(request: InboundRequest) -> SeenEnvelope | None:
@@ -220,7 +223,7 @@ def _seen_envelope(request: InboundRequest) -> SeenEnvelope | None:
         kind=f"{message.type.family}/{message.type.name}",
         mark=request.mark,
         created_at=None if created is None else created * 1000,
-        expire_at=None if expires is None else expires * 1000,
+        expire_at=None if expires is None else expires * 1000 + CLOCK_SKEW,
     )
     if created is not None:
         replays.check_age(envelope, request.mediation.clock())

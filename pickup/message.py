@@ -224,6 +224,8 @@ def _attachment(item: object, where: str, id_name: str) -> Attachment:
         raise BadRequestError(where, f"expected ids of at most {MAX_ID} characters")
     if isinstance(data.get("json"), dict):
         return Attachment(id, data["json"])
+    if isinstance(data.get("json"), str):
+        return Attachment(id, data["json"].encode("utf-8", "replace"))
     if isinstance(data.get("base64"), str):
         return Attachment(id, unbase64(data["base64"], where))
     raise BadRequestError(where, "expected json or base64; links are not followed")

@@ -157,6 +157,8 @@ def _decoded(text: str) -> bytes:
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
+    if value is None:
+        raise EnvelopeError(f"{name} is missing")
     if not isinstance(value, str) or _BASE64.fullmatch(value) is None:
         raise EnvelopeError(f"expected base64url in {name}")
     return value

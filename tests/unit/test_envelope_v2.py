@@ -369,7 +369,7 @@ async def test_apv_must_be_that_of_the_recipients(envelopes):
     envelope = jwe(PING, to_us())
     envelope["recipients"].append({"header": {"kid": "did:example:added#1"}, "encrypted_key": "AAAA"})
     await refused(envelopes, envelope, "apv")
-    await refused(envelopes, jwe(PING, to_us(), protected={"apv": None}), "apv")
+    await refused(envelopes, jwe(PING, to_us(), protected={"apv": None}), "apv is missing")
 
 
 async def test_the_same_recipient_twice_is_refused(envelopes):

@@ -70,7 +70,9 @@ async def test_a_v1_forward_accepts_every_form_of_recipient(door: Door, to: obje
 
 @pytest.mark.rule("D4")
 @pytest.mark.parametrize("next", [DID, f"{DID}#key-1", [DID]])
-@pytest.mark.parametrize("data", [{"json": MAIL}, bits(envelope()), bits(envelope(), url=False)])
+@pytest.mark.parametrize(
+    "data", [{"json": MAIL}, {"json": envelope().decode()}, bits(envelope()), bits(envelope(), url=False)]
+)
 async def test_a_v2_forward_is_queued_however_it_is_attached(door: Door, next: object, data: Json) -> None:
     peer = await door.holder(1, DID, generation=V2)
     await forward(door, new(next, data))

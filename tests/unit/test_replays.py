@@ -117,6 +117,26 @@ async def test_an_expiry_that_is_no_time_is_named(door: Door) -> None:
         await peer.ask("messagepickup/3.0/status-request", expires_time="tomorrow")
 
 
+@pytest.mark.rule("D12", "D13")
+async def test_clocks_may_differ_by_five_minutes(door: Door) -> None:
+    peer = await door.holder(1, generation=V2)
+    seconds = door.now // 1000
+    answer = await peer.ask("coordinate-mediation/3.0/mediate-request", expires_time=seconds - 299)
+    assert answer.name == "mediate-grant"
+    # The envelope is remembered for as long as it would be taken.
+    assert [one.name for one in await played_again(door, peer)] == ["mediate-grant"]
+    answer = await peer.ask("messagepickup/3.0/status-request", expires_time=seconds - 300)
+    assert answer.problem[1] == f"expires_time: must be in the future; it is {seconds} here, got {seconds - 300}"
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize("written", ["2025-12-01T00:00:00Z", "1764547200", 1764547200.0])
+async def test_an_expiry_may_be_text_or_a_whole_float(door: Door, written: object) -> None:
+    peer = await door.holder(1, generation=V2)
+    answer = await peer.ask("messagepickup/3.0/status-request", expires_time=written)
+    assert answer.problem[1].startswith("expires_time: must be in the future")
+
+
 async def played_again(door: Door, peer: Peer, wire: Wire | None = None) -> list[Answer]:
     """Send the peer's last envelope again, to a door that has been started since."""
     door.restart()
