@@ -45,6 +45,7 @@ from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.ops.audit import AuditLog
 from mediator.ops.cleanup import all_steps
+from mediator.ops.clock import ClockRecord
 from mediator.ops.collector import forget_volatile
 from mediator.ops.control import ControlServer
 from mediator.ops.dead_operations import DeadOperations
@@ -137,6 +138,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             *(broker, settings.cleanup, all_steps(settings), metrics, operations),
             keep_groups=keep_groups,
             instance=settings.instance,
+            record=ClockRecord(settings.data_dir),
         )
         await scheduler.start()
         stack.push_async_callback(scheduler.stop)

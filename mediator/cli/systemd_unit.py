@@ -7,8 +7,8 @@ from pathlib import Path
 _UNIT = """\
 [Unit]
 Description={description}
-After=network-online.target
-Wants=network-online.target
+After=network-online.target time-sync.target
+Wants=network-online.target time-sync.target
 
 [Service]
 {user}{run}

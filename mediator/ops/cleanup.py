@@ -20,6 +20,7 @@ from mediator.config.settings import Settings
 from mediator.errors import MediatorError, SetupError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.audit import OldAudits
+from mediator.ops.clock import ClockRecord
 from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.scheduler import PASS_SECONDS
 from mediator.ops.store_access import ask_or_do, ask_service, open_broker
@@ -65,7 +66,7 @@ async def run(
 
 
 async def _again_and_again(settings: Settings, say: Say) -> None:
-    # Kept between passes, since it watches the clock; a restart accepts the current time.
+    # Kept between passes, since it watches the clock.
     collector = _collector(settings)
     trouble = ""
     while True:
@@ -108,7 +109,11 @@ def all_steps(settings: Settings) -> list[CleanupStep]:
 
 def _collector(settings: Settings) -> Collector:
     return Collector(
-        wall_clock(), all_steps(settings), keep_groups=settings.push.keep_days * DAY, instance=settings.instance
+        wall_clock(),
+        all_steps(settings),
+        keep_groups=settings.push.keep_days * DAY,
+        instance=settings.instance,
+        record=ClockRecord(settings.data_dir),
     )
 
 
@@ -120,7 +125,7 @@ async def _pass(collector: Collector, broker: Broker) -> dict[str, Any]:
 
 async def _plan(collector: Collector, broker: Broker) -> dict[str, Any]:
     findings = await collector.plan(broker)
-    return {"findings": [asdict(finding) for finding in findings], "paused": None}
+    return {"findings": [asdict(finding) for finding in findings], "paused": collector.paused}
 
 
 def _removed(removed: dict[str, int]) -> str:

@@ -19,7 +19,7 @@ from mediator.mailboxes.planning import FIRST_LEASE, PlannedRemoval, plan, plan_
 from mediator.mailboxes.ports import LeasePlace
 from mediator.ops.adaptive_limit import AdaptiveLimit
 from mediator.ops.cleanup_history import CleanupRecorder
-from mediator.ops.clock import ClockWatch
+from mediator.ops.clock import ClockRecord, ClockWatch
 from mediator.ops.metrics import Metrics
 from mediator.store.base import Transaction
 from mediator.system.freezes import steady_clock
@@ -88,14 +88,18 @@ class Collector:
         *,
         keep_groups: int = 0,
         instance: str = "",
+        record: ClockRecord | None = None,
     ) -> None:
-        """``wall`` is the current time, accepted as right; ``steps`` are those of the parts.
+        """``wall`` is the current time; ``steps`` are those of the parts.
 
+        ``record`` has how the clocks stood before this start; without one ``wall`` is accepted as right.
         ``keep_groups``: milliseconds after which queue groups without members are forgotten; 0: never. ``instance`` is
         the name under which the history has the passes.
         """
-        self._watch = ClockWatch(wall, steady_clock())
+        self._record = record
+        self._watch = ClockWatch(wall, steady_clock(), None if record is None else record.offset)
         self._metrics = metrics
+        self._report(False)
         self._turn = asyncio.Lock()
         self._history = CleanupRecorder(instance)
         self._leases = _EndedLeases()
@@ -138,6 +142,8 @@ class Collector:
             _log.warning("expiry resumed")
         if self._metrics is not None:
             self._metrics.expiry_paused.set(self._watch.paused)
+        if self._record is not None and not self._watch.paused:
+            self._record.write(self._watch.offset)
 
     async def run(self, broker: Broker) -> Counter[str]:
         """Remove all that may be removed; return how much of each kind.

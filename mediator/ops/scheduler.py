@@ -17,6 +17,7 @@ from mediator.broker import Broker
 from mediator.config.sections import CleanupSettings
 from mediator.errors import MediatorError
 from mediator.ops.cleanup_history import CleanupHistoryOperations
+from mediator.ops.clock import ClockRecord
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.metrics import Metrics
@@ -95,14 +96,17 @@ class Scheduler:
         *,
         keep_groups: int = 0,
         instance: str = "",
+        record: ClockRecord | None = None,
     ) -> None:
         """``operations`` gets what operators ask of the jobs and the clean-up.
 
-        ``steps``, ``keep_groups`` and ``instance`` are those of :class:`Collector`.
+        ``steps``, ``keep_groups``, ``instance`` and ``record`` are those of :class:`Collector`.
         """
         self._broker = broker
         self._cleanup = cleanup
-        self.collector = Collector(broker.clock(), steps, metrics, keep_groups=keep_groups, instance=instance)
+        self.collector = Collector(
+            broker.clock(), steps, metrics, keep_groups=keep_groups, instance=instance, record=record
+        )
         broker.trust(self.collector.trusts)
         self.releaser = Releaser(broker, metrics, self.collector.trusts)
         self._states: list[JobState] = []

@@ -16,7 +16,7 @@ MAX_LOOKED_AT = 10_000
 _KEYS = ("didcomm.key", ".didcomm.key.*", "local.token", ".local.token.*")
 _PRIVATE = ("mediator.db*", "control.sock", *_KEYS, "journal", "nats")
 """What the service keeps private in a data directory."""
-_OURS = (*_PRIVATE, "models", "lake")
+_OURS = (*_PRIVATE, "clock.json", ".clock.json.*", "models", "lake")
 """All that the service writes there; other files mean that somebody else uses the directory, too."""
 _WITHIN = ("journal", "nats")
 

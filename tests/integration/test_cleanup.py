@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sqlite3
+import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 
 import orjson
@@ -34,6 +36,7 @@ from registry.agents.records import Liveness
 from registry.settings import RegistrySettings
 from registry.tables import RegistryTables
 from tests.harness.agents import registration
+from tests.harness.app import PATIENCE, PREFIX, App, app
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import BOX, HOUR, MINUTE, TENANT, core, rows
 from tests.harness.postgres import Server
@@ -217,6 +220,44 @@ async def test_the_clock_of_a_service_is_confirmed(tmp_path: Path) -> None:
         assert await home.scheduler.check() is None
     with pytest.raises(SetupError, match="no service runs on"):
         await once(settings(tmp_path), confirm_clock=True)
+
+
+@pytest.mark.rule("S5", "M1")
+async def test_a_clock_moved_while_stopped_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with app(tmp_path) as home:
+        await home.done("MAILBOX.CREATE", {"name": "box", "ttl": 0})
+        await send_for_an_hour(home)
+    # A first look at the same clock changes nothing.
+    assert await once(settings(tmp_path)) == ["nothing to remove"]
+    right = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: right() + 3 * HOUR * 1_000_000)
+    with pytest.raises(UnavailableError, match=r"jumped 3\.0 h ahead"):
+        await once(settings(tmp_path))
+    assert "expiry is paused" in (await once(settings(tmp_path), dry_run=True))[0]
+    async with app(tmp_path, cleanup=CleanupSettings(interval_seconds=1)) as home:
+        ready = await home.call("GET", "/readyz")
+        assert (ready.status, b"jumped 3.0 h ahead" in ready.data) == (503, True)
+        assert b"mediator_expiry_paused 1.0" in (await home.call("GET", "/metrics")).data
+        with pytest.raises(UnavailableError, match="expiry is paused"):
+            await once(settings(tmp_path))
+        assert messages(tmp_path) == 1
+        assert (await once(settings(tmp_path), confirm_clock=True))[0].startswith("confirmed")
+        await until(lambda: messages(tmp_path) == 0)
+        assert (await home.call("GET", "/readyz")).status == 200
+    # What was confirmed holds for the next start.
+    assert await once(settings(tmp_path)) == ["nothing to remove"]
+
+
+async def send_for_an_hour(home: App) -> None:
+    client = await home.nats()
+    sent = await client.request(PREFIX + "MSG.SEND.box", b"alive", timeout=PATIENCE, headers={"mq9-ttl": "3600"})
+    assert orjson.loads(sent.data)["error"] == ""
+
+
+def messages(data_dir: Path) -> int:
+    with closing(sqlite3.connect(f"file:{database_path(data_dir)}?mode=ro", uri=True)) as file:
+        (count,) = file.execute("SELECT count(*) FROM message").fetchone()
+    return int(count)
 
 
 async def test_options_that_exclude_each_other(tmp_path: Path) -> None:

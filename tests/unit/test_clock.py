@@ -1,8 +1,11 @@
 """The watch on the clock, on given numbers: what pauses expiry, and what lets it go on."""
 
+from pathlib import Path
+
 import pytest
 
-from mediator.ops.clock import JUMP, ClockWatch
+from mediator.ops import clock as clock_module
+from mediator.ops.clock import FILE, JUMP, ClockRecord, ClockWatch
 from mediator.system.freezes import steady_clock
 
 WALL = 1_767_225_600_000
@@ -79,3 +82,38 @@ def test_a_clock_moved_by_less_than_an_hour_is_followed() -> None:
 
 def test_the_steady_clock_goes_forward() -> None:
     assert 0 < steady_clock() <= steady_clock()
+
+
+@pytest.mark.parametrize(("ahead", "paused"), [(-JUMP, False), (JUMP, False), (JUMP + 1, True), (3 * JUMP, True)])
+def test_a_clock_moved_before_the_start_pauses(ahead: int, paused: bool) -> None:
+    clock = ClockWatch(WALL + ahead, STEADY, WALL - STEADY)
+    assert clock.ahead == (ahead if paused else 0)
+    assert clock.trusts(WALL + ahead, STEADY) is not paused
+
+
+def test_a_long_stop_is_no_jump() -> None:
+    clock = ClockWatch(WALL + 9 * JUMP, STEADY + 9 * JUMP, WALL - STEADY)
+    assert not clock.paused
+
+
+def test_a_record_is_read_in_the_same_boot_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = tmp_path / "boot_id"
+    boot.write_text("one\n")
+    monkeypatch.setattr(clock_module, "_BOOT_ID", boot)
+    assert ClockRecord(tmp_path).offset is None
+    ClockRecord(tmp_path).write(WALL)
+    assert ClockRecord(tmp_path).offset == WALL
+    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+    boot.write_text("two\n")
+    assert ClockRecord(tmp_path).offset is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"offset": 5}', b"\xff"])
+def test_a_broken_record_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    assert ClockRecord(tmp_path).offset is None
+    ClockRecord(tmp_path).write(WALL)
+
+
+def test_a_record_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    ClockRecord(tmp_path / "gone").write(WALL)
