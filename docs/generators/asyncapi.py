@@ -253,7 +253,10 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
     mailbox = {"type": "string", "description": "The mailbox of the agent: mq9://…/{addr}, or the address."}
     name = {"type": "string", "description": "The name of the agent, where exactly one has it."}
     named = {"type": "object", "anyOf": [_object({"mailbox": mailbox}, ["mailbox"]), _object({"name": name}, ["name"])]}
-    card = _object({"mailbox": mailbox}) | {"description": f"Any JSON object of at most {MAX_CARD} bytes (G1)."}
+    card = {
+        **_object({"mailbox": mailbox, "name": {"type": "string", "description": "Identifies it without a mailbox."}}),
+        "description": f"Any JSON object of at most {MAX_CARD} bytes (G1).",
+    }
     done = _object({"error": _ERROR, **_CODES, "mailbox": {"type": "string"}}, ["error"])
     warnings = {"type": "array", "items": {"type": "string"}, "description": "What is wrong with a card of A2A."}
     fields = RecordingFields()
@@ -271,8 +274,10 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
     }
     said = {"query_id": page["query_id"], "mailbox": mailbox, "useful": {"type": "boolean"}}
     counted = {"type": "boolean", "description": "Whether the word counts (G6)."}
-    yield "REGISTER", card, _object({**done["properties"], "warnings": warnings}, ["error"])
-    yield "UNREGISTER", named, done
+    note = {"type": "string", "description": "That nobody can send to an agent without a mailbox (G1)."}
+    removed = {"type": "boolean", "description": "Whether it was registered (G2)."}
+    yield "REGISTER", card, _object({**done["properties"], "warnings": warnings, "note": note}, ["error"])
+    yield "UNREGISTER", named, _object({**done["properties"], "removed": removed}, ["error"])
     yield "REPORT", named, done
     yield "FEEDBACK", _object(said, [*said]), _object({**done["properties"], "counted": counted}, ["error"])
     yield (

@@ -230,7 +230,7 @@ def test_service_suggests_the_nearest_priority(mediator):
 
 
 def test_import_gives_advice_only_where_it_helps(mediator, tmp_path):
-    (tmp_path / "card.json").write_text('{"name": "Nobody", "description": "Has no mailbox."}')
+    (tmp_path / "card.json").write_text('{"description": "Has neither mailbox nor name."}')
     assert "--mailbox-prefix" in mediator("agent", "import", "card.json").err
     (tmp_path / "card.json").write_text('{"name": "Nobody", "mailbox": "Not an address"}')
     result = mediator("agent", "import", "card.json", "--mailbox-prefix", "catalog")
