@@ -175,6 +175,31 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
     )
 
 
+def outline(raw: Mapping[str, Any], generation: Generation) -> DidcommMessage | None:
+    """Return what a problem report needs of a message that :func:`read` refuses; None without an id (D12)."""
+    v1 = generation is Generation.V1
+    thread, transport = (raw.get("~thread"), raw.get("~transport")) if v1 else (raw, raw)
+    named = raw.get("@type" if v1 else "type")
+    found = _parse_type(named) if isinstance(named, str) and len(named) <= MAX_ID else None
+    id = _text(raw, "@id" if v1 else "id")
+    if id is None:
+        return None
+    return DidcommMessage(
+        generation=generation,
+        type=found or MessageType(OLD if str(named).startswith(OLD) else DIDCOMM, "", 0, 0, ""),
+        id=id,
+        body={},
+        raw=raw,
+        thid=_text(thread, "thid"),
+        return_route=_text(transport, "return_route"),
+    )
+
+
+def _text(fields: object, name: str) -> str | None:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_ID else None
+
+
 def parse_time(raw: Mapping[str, Any], name: str) -> int | None:
     """Return a time in Unix seconds, None when it is absent; BadRequestError names the field."""
     value = raw.get(name)

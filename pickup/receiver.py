@@ -5,14 +5,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from mediator.errors import DeniedError, EnvelopeError, MediatorError, RateLimitedError
+from mediator.errors import BadRequestError, DeniedError, EnvelopeError, MediatorError, RateLimitedError
 from pickup.access_lists import AccessLists
 from pickup.context import DidcommContext
 from pickup.dispatcher import InboundRequest, TransportChannel
+from pickup.envelope import OpenedEnvelope
 from pickup.mediation.names import canonical
 from pickup.mediation.records import Connection
 from pickup.mediation.replays import ReplayedError
-from pickup.message import read
+from pickup.message import DidcommMessage, outline, read
 from pickup.problem_reports import is_report
 from pickup.rate_limits import RateLimiter
 from pickup.reply_sender import PICKUP, ReplySender, returns_here
@@ -61,7 +62,7 @@ class MessageReceiver:
         tenant = await context.identities.tenant_of(opened.recipient)
         if self._tenants is not None:
             self._tenants.check(tenant)
-        message = read(opened.plaintext, opened.generation)
+        message, unreadable = self._read(opened)
         context.mediation.broker.trace.annotate("didcomm.message.type", message.type)
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
@@ -85,6 +86,9 @@ class MessageReceiver:
                 raise refusal
             await self._post.answer(request, context.dispatcher.refuse(request, refusal))
             return
+        if unreadable is not None:
+            await self._post.answer(request, context.dispatcher.refuse(request, unreadable))
+            return
         if request.connection is not None:
             if self._tenants is not None:
                 self._tenants.enter(channel, tenant)
@@ -100,6 +104,17 @@ class MessageReceiver:
             # A refused message may be sent again as it is.
             self._remember(opened.mark)
         await self._post.answer(request, replies)
+
+    @staticmethod
+    def _read(opened: OpenedEnvelope) -> tuple[DidcommMessage, BadRequestError | None]:
+        """Read a message; of one that cannot be read what a report to its sender needs, with the error (D12)."""
+        try:
+            return read(opened.plaintext, opened.generation), None
+        except BadRequestError as error:
+            message = None if opened.sender is None else outline(opened.plaintext, opened.generation)
+            if message is None:
+                raise
+            return message, error
 
     def _refusal(self, request: InboundRequest) -> MediatorError | None:
         connection = request.connection

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from mediator.errors import BadRequestError
 from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.invitations import GOAL_CODE
 from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD, Json, ReplyMessage
 
@@ -13,6 +14,7 @@ MAX_QUERIES = 64
 MAX_PATTERN = 1024
 """Characters of one query."""
 MAX_BYTES = "max_receive_bytes"
+RETURN_ROUTE = "return_route"
 ROLES = {
     "coordinate-mediation": ["mediator"],
     "messagepickup": ["mediator"],
@@ -51,6 +53,10 @@ async def queries(request: InboundRequest) -> Sequence[ReplyMessage]:
             case "constraint" if matches(pattern, MAX_BYTES):
                 limit = str(request.context.max_envelope)
                 found["constraint", MAX_BYTES] = {"feature-type": "constraint", "id": MAX_BYTES, MAX_BYTES: limit}
+            case "header" if matches(pattern, RETURN_ROUTE):
+                found["header", RETURN_ROUTE] = {"feature-type": "header", "id": RETURN_ROUTE}
+            case "goal-code" if matches(pattern, GOAL_CODE):
+                found["goal-code", GOAL_CODE] = {"feature-type": "goal-code", "id": GOAL_CODE}
     # RFC 0557 and the v2 specification name the reply differently.
     name = "disclosures" if request.message.generation is Generation.V1 else "disclose"
     return [request.reply(name, {"disclosures": list(found.values())})]

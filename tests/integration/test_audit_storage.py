@@ -434,9 +434,12 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
 @pytest.mark.rule("A9", "D9")
 async def test_a_full_disk_takes_only_what_makes_room(disk: Path) -> None:
     settings = Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
-    async with open_service(settings) as service, ClientSession(
-        f"http://127.0.0.1:{service.http_port}", headers={"Authorization": f"Bearer {read_local_token(disk)}"}
-    ) as http:
+    async with (
+        open_service(settings) as service,
+        ClientSession(
+            f"http://127.0.0.1:{service.http_port}", headers={"Authorization": f"Bearer {read_local_token(disk)}"}
+        ) as http,
+    ):
         url, card = (await send_command(disk, "invite"))["v2_url"], {"name": "weather", "mailbox": "weather"}
         async with await Holder.connect(url, wallet=Wallet()) as holder, Sender() as sender:
             grant, did = await holder.mediate(), await holder.add_key()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mediator.errors import MediatorError, NotEnrolledError, UnsupportedMessageError
+from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD, ReplyMessage
@@ -57,6 +57,38 @@ async def test_an_anonymous_message_is_refused(door: Door, generation: Generatio
 async def test_an_anonymous_message_that_nobody_knows_is_refused(door: Door, generation: Generation) -> None:
     with pytest.raises(UnsupportedMessageError):
         await door.receive(plain(generation, "basicmessage/1.0/message"), generation, None, Wire())
+
+
+@both
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    ("type", "more", "field"),
+    [
+        ("trust-ping/ping", {}, "type: "),
+        ("ping", {}, "type: "),
+        ("trust-ping/2.0/ping", {"to": "did:example:peer1"}, "to: "),
+        ("trust-ping/2.0/ping", {"expires_time": "soon"}, "expires_time: "),
+        ("trust-ping/2.0/ping", {"pthid": 7}, "pthid: "),
+    ],
+)
+async def test_a_known_sender_learns_what_cannot_be_read(
+    door: Door, generation: Generation, type: str, more: Json, field: str
+) -> None:
+    peer = await door.connect(1, generation)
+    if generation is V1:
+        if more:
+            type, more, field = "trust_ping/1.0/ping", {"~thread": 7}, "~thread: "
+        field = field.replace("type: ", "@type: ")
+    answer = await peer.ask(type, **more)
+    assert answer.type.endswith("/problem-report")
+    assert answer.problem[1].startswith(field)
+    assert answer.pthid == peer.last
+    # Nobody is told what they cannot be told, and a report is never answered.
+    with pytest.raises(BadRequestError):
+        await door.receive({**plain(generation, "x"), "to": 7, "~thread": 7}, generation, None, Wire())
+    report = "report-problem/2.0/problem-report" if generation is V2 else "report-problem/1.0/problem-report"
+    wrong: Json = {"expires_time": "soon"} if generation is V2 else {"~thread": 7}
+    assert await peer.tell(report, **wrong) == []
 
 
 @both

@@ -145,6 +145,9 @@ async def test_all_protocols_are_disclosed_in_the_queriers_prefix(door: Door) ->
     assert [one["pid"] for one in answer.body["protocols"]] == [f"{OLD}messagepickup/2.0"]
 
 
+OTHERS = ["request-mediate", "return_route", "max_receive_bytes"]
+
+
 @both
 @pytest.mark.rule("D12")
 async def test_queries_of_2_0_ask_for_kinds_of_features(door: Door, generation: Generation) -> None:
@@ -152,16 +155,23 @@ async def test_queries_of_2_0_ask_for_kinds_of_features(door: Door, generation: 
     queries = [
         {"feature-type": "protocol", "match": "*/trust-ping/*"},
         {"feature-type": "protocol", "match": "*ing/2.0"},
-        {"feature-type": "goal-code", "match": "*"},
+        {"feature-type": "goal-code", "match": "request-*"},
+        {"feature-type": "goal-code", "match": "sell.*"},
+        {"feature-type": "header", "match": "return_*"},
+        {"feature-type": "header", "match": "lang"},
         {"feature-type": "constraint", "match": "max_*"},
         {"feature-type": "something new", "match": "*"},
     ]
     answer = await peer.ask("discover-features/2.0/queries", {"queries": queries})
     assert answer.name == ("disclosures" if generation is V1 else "disclose")
     assert answer.thid == peer.last
-    assert ids(answer) == [f"{DIDCOMM}trust-ping/2.0", f"{DIDCOMM}routing/2.0", "max_receive_bytes"]
+    assert ids(answer) == [f"{DIDCOMM}trust-ping/2.0", f"{DIDCOMM}routing/2.0", *OTHERS]
     assert answer.body["disclosures"][1]["roles"] == ["mediator"]
-    assert answer.body["disclosures"][2] == {
+    assert answer.body["disclosures"][2:4] == [
+        {"feature-type": "goal-code", "id": "request-mediate"},
+        {"feature-type": "header", "id": "return_route"},
+    ]
+    assert answer.body["disclosures"][4] == {
         "feature-type": "constraint",
         "id": "max_receive_bytes",
         # What the transports take, which is more than a message may have that is forwarded.
