@@ -10,7 +10,7 @@ import orjson
 from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
 from mediator.fields import whole_number
 from pickup.context import DidcommContext
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import CLOCK_SKEW, Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
 from pickup.mediation.envelope_recipients import recipients_in
 from pickup.mediation.forwarding import Forward, ForwardOutcome
@@ -68,7 +68,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
         payloads=payloads,
         # Senders may name a recipient otherwise than it registered itself, but they sealed for a key of its.
         inside=[[key for text in inside[:MAX_INSIDE] if (key := canonical(text))] for _, inside in envelopes],
-        expire_at=parse_expiry(message),
+        expire_at=parse_expiry(message, context.mediation.clock()),
         delay=parse_delay(message, context.mediation.rules.keep),
         headers=context.mediation.broker.trace.headers(),
     )
@@ -130,15 +130,21 @@ def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, l
     return payload, recipients
 
 
-def parse_expiry(message: DidcommMessage) -> int | None:
-    """Return the expiry in milliseconds: the earlier one of header and body."""
+def parse_expiry(message: DidcommMessage, now: int) -> int | None:
+    """Return the expiry in milliseconds: the earlier one of header and body.
+
+    One that is just past stands for a sender whose clock is late, so the message has as long again.
+    """
     if message.generation is Generation.V1:
         return None
     times = [message.expires_time, parse_time(message.body, "expires_time")]
     given = [seconds for seconds in times if seconds is not None]
     if any(abs(seconds) > MAX_SECONDS for seconds in given):
         raise BadRequestError("expires_time", "expected Unix seconds")
-    return min(given) * 1000 if given else None
+    if not given:
+        return None
+    expires = min(given) * 1000
+    return expires + CLOCK_SKEW if expires <= now < expires + CLOCK_SKEW else expires
 
 
 def parse_delay(message: DidcommMessage, longest: int) -> int | None:

@@ -235,10 +235,19 @@ async def test_expires_time_ends_a_message(door: Door, where: str) -> None:
     assert (await peer.ask("messagepickup/3.0/delivery-request", {"limit": 1})).name == "status"
 
 
+@pytest.mark.rule("D4", "D12")
+async def test_the_clock_of_a_sender_may_be_five_minutes_late(door: Door) -> None:
+    peer = await door.holder(1, DID, generation=V2)
+    await forward(door, new(DID, bits(envelope()), expires_time=door.now // 1000 - 299))
+    assert len(await peer.queued()) == 1
+    door.now += 1_000
+    assert (await peer.ask("messagepickup/3.0/status-request")).body["message_count"] == 0
+
+
 @pytest.mark.rule("D4", "D9")
 async def test_what_expired_before_it_came_is_not_queued(door: Door) -> None:
     peer = await door.holder(1, DID, generation=V2)
-    await forward(door, new(DID, bits(envelope()), expires_time=door.now // 1000))
+    await forward(door, new(DID, bits(envelope()), expires_time=door.now // 1000 - 300))
     assert await peer.queued() == []
     assert door.meter("mediator_didcomm_forwards_total", outcome="unroutable") == 1
 
