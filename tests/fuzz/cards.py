@@ -8,20 +8,21 @@ from mediator.errors import BadRequestError
 from registry.cards import card as cards
 from registry.cards.a2a import MAX_WARNINGS
 from registry.cards.fetching import with_mailbox
-from registry.cards.mailbox import mailbox_address
+from registry.cards.mailbox import NAMED, agent_id, mailbox_address
 
-FIELDS = ("card", "mailbox", "ttl")
+FIELDS = ("card", "mailbox", "name", "ttl")
 
 
 def card(data: bytes) -> None:
-    """Read a card: it is refused for one of three fields, or all that is read is bounded and can be kept as text."""
+    """Read a card: it is refused for one of four fields, or all that is read is bounded and can be kept as text."""
     try:
         read = cards.read_card(data)
     except BadRequestError as error:
         _check_refusal(error)
         return
-    assert mailbox_address(read.address) == read.address
-    assert mailbox_address(f"mq9://broker/{read.address}") == read.address
+    assert agent_id(read.address) == read.address
+    if not read.address.startswith(NAMED):
+        assert mailbox_address(f"mq9://broker/{read.address}") == read.address
     assert read.ttl is None or 0 <= read.ttl <= cards.MAX_TTL * 1000
     assert len(read.skills) <= cards.MAX_SKILLS
     assert len(read.warnings) <= MAX_WARNINGS
