@@ -88,7 +88,7 @@ LOOKS: Sequence[Callable[[messages.DidcommMessage], object]] = (
     lambda read: read.fields.flag("live_delivery"),
     lambda read: read.fields.optional_text("recipient_key"),
     lambda read: routing.parse_recipients(read.body.get("next"), "next"),
-    lambda message: routing.parse_expiry(message, 0),
+    lambda read: routing.parse_expiry(read, 0),
     lambda read: routing.parse_delay(read, 1000),
     lambda read: signatures.verify_attachment(read.body.get("did_doc~attach"), "did_doc~attach"),
     lambda read: peers.read_attached(read.body.get("DIDDoc"), str(read.body.get("DID")), "DIDDoc"),
