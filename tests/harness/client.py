@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import nats
 import orjson
@@ -53,7 +54,10 @@ class Answer:
 
 
 class Client:
-    """Asks over one or several connections in turn; a request without an answer is made again ``tries`` times."""
+    """Asks over one or several connections in turn; a request without an answer is made again ``tries`` times.
+
+    A group stays on one connection, as a consumer does that acknowledges where it fetched (K2, F9).
+    """
 
     def __init__(self, connections: Sequence[NatsClient], tries: int, within: float) -> None:
         self._connections = list(connections)
@@ -113,7 +117,8 @@ class Client:
         for attempt in range(1, self._tries + 1):
             asked_at = time.time()
             try:
-                reply = await self._next().request(PREFIX + subject, data, wait + self._within, headers=headers)
+                connection = self._connection_of(subject, body)
+                reply = await connection.request(PREFIX + subject, data, wait + self._within, headers=headers)
             except (NatsError, OSError) as error:
                 why, code = type(error).__name__, ""
             else:
@@ -124,6 +129,13 @@ class Client:
             if attempt < self._tries:
                 await asyncio.sleep(PAUSE)
         raise Unanswered(f"{subject.split('.')[1]}: {why}", code)
+
+    def _connection_of(self, subject: str, body: bytes | Mapping[str, Any]) -> NatsClient:
+        group = None if isinstance(body, bytes) else body.get("group_name")
+        if group is None:
+            return self._next()
+        consumer = f"{subject.split('.', 2)[2]} {group}".encode()
+        return self._connections[crc32(consumer) % len(self._connections)]
 
     # The verbs.
 
