@@ -332,7 +332,13 @@ class Writer:
         if self._jobs:
             count = min(len(self._jobs), most, MAX_BATCH)
             self._note_freezes()
-            self._run_batch(self._jobs, [self._jobs.popleft() for _ in range(count)])
+            batch: list[WriteJob] = []
+            with suppress(IndexError):
+                # After a freeze the event loop refuses what waits, and takes it from here meanwhile.
+                while len(batch) < count:
+                    batch.append(self._jobs.popleft())
+            if batch:
+                self._run_batch(self._jobs, batch)
             self._takes_long = self._takes_long and bool(self._jobs)
             self._served = True
             self._idle_from = time.monotonic() + IDLE_SECONDS
