@@ -25,4 +25,7 @@ async def test_an_operation_is_tried_out_in_the_browser(tmp_path: Path) -> None:
         await until(lambda: tab.evaluate(f"{STATUS}.startsWith('200')"), what="the answer is shown")
         assert tab.complaints == []
         entries = (await service.call("GET", "/api/v1/audit")).json["entries"]
-        assert [(one["actor"], one["operation"], one["result"]) for one in entries] == [("local", "cleanup", "ok")]
+        assert [(one["actor"], one["operation"], one["result"]) for one in entries] == [
+            ("local", "cleanup", "ok"),
+            ("local", "sign-in", "ok"),
+        ]
