@@ -96,12 +96,11 @@ test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spar
 	-@$(MAKE) --no-print-directory --keep-going peers
 	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.dev  ## lint, format, types, imports and names
+check: $(VENV)/.dev  ## lint, format, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tests.class_names
 
 newcomers:  ## play each newcomer by README's commands, on a clean machine: make newcomers ARGS=wallet
 	$(PYTHON) -m tests.slow.newcomers $(ARGS)
