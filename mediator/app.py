@@ -27,6 +27,7 @@ from mediator.config.settings import Settings
 from mediator.console.console import Console
 from mediator.console.opening import open_console
 from mediator.errors import MediatorError
+from mediator.gateway.server import open_gateway, open_short_way, public_url, push_verbs
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
@@ -67,7 +68,6 @@ from mediator.ops.settings_operations import SettingsOperations
 from mediator.ops.tenant_metrics import MEASURE_SECONDS, TenantMetrics
 from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import Host, find_parts
-from mediator.push.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.heap import limit_arenas

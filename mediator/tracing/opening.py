@@ -14,8 +14,8 @@ from aiohttp import web
 
 from mediator.config.sections import OtelSettings
 from mediator.errors import SetupError
+from mediator.gateway.subscription import EncodedMessage, MessageEncoder
 from mediator.nats.door import Door
-from mediator.push.encoding import EncodedMessage, MessageEncoder
 from mediator.store.writer import Writer
 from mediator.system.extras import install_command
 from mediator.trace_hooks import NO_TRACE, TraceHooks

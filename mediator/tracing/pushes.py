@@ -1,8 +1,8 @@
 """Records the pushes of messages that have a trace."""
 
+from mediator.gateway.subscription import EncodedMessage, MessageEncoder
 from mediator.mailboxes.message import Message
 from mediator.nats.subjects import MailboxSubject, classify
-from mediator.push.encoding import EncodedMessage, MessageEncoder
 from mediator.tracing.spans import Tracing
 
 

@@ -5,12 +5,11 @@ However the bytes are cut, the same comes out, or the same refusal.
 
 from collections.abc import Callable, Sequence
 
+from mediator.gateway.identity import ClientIdentity
+from mediator.gateway.permissions import InboxClaims
+from mediator.gateway.protocol import GatewaySession, GatewaySubscription, ProtocolViolationError, PublicAddress
 from mediator.nats import subjects
 from mediator.nats.client import Request
-from mediator.push.gateway.identities import ClientIdentity
-from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
-from mediator.push.gateway.streams import ProtocolViolationError
 
 _IDENTITY = ClientIdentity("acme", "ACME")
 

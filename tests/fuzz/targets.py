@@ -12,6 +12,7 @@ import orjson
 
 from mediator.errors import BadRequestError, MediatorError
 from mediator.fields import MAX_NUMBER, Fields, parse_body
+from mediator.gateway import broadcasts
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
 from mediator.nats import client, replies, requests
@@ -20,7 +21,6 @@ from mediator.nats.editions import verbs as edition_verbs
 from mediator.nats.frames import decode_headers, encode_body
 from mediator.nats.subjects import Edition
 from mediator.ops.units import format_duration, parse_duration
-from mediator.push import broadcast_verb
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
 from tests.fuzz.gateway import GATEWAY
@@ -135,7 +135,7 @@ def broadcast(data: bytes) -> None:
     """Read a broadcast: subject, body and headers, parted by zeros; and write it for the other instances."""
     name, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
     try:
-        found = broadcast_verb.read(name.decode("utf-8", "replace"), payload, decode_headers(lines))
+        found = broadcasts.read(name.decode("utf-8", "replace"), payload, decode_headers(lines))
     except MediatorError as error:
         check_refusal(error)
         return

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from mediator.gateway import subscription
+from mediator.gateway.server import make_sources
+from mediator.gateway.subscription import InFlightCounter, ServedSubscription, SubscriptionRequest
+from mediator.gateway.subscriptions import StoredMailSource
 from mediator.nats.connection import connect
 from mediator.nats.frames import decode_headers
 from mediator.nats.subjects import Subject, classify
-from mediator.push import encoding
-from mediator.push.opening import make_sources
-from mediator.push.sources import StoredMailSource
-from mediator.push.subscriber import InFlightCounter, ServedSubscription, SubscriptionRequest
 from tests.harness.door import PATIENCE, PREFIX, PUSH, Service, serving
 from tests.harness.waiting import until
 from tests.harness.wire import CONTROL_KEY
@@ -50,7 +50,7 @@ class Subscriber:
     @property
     def ids(self) -> list[int]:
         """The msg_ids it got, in order."""
-        return [int(message.headers[encoding.MSG_ID]) for message in self.messages]
+        return [int(message.headers[subscription.MSG_ID]) for message in self.messages]
 
     @property
     def payloads(self) -> list[bytes]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mediator.gateway.broadcasts import BACKLOG
 from mediator.mailboxes.broadcasting import HIDDEN
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.window import WINDOW
 from mediator.nats.subjects import RefusedSubject, classify
-from mediator.push.broadcast_hub import BACKLOG
 from mediator.store.base import Transaction
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Pushes, Subscriber, pushes, pushes_of, service

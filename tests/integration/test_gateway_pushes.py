@@ -218,7 +218,7 @@ async def test_a_client_stays_connected_when_a_mailbox_is_missing(house: House) 
 
 @pytest.mark.rule("N10", "E9")
 async def test_a_pong_waits_for_the_store_but_not_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.push.gateway.subscriptions.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("mediator.gateway.subscriptions.ANSWER_SECONDS", 1.0)
     broker, away = house.service.broker, True
     begin = broker.begin_push
 
@@ -242,7 +242,7 @@ async def test_a_pong_waits_for_the_store_but_not_for_ever(house: House, monkeyp
 
 @pytest.mark.rule("N10")
 async def test_a_subscription_waits_for_who_knows_the_client(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.push.gateway.identities.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("mediator.gateway.identity.ANSWER_SECONDS", 0.3)
     real, lost = NatsConnection.seal, 0
 
     def seal(self: NatsConnection, subject: str, body: bytes) -> tuple[bytes, bytes]:

@@ -14,15 +14,15 @@ from nats.errors import NoRespondersError
 from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
+from mediator.gateway import connection
+from mediator.gateway.protocol import MAX_UNFINISHED
+from mediator.gateway.server import run_gateway, upstream
 from mediator.mailboxes.bounds import Bounds
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import Upstreams
 from mediator.nats.door import DoorOptions
 from mediator.nats.frames import MAX_LINE
 from mediator.ops.metrics import Metrics
-from mediator.push.gateway import connections
-from mediator.push.gateway.commands import MAX_UNFINISHED
-from mediator.push.opening import run_gateway, upstream
 from tests.harness.certificates import issue
 from tests.harness.door import PUSH, joined
 from tests.harness.external import nats_server
@@ -343,7 +343,7 @@ async def test_broken_frames_end_the_connection_as_nats_server_does(house, sent,
 async def test_a_client_that_says_nothing_is_sent_away(tmp_path, monkeypatch):
     async with gateway(tmp_path) as house:
         kept = await house.client()
-        monkeypatch.setattr(connections, "HELLO_SECONDS", 0.2)
+        monkeypatch.setattr(connection, "HELLO_SECONDS", 0.2)
         for sent in (b"", b"PING", b"PING\r\n"):
             client = await house.raw()
             client.write(sent)
@@ -376,11 +376,11 @@ async def test_a_client_that_never_reads_costs_little_memory(house):
     await flushed(sender)
     assert (await subscription.next_msg(timeout=PATIENCE)).data == b"y"
     waiting = max(client.transport.get_write_buffer_size() for client in house.gateway.clients)
-    assert waiting <= 4 * connections.BUFFER_BYTES
+    assert waiting <= 4 * connection.BUFFER_BYTES
 
 
 async def test_a_client_that_never_reads_refusals_is_cut_off(house, monkeypatch):
-    monkeypatch.setattr(connections, "UNREAD_BYTES", 2 << 20)
+    monkeypatch.setattr(connection, "UNREAD_BYTES", 2 << 20)
     lazy = await house.raw()
     lazy.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
     await lazy.until(b"PONG")

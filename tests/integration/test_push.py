@@ -115,7 +115,7 @@ async def test_mail_during_many_subscribes_comes_exactly_once(service: Service, 
 async def test_who_leaves_while_others_are_served_gets_nothing(
     service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mediator.push.live_feed.TURN", 1)
+    monkeypatch.setattr("mediator.gateway.feed.TURN", 1)
     await service.create()
     served = [await pushes.subscribe("MAILBOX.MSG.task.*") for _ in range(5)]
     left: list[Subscriber] = []

@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
-from mediator.nats.connection import NatsConnection
-from mediator.nats.subjects import PublicListSubject, classify, overlaps
-from mediator.push import broadcast_hub, broadcast_verb
-from mediator.push.broadcast_hub import (
+from mediator.gateway import broadcasts
+from mediator.gateway.broadcasts import (
     BACKLOG,
     BACKLOG_BYTES,
     BroadcastChannel,
@@ -22,7 +18,11 @@ from mediator.push.broadcast_hub import (
     BroadcastListener,
     BroadcastMessage,
 )
-from mediator.push.subscriber import InFlightCounter, Subscriber
+from mediator.gateway.subscription import InFlightCounter, Subscriber
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
+from mediator.nats.connection import NatsConnection
+from mediator.nats.subjects import PublicListSubject, classify, overlaps
 
 
 @pytest.mark.rule("E9")
@@ -41,14 +41,14 @@ from mediator.push.subscriber import InFlightCounter, Subscriber
     ],
 )
 def test_headers_go_before_the_body_in_persist(headers: dict[str, str], payload: bytes, kept: bool) -> None:
-    broadcast = broadcast_verb.read("a.b", payload, headers)
+    broadcast = broadcasts.read("a.b", payload, headers)
     assert (broadcast.kept, broadcast.draft.headers) == (kept, {})
 
 
 @pytest.mark.rule("E9", "E3")
 def test_a_broadcast_takes_prefixed_headers_only() -> None:
     headers = {"mq9-ttl": "5", "mq9-priority": "low", "mq9-tags": "a", "tags": "own", "expire_at": "own"}
-    broadcast = broadcast_verb.read("a.b", b"x", headers)
+    broadcast = broadcasts.read("a.b", b"x", headers)
     assert (broadcast.draft.ttl, broadcast.draft.lane, broadcast.draft.tags) == (5000, Lane.NORMAL, ("a",))
     assert broadcast.draft.headers == {"tags": "own", "expire_at": "own"}
 
@@ -59,14 +59,14 @@ def test_a_broadcast_takes_prefixed_headers_only() -> None:
 )
 def test_a_wrong_broadcast_subject_is_refused(name: str) -> None:
     with pytest.raises(BadRequestError, match=r"subject: expected .* BROADCAST\."):
-        broadcast_verb.read(name, b"", None)
+        broadcasts.read(name, b"", None)
 
 
 @pytest.mark.rule("E9")
 @given(st.text(max_size=12), st.binary(max_size=20), st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
 def test_any_broadcast_is_read_or_refused(name: str, payload: bytes, headers: dict[str, str]) -> None:
     try:
-        broadcast = broadcast_verb.read(name, payload, headers)
+        broadcast = broadcasts.read(name, payload, headers)
     except BadRequestError:
         return
     sizes, _, rest = broadcast.body().partition(b"\r\n")
@@ -206,7 +206,7 @@ async def test_a_member_for_which_nothing_waits_is_next() -> None:
 
 @pytest.mark.rule("E9", "N7")
 async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr(broadcast_hub, "HELD_BYTES", 1000)
+    monkeypatch.setattr(broadcasts, "HELD_BYTES", 1000)
     shared = hub()
     one, two = listener(shared), listener(shared)
     first, other = BroadcastMessage(b"a", b"", b"x" * 6), BroadcastMessage(b"b", b"", b"x" * 6)

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mediator.gateway.identity import ClientIdentity
+from mediator.gateway.permissions import InboxClaims
+from mediator.gateway.protocol import MAX_PINGS, GatewaySession, GatewaySubscription, PublicAddress, UnfinishedCommands
 from mediator.nats.frames import ProtocolViolationError
-from mediator.push.gateway.commands import UnfinishedCommands
-from mediator.push.gateway.identities import ClientIdentity
-from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.pings import MAX_PINGS
-from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
 
 BOX = b"$mq9.AI.MAILBOX.MSG.orders"
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'

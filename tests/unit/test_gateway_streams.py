@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.push.gateway.streams import MAX_INSPECTED, MAX_LINE, ClientStream, ProtocolViolationError, ServerStream
+from mediator.gateway.protocol import MAX_INSPECTED, MAX_LINE, ClientStream, ProtocolViolationError, ServerStream
 
 SUBJECTS = st.text("abcz09$_.-", min_size=1, max_size=20).map(str.encode)
 PAYLOADS = st.binary(max_size=60) | st.sampled_from([b"SUB a 1\r\n", b"PING\r\n", b"\r\n", b"MSG a 1 3\r\nabc\r\n"])

@@ -7,12 +7,12 @@ import pytest
 
 from mediator.config.sections import PushSettings
 from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
+from mediator.gateway.identity import ClientIdentity
+from mediator.gateway.permissions import InboxClaims
+from mediator.gateway.protocol import GatewaySession, PublicAddress
+from mediator.gateway.subscription import InFlightCounter, SubscriptionRequest
+from mediator.gateway.subscriptions import ANSWER_SECONDS, Subscriptions
 from mediator.nats.subjects import MailboxSubject
-from mediator.push.gateway.identities import ClientIdentity
-from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.session import GatewaySession, PublicAddress
-from mediator.push.gateway.subscriptions import ANSWER_SECONDS, Subscriptions
-from mediator.push.subscriber import InFlightCounter, SubscriptionRequest
 from tests.harness.waiting import until
 
 ACME = ClientIdentity("acme", "ACME")

@@ -7,13 +7,13 @@ import pytest
 
 from mediator.config.sections import GatewaySettings, PushSettings
 from mediator.endpoint import Endpoint
+from mediator.gateway.connection import UNREAD_BYTES, ClientConnection
+from mediator.gateway.identity import ClientIdentities
+from mediator.gateway.server import ALL_UNREAD_BYTES, LEAST_UNREAD_BYTES, Gateway
+from mediator.gateway.subscription import InFlightCounter
+from mediator.gateway.subscriptions import Subscriptions
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
-from mediator.push.gateway.connections import UNREAD_BYTES, ClientConnection
-from mediator.push.gateway.gateway import ALL_UNREAD_BYTES, LEAST_UNREAD_BYTES, Gateway
-from mediator.push.gateway.identities import ClientIdentities
-from mediator.push.gateway.subscriptions import Subscriptions
-from mediator.push.subscriber import InFlightCounter
 
 
 @dataclass

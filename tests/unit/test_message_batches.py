@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mediator.gateway.feed import FeedSubscription
+from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageBatch, Subscriber
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor
 from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
-from mediator.push.encoding import EncodedMessage
-from mediator.push.live_feed import FeedSubscription
-from mediator.push.subscriber import InFlightCounter, MessageBatch, Subscriber
 
 LANE = st.sampled_from(LANES)
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mediator.gateway.identity import ClientIdentity
+from mediator.gateway.permissions import InboxClaims
+from mediator.gateway.protocol import MAX_BYTES, MAX_SUBSCRIPTIONS, GatewaySession, GatewaySubscription, PublicAddress
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.client import Request
-from mediator.push.gateway.identities import ClientIdentity
-from mediator.push.gateway.inboxes import InboxClaims
-from mediator.push.gateway.session import GatewaySession, GatewaySubscription, PublicAddress
-from mediator.push.gateway.short_way import MAX_BYTES, MAX_SUBSCRIPTIONS
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"name":"me"}\r\n'
 SEND = b"$mq9.AI.MSG.SEND.a"

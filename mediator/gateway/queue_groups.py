@@ -12,12 +12,11 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
+from mediator.gateway.subscription import MessageEncoder, Subscriber, log_failure
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
-from mediator.push.encoding import MessageEncoder
-from mediator.push.subscriber import Subscriber, log_failure
 
 AT_ONCE = 256
 """Messages taken at a time, so that members at other instances get their share of a backlog."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
+from mediator.gateway.protocol import GatewaySession
 from mediator.nats.frames import ProtocolViolationError
 from mediator.nats.tls_files import TlsFiles
-from mediator.push.gateway.session import GatewaySession
 
 if TYPE_CHECKING:
-    from mediator.push.gateway.gateway import Gateway
+    from mediator.gateway.server import Gateway
 
 BUFFER_BYTES: Final = 256 * 1024
 """Bytes that may wait to be written to one side before reading from the other stops."""

@@ -1,29 +1,32 @@
-"""Asks the service which tenant a client is: on the client's own connection, so that nats-server vouches for it (A6).
+"""Who a client is: the service is asked for its tenant, and each tenant has so many connections (A6, S7).
 
-The question carries a secret token, and any instance of the service may take it. The answer comes back to the gateway
-as a control message, which clients can neither forge nor see.
+The question goes on the client's own connection, so that nats-server vouches for it. It carries a secret token, and
+any instance of the service may take it. The answer comes back to the gateway as a control message, which clients can
+neither forge nor see.
 """
 
 import base64
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 import structlog
 from nats.errors import Error as NatsError
 
-from mediator.errors import BadRequestError
-from mediator.nats import control_messages, subjects
+from mediator.errors import BadRequestError, QuotaExceededError, TenantRefusedError
+from mediator.nats import control_messages, frames, subjects
+from mediator.nats.accounts import AccountMap
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
 from mediator.nats.verbs import Verb, VerbCall
+from mediator.tenants.directory import TenantDirectory
 
 if TYPE_CHECKING:
-    from mediator.push.gateway.session import GatewaySession
+    from mediator.gateway.protocol import GatewaySession
 
 ANSWER_SECONDS: Final = 2.0
 """For the service to answer."""
@@ -115,3 +118,78 @@ def identity_verb(connection: NatsConnection) -> Verb:
 def _new_secret() -> str:
     """Return a name that cannot be guessed: 130 random bits in lowercase base32."""
     return base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
+
+
+_WITH_INFO: Final = 1
+"""The version of the clients' protocol with INFO at any time."""
+
+
+class TenantGate(NamedTuple):
+    """The tenants of one gateway."""
+
+    accounts: AccountMap
+    directory: TenantDirectory
+
+
+class TenantMembership:
+    """The tenant that one connection counts for; without a gate, none."""
+
+    def __init__(self, gate: TenantGate | None) -> None:
+        self._gate = gate
+        self._account = ""
+        self._tenant: str | None = None
+        self.problem = ""
+        """Why the connection must end, as the client is told; empty: it need not."""
+        self.hides_info = False
+        """Whether the client expects one INFO only."""
+
+    def connect(self, frame: bytes, options: Mapping[str, object]) -> bytes:
+        """Return the client's CONNECT as the server gets it.
+
+        It asks for the INFO that names the account, also for clients of a protocol without that, and has the login that
+        the client's password is valid for while passwords are being rotated.
+        """
+        if self._gate is None:
+            return frame
+        changed: dict[str, object] = {}
+        if options.get("protocol") != _WITH_INFO:
+            changed["protocol"] = _WITH_INFO
+            self.hides_info = True
+        user, password = options.get("user"), options.get("pass")
+        if isinstance(user, str) and isinstance(password, str):
+            alias = self._gate.directory.alias(user, password)
+            if alias is not None:
+                changed["user"] = alias
+        return b"CONNECT " + orjson.dumps({**options, **changed}) + frames.CRLF if changed else frame
+
+    def enter(self, account: str) -> None:
+        """Count the connection for the tenant of an account; who has none is not counted, but refused by the door."""
+        if self._gate is None or account == self._account:
+            return
+        self.leave()
+        self._account = account
+        try:
+            tenant = self._gate.accounts.tenant_of(account)
+            self._gate.directory.enter(tenant)
+            self._tenant = tenant
+        except TenantRefusedError:
+            pass
+        except QuotaExceededError as error:
+            self.problem = str(error)
+
+    def check(self) -> None:
+        """Find a problem if the tenant was removed, or the account is another tenant's now."""
+        if self._gate is None or self._tenant is None:
+            return
+        try:
+            gone = self._gate.accounts.tenant_of(self._account) != self._tenant
+        except TenantRefusedError:
+            gone = True
+        if gone:
+            self.problem = "Authorization Violation"
+
+    def leave(self) -> None:
+        """Count the connection out."""
+        if self._gate is not None and self._tenant is not None:
+            self._gate.directory.leave(self._tenant)
+            self._tenant = None
