@@ -18,18 +18,23 @@ from nats.errors import Error as NatsError
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, UnavailableError
 from mediator.fields import printable
-from mediator.gateway.subscription import EncodedMessage, Subscriber, log_failure
+from mediator.gateway.subscription import BroadcastMessage, EncodedMessage, Publisher, Subscription, log_failure
 from mediator.mailboxes import sending
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
+from mediator.mailboxes.pushing import Item
 from mediator.nats import control_messages, replies, requests
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
 from mediator.nats.editions.publishing import PERSIST, flag, persist_in
-from mediator.nats.frames import decode_body, encode_body, encode_message, encode_message_body
-from mediator.nats.subjects import BROADCAST, MAX_PATTERN
+from mediator.nats.frames import decode_body, encode_message, encode_message_body
+from mediator.nats.subjects import MAX_PATTERN
 from mediator.nats.verbs import Verb, VerbCall
 
+PREFIX: Final = "BROADCAST."
+"""What the subjects of broadcasts begin with, behind that of all verbs."""
+_UNSUPPORTED: Final = ("mq9-key", "mq9-delay", "mq9-send-at", "mq9-storage")
+"""Headers that ask for what a broadcast cannot do."""
 BACKLOG = 10_000
 """Broadcasts that wait for one subscriber to read."""
 BACKLOG_BYTES = 8 * 1024 * 1024
@@ -41,90 +46,56 @@ _OBJECT_BYTES = 512
 _PLACE_BYTES = 16
 """Bytes of each queue entry that refers to it."""
 _ITEM = (Lane.NORMAL, HIDDEN_ID)
-_PREFIX = BROADCAST.encode()
 
 
-class BroadcastMessage:
-    """One broadcast."""
-
-    def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
-        """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
-        self.subject = _PREFIX + name
-        self.size = len(headers) + len(payload)
-        self.payload = payload
-        self.body = encode_body(headers, payload)
-        self.holders = 0
-
-
-class BroadcastListener:
-    """The broadcasts that wait for one subscription."""
-
-    def __init__(self, hub: "BroadcastHub", subscriber: Subscriber) -> None:
-        self.subscriber = subscriber
-        self.waiting: deque[BroadcastMessage] = deque()
-        self._hub = hub
-        self._bytes = 0
-        self._started = False
-
-    def start(self) -> None:
-        """Start pushing."""
-        self._started = True
-        self.push_soon()
-
-    def push_soon(self) -> None:
-        """Push what waits soon, as far as there is room."""
-        if self._started and self.waiting:
-            self._hub.serve(self)
-
-    def take(self, message: BroadcastMessage) -> bool:
-        """Queue a broadcast; False: too much waits already."""
-        if len(self.waiting) >= BACKLOG or (self.waiting and self._bytes + message.size > BACKLOG_BYTES):
-            return False
-        if not self._hub.hold(message):
-            return False
-        self.waiting.append(message)
-        self._bytes += message.size
-        self.push_soon()
-        return True
-
-    def push(self) -> None:
-        """Push what there is room for; the other half of the window is for stored broadcasts."""
-        target, window, frames = self.subscriber.target, self.subscriber.window, []
-        waiting = self.waiting
-        while waiting and not target.full and window.offer([(_ITEM, waiting[0].size)], waiting[0].size, 2):
-            message = self._pop()
-            if target.bare:
-                frames.append(encode_message(message.subject, target.sid, message.payload))
-            else:
-                frames.append(encode_message_body(message.subject, target.sid, message.body))
-        self.subscriber.send(frames)
-
-    def empty(self) -> list[BroadcastMessage]:
-        """Stop, and return what waits."""
-        self._started = False
-        return [self._pop() for _ in range(len(self.waiting))]
-
-    def _pop(self) -> BroadcastMessage:
-        message = self.waiting.popleft()
-        self._bytes -= message.size
-        self._hub.release(message)
-        return message
-
-
-class BroadcastChannel:
+class BroadcastChannel(Publisher):
     """The subscriptions at this instance that share a pattern, and the queue group if they have one."""
 
-    def __init__(self, queue: str, lost: Callable[[], None]) -> None:
-        self.listeners: deque[BroadcastListener] = deque()
+    def __init__(self, hub: "BroadcastHub", subject: str, queue: str) -> None:
+        """``subject``: the control subject on which the broadcasts come."""
+        self.subject = subject
+        self.queue = queue
+        self.listeners: deque[Subscription] = deque()
         """With a queue group: in turn, the first gets the next broadcast."""
-        self._queue = queue
-        self._lost = lost
+        self._hub = hub
+        self._started: set[Subscription] = set()
         self.subscribed: asyncio.Future[NatsSubscription] = asyncio.get_running_loop().create_future()
 
-    async def begin(self, connection: NatsConnection, subject: str) -> None:
+    def join(self, subscription: Subscription) -> None:
+        """Add a subscription: what comes from now on waits for it."""
+        subscription.backlog = deque()
+        subscription.backlog_bytes = 0
+        self.listeners.append(subscription)
+
+    def start(self, subscription: Subscription) -> None:
+        """Start pushing to a subscription."""
+        self._started.add(subscription)
+        self.resume(subscription)
+
+    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+        """Push more."""
+        self.resume(subscription)
+
+    def resume(self, subscription: Subscription) -> None:
+        """Push what waits for a subscription soon, as far as there is room."""
+        if subscription.backlog and subscription in self._started:
+            self._hub.push_soon(subscription)
+
+    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+        """Remove a subscription; other members of its queue group get what waits for it."""
+        self.listeners.remove(subscription)
+        self._started.discard(subscription)
+        left = self._hub.forget(subscription)
+        if not self.listeners:
+            self._hub.end(self)
+        elif self.queue:
+            for message in left:
+                self.give(message)
+
+    async def begin(self, connection: NatsConnection) -> None:
         """Subscribe, and wait until the server knows: broadcasts from now on may come through other instances."""
         try:
-            subscription = await connection.subscribe_control(subject, self._queue, self._receive)
+            subscription = await connection.subscribe_control(self.subject, self.queue, self._receive)
             try:
                 await connection.settle(SETTLE_SECONDS)
             except (NatsError, TimeoutError):
@@ -145,30 +116,32 @@ class BroadcastChannel:
 
     def give(self, message: BroadcastMessage) -> None:
         """Give a broadcast to all, or to the member of the queue group whose turn it is."""
-        for listener in [self._next()] if self._queue else list(self.listeners):
-            if listener is None or not listener.take(message):
-                self._lost()
+        for subscription in [self._next()] if self.queue else list(self.listeners):
+            if subscription is None or not self._hub.enqueue(subscription, message):
+                self._hub.lost()
+            else:
+                self.resume(subscription)
 
-    def _next(self) -> BroadcastListener | None:
+    def _next(self) -> Subscription | None:
         """Return the next member for which nothing waits, else the one with the shortest queue."""
         for _ in range(len(self.listeners)):
             self.listeners.rotate(-1)
-            if not self.listeners[-1].waiting:
+            if not self.listeners[-1].backlog:
                 return self.listeners[-1]
-        return min(self.listeners, key=lambda listener: len(listener.waiting), default=None)
+        return min(self.listeners, key=lambda member: len(member.backlog), default=None)
 
 
 class BroadcastHub:
-    """All subscriptions to broadcasts at this instance."""
+    """All subscriptions to broadcasts at this instance, and what waits for them."""
 
     def __init__(self, connection: NatsConnection, lost: Callable[[], None]) -> None:
         """``lost`` is called for each broadcast that a subscription, or a queue, does not get."""
+        self.lost = lost
         self._connection = connection
-        self._lost = lost
         self._channels: dict[tuple[str, str], BroadcastChannel] = {}
-        self._ready: dict[BroadcastListener, None] = {}
+        self._ready: dict[Subscription, None] = {}
         self._something = asyncio.Event()
-        self._held = 0
+        self._backlog_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused = False
         self._server: asyncio.Task[None] | None = None
@@ -182,8 +155,8 @@ class BroadcastHub:
         self._paused = True
         self._something.set()
 
-    async def join(self, listener: BroadcastListener, tenant: str, pattern: str, queue: str) -> Callable[[], None]:
-        """Give a subscription the broadcasts that match a pattern; call the returned function when it ends.
+    async def join(self, subscription: Subscription, tenant: str, pattern: str, queue: str) -> BroadcastChannel:
+        """Give a subscription the broadcasts that match a pattern, until it leaves the channel.
 
         Raises :class:`UnavailableError`.
         """
@@ -192,76 +165,84 @@ class BroadcastHub:
         key = f"{control_messages.BROADCAST}{tenant}.{pattern}", group
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = BroadcastChannel(group, self._lost)
-            channel.listeners.append(listener)
-            await channel.begin(self._connection, key[0])
+            channel = self._channels[key] = BroadcastChannel(self, *key)
+            channel.join(subscription)
+            await channel.begin(self._connection)
         else:
-            channel.listeners.append(listener)
-
-        def leave() -> None:
-            self._leave(key, channel, listener)
-
+            channel.join(subscription)
         try:
             await channel.subscribed
         except UnavailableError:
-            leave()
+            channel.leave(subscription, [], "unsub")
             raise
-        return leave
+        return channel
 
-    def _leave(self, key: tuple[str, str], channel: BroadcastChannel, listener: BroadcastListener) -> None:
-        channel.listeners.remove(listener)
-        self._ready.pop(listener, None)
-        left = listener.empty()
-        if not channel.listeners:
-            if self._channels.get(key) is channel:
-                del self._channels[key]
-            task = asyncio.create_task(log_failure(channel.end()), name="push-broadcasts-end")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        elif key[1]:
-            for message in left:
-                channel.give(message)
+    def end(self, channel: BroadcastChannel) -> None:
+        """Unsubscribe a channel without subscriptions."""
+        key = channel.subject, channel.queue
+        if self._channels.get(key) is channel:
+            del self._channels[key]
+        task = asyncio.create_task(log_failure(channel.end()), name="push-broadcasts-end")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def hold(self, message: BroadcastMessage) -> bool:
-        """Count a broadcast that waits; False: too much waits at this instance."""
-        cost = self._cost(message)
-        if self._held + cost > HELD_BYTES:
+    def enqueue(self, subscription: Subscription, message: BroadcastMessage) -> bool:
+        """Have a broadcast wait for a subscription; False: too much waits already, for it or at this instance."""
+        backlog = subscription.backlog
+        if len(backlog) >= BACKLOG or (backlog and subscription.backlog_bytes + message.size > BACKLOG_BYTES):
             return False
-        self._held += cost
+        cost = _backlog_cost(message)
+        if self._backlog_bytes + cost > HELD_BYTES:
+            return False
+        self._backlog_bytes += cost
         message.holders += 1
+        backlog.append(message)
+        subscription.backlog_bytes += message.size
         return True
 
-    def release(self, message: BroadcastMessage) -> None:
-        """Count off a broadcast that no longer waits."""
-        message.holders -= 1
-        self._held -= self._cost(message)
+    def push(self, subscription: Subscription) -> None:
+        """Push what there is room for; the other half of the window is for stored broadcasts."""
+        backlog, window, sid, frames = subscription.backlog, subscription.window, subscription.sid, []
+        while backlog and not subscription.full and window.offer([(_ITEM, backlog[0].size)], backlog[0].size, 2):
+            message = self._pop(subscription)
+            if subscription.bare:
+                frames.append(encode_message(message.subject, sid, message.payload))
+            else:
+                frames.append(encode_message_body(message.subject, sid, message.body))
+        subscription.push(frames)
 
-    @staticmethod
-    def _cost(message: BroadcastMessage) -> int:
-        """Return the bytes of one more queue entry of a broadcast."""
-        return _PLACE_BYTES if message.holders else _PLACE_BYTES + _OBJECT_BYTES + message.size
+    def forget(self, subscription: Subscription) -> list[BroadcastMessage]:
+        """Push no more to a subscription, and return what waits for it."""
+        self._ready.pop(subscription, None)
+        return [self._pop(subscription) for _ in range(len(subscription.backlog))]
 
-    def serve(self, listener: BroadcastListener) -> None:
+    def push_soon(self, subscription: Subscription) -> None:
         """Push to a subscription soon."""
-        self._ready[listener] = None
+        self._ready[subscription] = None
         self._something.set()
+
+    def _pop(self, subscription: Subscription) -> BroadcastMessage:
+        message = subscription.backlog.popleft()
+        subscription.backlog_bytes -= message.size
+        message.holders -= 1
+        self._backlog_bytes -= _backlog_cost(message)
+        return message
 
     async def _run(self) -> None:
         while not self._paused:
             await self._something.wait()
             self._something.clear()
             while self._ready and not self._paused:
-                listener = next(iter(self._ready))
-                del self._ready[listener]
-                listener.push()
+                subscription = next(iter(self._ready))
+                del self._ready[subscription]
+                self.push(subscription)
                 # Other work has its turn between two subscriptions.
                 await asyncio.sleep(0)
 
 
-PREFIX: Final = "BROADCAST."
-"""What the subjects of broadcasts begin with, behind that of all verbs."""
-_UNSUPPORTED: Final = ("mq9-key", "mq9-delay", "mq9-send-at", "mq9-storage")
-"""Headers that ask for what a broadcast cannot do."""
+def _backlog_cost(message: BroadcastMessage) -> int:
+    """Return the bytes of one more queue entry of a broadcast."""
+    return _PLACE_BYTES if message.holders else _PLACE_BYTES + _OBJECT_BYTES + message.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
-from mediator.gateway.subscription import MessageBatch, MessageEncoder, Subscriber, log_failure
+from mediator.gateway.subscription import MessageBatch, MessageEncoder, Publisher, Subscription, log_failure
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.pushing import Cursor, Found, Item, Place
@@ -38,11 +38,11 @@ class ReadMarks:
         """Start storing what is collected."""
         self._task = asyncio.create_task(self._run(), name="push-confirmed")
 
-    def add(self, mailbox_no: int, items: Sequence[Item]) -> None:
+    def add(self, mailbox_id: int, items: Sequence[Item]) -> None:
         """Add messages of a mailbox that were confirmed."""
         marks = pushing.highest(items)
-        before = self._marks.get(mailbox_no)
-        self._marks[mailbox_no] = marks if before is None else list(map(max, before, marks))
+        before = self._marks.get(mailbox_id)
+        self._marks[mailbox_id] = marks if before is None else list(map(max, before, marks))
         self._something.set()
 
     async def close(self) -> None:
@@ -61,9 +61,9 @@ class ReadMarks:
 
     async def _store(self) -> None:
         marks, self._marks = self._marks, {}
-        numbers = sorted(marks)
-        for start in range(0, len(numbers), AT_ONCE):
-            some = {no: marks[no] for no in numbers[start : start + AT_ONCE]}
+        ids = sorted(marks)
+        for start in range(0, len(ids), AT_ONCE):
+            some = {mailbox_id: marks[mailbox_id] for mailbox_id in ids[start : start + AT_ONCE]}
             try:
                 await self._broker.note_read(some)
             except MediatorError as error:
@@ -81,86 +81,35 @@ READ: Final = WINDOW // 4
 RETRY_SECONDS = 1.0
 
 
-class FeedSubscription:
-    """A subscription without a queue."""
-
-    def __init__(self, feed: "LiveFeed", subscriber: Subscriber, cursor: Cursor) -> None:
-        self.subscriber = subscriber
-        self.cursor = cursor
-        self.closed = False
-        self._feed = feed
-        self._more = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start pushing."""
-        self.catch_up_soon()
-
-    def catch_up_soon(self) -> None:
-        """Be served alone until it is live."""
-        self._more = True
-        if self._task is None and not self.closed:
-            self._task = asyncio.create_task(log_failure(self._catch_up()), name="push-catch-up")
-
-    def serve(self, batch: MessageBatch) -> bool:
-        """Push what it is to get of a batch, as far as there is room; return whether there was room for all."""
-        subscriber, cursor = self.subscriber, self.cursor
-        room = subscriber.room
-        if (
-            room
-            and cursor.wants_all(batch.first)
-            and subscriber.takes_all(batch)
-            and subscriber.window.offer(batch.entries, batch.size)
-        ):
-            cursor.gave_all(batch.last)
-            subscriber.send(batch.frames(subscriber))
-            return True
-        frames: list[bytes] = []
-        whole = True
-        for encoded, entry in zip(batch.messages, batch.entries, strict=True):
-            message = encoded.message
-            if not cursor.wants(message):
-                continue
-            if subscriber.takes(message):
-                if not (room and subscriber.window.offer([entry], message.size)):
-                    whole = False
-                    break
-                frames.append(subscriber.frame(encoded))
-            cursor.gave(message)
-        subscriber.send(frames)
-        return whole
-
-    async def _catch_up(self) -> None:
-        try:
-            # A confirmation that comes while it is served may be what it has to wait for.
-            while self._more and not self._feed.is_live(self):
-                self._more = False
-                await self._feed.catch_up(self)
-        finally:
-            self._task = None
-
-    def confirm(self, total: int) -> None:
-        """Take note that the client has confirmed so many messages since the opening."""
-        items = self.subscriber.confirm(total)
-        if items:
-            self._feed.confirmed(items)
-        # Broadcasts that are not stored share the window, and may have left no room.
-        self.resume()
-
-    def resume(self) -> None:
-        """Take note that the client has read."""
-        if not self._feed.is_live(self):
-            self.catch_up_soon()
-
-    def close(self, how: str) -> None:
-        """End it; nothing is kept, however it ended."""
-        del how
-        self.closed = True
-        self.subscriber.forget()
-        self._feed.leave(self)
+def push_batch(subscription: Subscription, batch: MessageBatch) -> bool:
+    """Push what a subscription is to get of a batch, as far as there is room; return whether there was room for all."""
+    cursor, window, room = subscription.cursor, subscription.window, subscription.room
+    if (
+        room
+        and cursor.wants_all(batch.first)
+        and subscription.takes_all(batch)
+        and window.offer(batch.entries, batch.size)
+    ):
+        cursor.gave_all(batch.last)
+        subscription.push(batch.frames(subscription))
+        return True
+    frames: list[bytes] = []
+    whole = True
+    for encoded, entry in zip(batch.messages, batch.entries, strict=True):
+        message = encoded.message
+        if not cursor.wants(message):
+            continue
+        if subscription.takes(message):
+            if not (room and window.offer([entry], message.size)):
+                whole = False
+                break
+            frames.append(subscription.frame(encoded))
+        cursor.gave(message)
+    subscription.push(frames)
+    return whole
 
 
-class LiveFeed:
+class LiveFeed(Publisher):
     """All subscriptions to one mailbox; ends with the last."""
 
     def __init__(
@@ -169,7 +118,7 @@ class LiveFeed:
         reads: asyncio.Semaphore,
         read_marks: ReadMarks,
         place: Place,
-        no: int,
+        mailbox_id: int,
         ended: Callable[[], object],
         encode: MessageEncoder,
     ) -> None:
@@ -178,27 +127,46 @@ class LiveFeed:
         self._reads = reads
         self._read_marks = read_marks
         self._place = place
-        self._no = no
+        self._mailbox_id = mailbox_id
         self._ended = ended
         self._encode = encode
-        self._subscriptions: set[FeedSubscription] = set()
-        self._live: dict[FeedSubscription, None] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._live: dict[Subscription, None] = {}
         self._marks = [-1] * len(LANES)
         """Up to where the live subscriptions were served."""
         self._wake: asyncio.Event | None = None
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, subscriber: Subscriber, cursor: Cursor) -> FeedSubscription:
-        """Add a subscription."""
-        subscription = FeedSubscription(self, subscriber, cursor)
+    def join(self, subscription: Subscription, cursor: Cursor) -> None:
+        """Add a subscription, which stands at ``cursor``."""
+        subscription.cursor = cursor
         self._subscriptions.add(subscription)
         if self._task is None:
             self._task = asyncio.create_task(log_failure(self._run()), name="push-feed")
-        return subscription
 
-    def leave(self, subscription: FeedSubscription) -> None:
-        """Remove a subscription."""
+    def start(self, subscription: Subscription) -> None:
+        """Serve a subscription alone until it is live."""
+        subscription.has_more = True
+        if subscription.catching_up is None and not subscription.closed:
+            subscription.catching_up = asyncio.create_task(
+                log_failure(self._catch_up(subscription)), name="push-catch-up"
+            )
+
+    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+        """Note how far the mailbox's mail was confirmed, and push more."""
+        if items:
+            self._read_marks.add(self._mailbox_id, items)
+        # Broadcasts that are not stored share the window, and may have left no room.
+        self.resume(subscription)
+
+    def resume(self, subscription: Subscription) -> None:
+        """Continue with a subscription that is not live."""
+        if subscription not in self._live:
+            self.start(subscription)
+
+    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+        """Remove a subscription; nothing of it is kept, however it ended."""
         self._subscriptions.discard(subscription)
         self._live.pop(subscription, None)
         if not self._subscriptions:
@@ -211,24 +179,25 @@ class LiveFeed:
         if self._task is not None:
             self._task.cancel()
 
-    def is_live(self, subscription: FeedSubscription) -> bool:
-        """Return whether a subscription is live."""
-        return subscription in self._live
+    async def _catch_up(self, subscription: Subscription) -> None:
+        try:
+            # A confirmation that comes while it is served may be what it has to wait for.
+            while subscription.has_more and subscription not in self._live:
+                subscription.has_more = False
+                await self._serve_alone(subscription)
+        finally:
+            subscription.catching_up = None
 
-    def confirmed(self, items: Sequence[pushing.Item]) -> None:
-        """Note how far the mailbox's mail was confirmed."""
-        self._read_marks.add(self._no, items)
-
-    async def catch_up(self, subscription: FeedSubscription) -> None:
-        """Serve one subscription alone, until it is live or has no more room."""
-        subscriber, window = subscription.subscriber, subscription.subscriber.window
-        while subscriber.room and not (subscription.closed or self._gone):
+    async def _serve_alone(self, subscription: Subscription) -> None:
+        """Serve one subscription until it is live or has no more room."""
+        while subscription.room and not (subscription.closed or self._gone):
             async with self._reads:
+                window = subscription.window
                 found = await self._read(subscription.cursor, min(READ, window.room), window.room_bytes)
                 # While it was read for, the client may have stopped reading.
-                if found is None or subscription.closed or not subscriber.room:
+                if found is None or subscription.closed or not subscription.room:
                     return
-                whole = subscription.serve(MessageBatch(found.messages, self._encode))
+                whole = push_batch(subscription, MessageBatch(found.messages, self._encode))
                 if whole:
                     subscription.cursor.marks = found.marks
             if not whole:
@@ -237,7 +206,7 @@ class LiveFeed:
             if found.complete and self._make_live(subscription):
                 return
 
-    def _make_live(self, subscription: FeedSubscription) -> bool:
+    def _make_live(self, subscription: Subscription) -> bool:
         """Make a subscription that has got everything live, unless the others have got more; return whether it is."""
         if subscription.closed:
             return True
@@ -287,7 +256,7 @@ class LiveFeed:
             if pushed >= TURN:
                 pushed = 0
                 await asyncio.sleep(0)
-            if subscription in self._live and not subscription.serve(batch):
+            if subscription in self._live and not push_batch(subscription, batch):
                 # From here on it is served alone, once it has confirmed something.
                 self._live.pop(subscription, None)
             pushed += len(batch.messages)
@@ -298,10 +267,10 @@ class LiveFeed:
         still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
         while not self._gone:
             try:
-                return await self._broker.look(self._place, self._no, still, limit, budget)
+                return await self._broker.look(self._place, self._mailbox_id, still, limit, budget)
             except NoSuchMailboxError:
                 self.stop()
             except MediatorError as error:
-                log.warning("mail not read", error=str(error))
+                log.warning("feed read failed", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
         return None

@@ -22,7 +22,7 @@ from mediator.broker import Broker
 from mediator.gateway import permissions
 from mediator.gateway.identity import ClientIdentities, ClientIdentity, TenantGate, TenantMembership
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.subscription import ServedSubscription
+from mediator.gateway.subscription import Subscription
 from mediator.nats import frames, subjects
 from mediator.nats.client import ClientInfo, Request
 from mediator.nats.editions import python_client
@@ -129,7 +129,7 @@ class UnfinishedInput:
 MAX_PINGS: Final = 4
 """PINGs behind pushes that may be under way at the same time: the next ones come while the client reads."""
 
-Confirmed = dict["GatewaySubscription", int]
+Confirmed = dict[Subscription, int]
 """How many messages of each subscription a PONG confirms, counted from its beginning."""
 
 
@@ -139,7 +139,7 @@ class ClientPings:
     def __init__(self) -> None:
         self._waiting: deque[Confirmed | Callable[[], None] | None] = deque()
         """None is a PING of the server."""
-        self._unconfirmed: set[GatewaySubscription] = set()
+        self._unconfirmed: set[Subscription] = set()
         self._under_way = 0
 
     def by_server(self) -> None:
@@ -150,7 +150,7 @@ class ClientPings:
         """Note a PING whose PONG calls ``answered``."""
         self._waiting.append(answered)
 
-    def pushed(self, subscription: "GatewaySubscription") -> None:
+    def pushed(self, subscription: Subscription) -> None:
         """Note that something was pushed to a subscription."""
         self._unconfirmed.add(subscription)
 
@@ -174,14 +174,14 @@ class ClientPings:
         answers()
         return {}
 
-    def forget(self, subscription: "GatewaySubscription") -> None:
+    def forget(self, subscription: Subscription) -> None:
         """Have what a subscription has not confirmed count as not received."""
         self._unconfirmed.discard(subscription)
         for answers in self._waiting:
             if isinstance(answers, dict):
                 answers.pop(subscription, None)
 
-    def end(self) -> "set[GatewaySubscription]":
+    def end(self) -> set[Subscription]:
         """Forget everything, since the connection is over; return the subscriptions with unconfirmed messages."""
         left = self._unconfirmed.union(*(each for each in self._waiting if isinstance(each, dict)))
         self._waiting.clear()
@@ -196,9 +196,9 @@ class ServerPings:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[GatewaySubscription | None] = deque()
+        self._waiting: deque[Subscription | None] = deque()
         """None is a PING of the client."""
-        self._undecided: dict[GatewaySubscription, None] = {}
+        self._undecided: dict[Subscription, None] = {}
         """In their order."""
         self._made = 0
         self._held: deque[list[int]] = deque()
@@ -208,7 +208,7 @@ class ServerPings:
         """Note a PING of the client."""
         self._waiting.append(None)
 
-    def ask(self, subscription: "GatewaySubscription") -> None:
+    def ask(self, subscription: Subscription) -> None:
         """Note a PING behind the question whether a client may subscribe."""
         self._made += 1
         subscription.number = self._made
@@ -216,11 +216,11 @@ class ServerPings:
         self._waiting.append(subscription)
 
     @property
-    def asked(self) -> "GatewaySubscription | None":
+    def asked(self) -> Subscription | None:
         """The first subscription whose question is not answered."""
         return next((each for each in self._waiting if each is not None), None)
 
-    def pong(self) -> "tuple[GatewaySubscription | None, bool]":
+    def pong(self) -> tuple[Subscription | None, bool]:
         """Take a PONG of the server: the subscription that is allowed, if any, and whether the PONG is passed on."""
         allowed = self._waiting.popleft() if self._waiting else None
         if allowed is not None:
@@ -234,7 +234,7 @@ class ServerPings:
             self._held.append([self._made, 1])
         return None, False
 
-    def decide(self, subscription: "GatewaySubscription") -> int:
+    def decide(self, subscription: Subscription) -> int:
         """Take note that a subscription is decided; return how many PONGs are released."""
         self._undecided.pop(subscription, None)
         first = next(iter(self._undecided), None)
@@ -703,46 +703,6 @@ _PROBE_VIOLATION: Final = subjects.violation(_PROBE).rstrip('"')
 _TOO_MANY: Final = "maximum subscriptions exceeded"
 
 
-@dataclass(slots=True, eq=False)
-class GatewaySubscription:
-    """One subscription of a client to stored mail, and where its pushes go (:class:`PushTarget`)."""
-
-    session: "GatewaySession"
-    sid: bytes
-    subject: str
-    queue: str
-    pattern: str
-    """Its subject, with NATS's wildcards whatever the client wrote."""
-    number: int = 0
-    """Its place among the subscriptions of the connection, from 1."""
-    permitted: bool = False
-    """Whether nats-server has allowed it."""
-    refused: bool = False
-    """Whether the client was told that it may not have it."""
-    since: float = 0.0
-    """When it was made, by the gateway's clock."""
-    pushed: int = 0
-    confirmed: int = 0
-    most: int = 0
-    """How many messages the client takes in all; 0: no limit."""
-    served: ServedSubscription | None = None
-    """What serves it, once it is open."""
-
-    @property
-    def bare(self) -> bool:
-        """Whether the client takes no headers."""
-        return not self.session.headers
-
-    @property
-    def full(self) -> bool:
-        """Whether the client reads too slowly for more pushes now; ``served`` is resumed when that ends."""
-        return self.session.is_full(self)
-
-    def push(self, pushes: Sequence[bytes]) -> None:
-        """Write frames to the client, at most as many as it takes."""
-        self.session.push(self, pushes)
-
-
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
     """What INFO tells clients about the gateway, and how many subscriptions each connection may have."""
@@ -787,11 +747,11 @@ class GatewaySession:
         self._up, self._down = ClientStream(self), ServerStream(self)
         self._to_server: list[bytes] = []
         self._to_client: list[bytes] = []
-        self._by_sid: dict[bytes, GatewaySubscription] = {}
+        self._by_sid: dict[bytes, Subscription] = {}
         """Subscriptions whose sids are in use: not ended by the client, nor by the maximum of messages."""
         self._server_pings = ServerPings()
         self._client_pings = ClientPings()
-        self._blocked: set[GatewaySubscription] = set()
+        self._blocked: set[Subscription] = set()
         """Subscriptions that have more to push when the client reads again."""
         self._commands = CommandCounter()
         self._input = UnfinishedInput(unfinished or UnfinishedCommands())
@@ -882,7 +842,8 @@ class GatewaySession:
             self.membership.enter(identity.account)
         for subscription in list(self._by_sid.values()) if first else ():
             if subscription.permitted:
-                self._subscriptions.open(subscription, identity.tenant)
+                subscription.tenant = identity.tenant
+                self._subscriptions.open(self, subscription)
         if token == self._asking:
             self._asking = ""
             name = self._short_way.open(identity.account, identity.user, identity.connection)
@@ -901,43 +862,42 @@ class GatewaySession:
             self._insert_command(self._ask()[1])
             self.changed()
 
-    def accept(self, subscription: GatewaySubscription, served: ServedSubscription) -> None:
-        """Take what serves a subscription; release the PONGs that wait for it."""
-        if self._by_sid.get(subscription.sid) is not subscription:
-            served.close("broken")
+    def accept(self, subscription: Subscription) -> None:
+        """Start a subscription that was opened; release the PONGs that wait for it."""
+        if subscription.closed:
+            subscription.close("broken")
             return
-        subscription.served = served
         self.answered(subscription)
-        served.start()
+        subscription.start()
 
-    def answered(self, subscription: GatewaySubscription) -> None:
+    def answered(self, subscription: Subscription) -> None:
         """Release the PONGs that wait for a subscription: it is open, or takes too long."""
         self._write_client(self._released_by(subscription))
         self.changed()
 
-    def refuse(self, subscription: GatewaySubscription, reason: str) -> None:
+    def refuse(self, subscription: Subscription, reason: str) -> None:
         """End a subscription that the service refused."""
         if self._by_sid.get(subscription.sid) is subscription:
-            self._write_client(self._refused(subscription, subjects.violation(subscription.subject, reason)))
+            self._write_client(self._refused(subscription, subjects.violation(subscription.text, reason)))
         else:
             self._write_client(self._released_by(subscription))
         self.changed()
 
-    def push(self, subscription: GatewaySubscription, pushes: Sequence[bytes]) -> None:
-        """Write pushes of a subscription and ask for their confirmation; :class:`GatewaySubscription` describes it."""
+    def push(self, subscription: Subscription, pushes: Sequence[bytes]) -> None:
+        """Write pushes of a subscription, at most as many as it takes, and ask for their confirmation."""
         if not pushes or self._by_sid.get(subscription.sid) is not subscription:
             return
-        if subscription.most:
-            pushes = pushes[: subscription.most - subscription.pushed]
+        if subscription.max_messages:
+            pushes = pushes[: subscription.max_messages - subscription.pushed]
         subscription.pushed += len(pushes)
         self._client_pings.pushed(subscription)
-        if subscription.pushed == subscription.most:
+        if subscription.pushed == subscription.max_messages:
             del self._by_sid[subscription.sid]
         self._write_client(b"".join(pushes))
         self._ask_for_confirmation()
         self.changed()
 
-    def is_full(self, subscription: GatewaySubscription) -> bool:
+    def is_full(self, subscription: Subscription) -> bool:
         """Return whether a subscription must wait until the client has read."""
         if self.full:
             self._blocked.add(subscription)
@@ -949,8 +909,7 @@ class GatewaySession:
         if not full:
             blocked, self._blocked = self._blocked, set()
             for subscription in blocked:
-                if subscription.served is not None:
-                    subscription.served.resume()
+                subscription.resume()
 
     def probe(self, answered: Callable[[], None]) -> None:
         """Send the client a PING; ``answered`` is called when its PONG comes."""
@@ -1034,11 +993,14 @@ class GatewaySession:
         if len(self._by_sid) >= self._public.max_subscriptions:
             self._write_client(frames.encode_error(subjects.violation(text, _TOO_MANY)))
             return b""
+        # With NATS's wildcards, whatever the client wrote.
         pattern = found.pattern if isinstance(found, subjects.BroadcastSubject) else text
-        made = GatewaySubscription(self, sid, text, queue.decode("utf-8", "replace"), pattern)
+        made = Subscription(
+            sid, text, found, queue.decode("utf-8", "replace"), self.push, self.is_full, self.python, not self.headers
+        )
         self._by_sid[sid] = made
         self._server_pings.ask(made)
-        self._subscriptions.add(made)
+        self._subscriptions.add(self, made)
         asked = self._commands.note(frames.encode_subscribe(f"{_PROBE}{pattern}".encode(), _PROBE_SID))
         asked += self._commands.note_own(frames.encode_unsubscribe(_PROBE_SID))
         if self.tenant is None and not self._asked:
@@ -1056,7 +1018,7 @@ class GatewaySession:
             if by_server != most:
                 frame = frames.encode_unsubscribe(sid, by_server)
             return self._commands.note(frame)
-        subscription.most = most
+        subscription.max_messages = most
         if not most:
             self._write_client(self._forget(subscription))
             self._subscriptions.end(subscription, "unsub")
@@ -1071,9 +1033,7 @@ class GatewaySession:
         if confirms is None:
             return frame
         for subscription, count in confirms.items():
-            subscription.confirmed = count
-            if subscription.served is not None:
-                subscription.served.confirm(count)
+            subscription.confirm(count)
             self._end_if_over(subscription)
         self._ask_for_confirmation()
         return b""
@@ -1168,14 +1128,14 @@ class GatewaySession:
             # Who may not ask is not served.
             self._short_way.close()
             return b"".join(
-                [self._refused(each, subjects.violation(each.subject)) for each in list(self._by_sid.values())]
+                [self._refused(each, subjects.violation(each.text)) for each in list(self._by_sid.values())]
             )
         if text.startswith(_PROBE_VIOLATION):
             # The server words subjects in its own way, but answers in order: the first probe that waits is meant.
             refused = self._server_pings.asked
             if refused is None:
                 return b""
-            text = subjects.violation(refused.subject)
+            text = subjects.violation(refused.text)
             if self._by_sid.get(refused.sid) is refused:
                 return self._refused(refused, text)
             return b"" if refused.refused else frames.encode_error(text)
@@ -1187,7 +1147,8 @@ class GatewaySession:
         if allowed is not None:
             allowed.permitted = True
             if self.tenant is not None and self._by_sid.get(allowed.sid) is allowed:
-                self._subscriptions.open(allowed, self.tenant)
+                allowed.tenant = self.tenant
+                self._subscriptions.open(self, allowed)
         return frame if passes else b""
 
     # Inside.
@@ -1201,26 +1162,26 @@ class GatewaySession:
         if self._client_pings.is_due():
             self._write_client(frames.PING)
 
-    def _forget(self, subscription: GatewaySubscription) -> bytes:
+    def _forget(self, subscription: Subscription) -> bytes:
         """Remove a subscription, and return the PONGs that waited for it; unconfirmed pushes count as not received."""
         self._by_sid.pop(subscription.sid, None)
         self._client_pings.forget(subscription)
         self._blocked.discard(subscription)
         return self._released_by(subscription)
 
-    def _refused(self, subscription: GatewaySubscription, text: str) -> bytes:
+    def _refused(self, subscription: Subscription, text: str) -> bytes:
         """Remove a subscription, and return the frames for the client."""
         subscription.refused = True
         self._subscriptions.end(subscription, "unsub")
         return frames.encode_error(text) + self._forget(subscription)
 
-    def _released_by(self, subscription: GatewaySubscription) -> bytes:
+    def _released_by(self, subscription: Subscription) -> bytes:
         """Return the PONGs for which this was the last decision missing."""
         return frames.PONG * self._server_pings.decide(subscription)
 
-    def _end_if_over(self, subscription: GatewaySubscription) -> None:
+    def _end_if_over(self, subscription: Subscription) -> None:
         """End a subscription whose client has read all messages that it asked for."""
-        if 0 < subscription.most <= subscription.confirmed:
+        if 0 < subscription.max_messages <= subscription.confirmed:
             self._subscriptions.end(subscription, "unsub")
 
     def _succeed(self) -> bytes:

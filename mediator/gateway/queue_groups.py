@@ -12,7 +12,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
-from mediator.gateway.subscription import MessageEncoder, Subscriber, log_failure
+from mediator.gateway.subscription import MessageEncoder, Publisher, Subscription, log_failure
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
@@ -31,54 +31,14 @@ RETRY_SECONDS = 1.0
 log = structlog.get_logger("push")
 
 
-class QueueGroupMember:
-    """A subscription with a queue group."""
-
-    def __init__(self, subscriber: Subscriber, find: Callable[[], "QueueGroup"]) -> None:
-        """``find`` returns the group at the start of the subscription: until then its last member may leave."""
-        self.subscriber = subscriber
-        self.moved_at = time.monotonic()
-        """When it last confirmed something, or had nothing to confirm."""
-        self._find = find
-        self._group: QueueGroup | None = None
-        self._done: deque[tuple[float, Item]] = deque(maxlen=MAX_RESEND)
-
-    def start(self) -> None:
-        """Start pushing."""
-        self._group = self._find()
-        self._group.add(self)
-
-    def confirm(self, total: int) -> None:
-        """Take note that the client has confirmed so many messages since the opening."""
-        self.moved_at = time.monotonic()
-        items = self.subscriber.confirm(total)
-        while self._done and self._done[0][0] < self.moved_at - RESEND_SECONDS:
-            self._done.popleft()
-        self._done.extend((self.moved_at, item) for item in items)
-        if self._group is not None:
-            self._group.confirmed(items)
-
-    def resume(self) -> None:
-        """Take note that the client has read."""
-        if self._group is not None:
-            self._group.wake_up()
-
-    def close(self, how: str) -> None:
-        """End it; others get what it has not confirmed, and what it confirmed lately if its connection broke."""
-        since = time.monotonic() - RESEND_SECONDS
-        recent = [item for at, item in self._done if at >= since] if how == "broken" else []
-        if self._group is not None:
-            self._group.remove(self, self.subscriber.forget(), recent)
-
-
-class QueueGroup:
+class QueueGroup(Publisher):
     """The members at this instance; ends when the last has left and everything is stored."""
 
     def __init__(
         self,
         broker: Broker,
         place: Place,
-        no: int,
+        mailbox_id: int,
         name: str,
         ended: Callable[[], object],
         encode: MessageEncoder,
@@ -87,12 +47,12 @@ class QueueGroup:
         """``concerns``: whether a message is for the group at all; other messages are settled at once."""
         self._broker = broker
         self._place = place
-        self._no = no
+        self._mailbox_id = mailbox_id
         self._name = name
         self._ended = ended
         self._encode = encode
         self._concerns = concerns
-        self._members: deque[QueueGroupMember] = deque()
+        self._members: deque[Subscription] = deque()
         """In turn: the first gets the next message that it subscribes to and has room for."""
         self._confirmed: list[Item] = []
         self._returned: list[Item] = []
@@ -105,26 +65,42 @@ class QueueGroup:
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, member: QueueGroupMember) -> None:
+    def start(self, subscription: Subscription) -> None:
         """Add a member."""
-        self._members.append(member)
+        subscription.moved_at = time.monotonic()
+        subscription.recent = deque(maxlen=MAX_RESEND)
+        self._members.append(subscription)
         self.wake_up()
         if self._task is None:
             self._task = asyncio.create_task(log_failure(self._run()), name="push-queue")
 
-    def remove(self, member: QueueGroupMember, unconfirmed: list[Item], recent: list[Item]) -> None:
-        """Remove a member, and give what it had to the others."""
-        if member in self._members:
-            self._members.remove(member)
-        self._returned += unconfirmed
-        self._again += recent
-        self.wake_up()
-
-    def confirmed(self, items: list[Item]) -> None:
+    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Settle what a member confirmed."""
+        now = subscription.moved_at = time.monotonic()
+        recent = subscription.recent
+        while recent and recent[0][0] < now - RESEND_SECONDS:
+            recent.popleft()
+        recent.extend((now, item) for item in items)
         if items:
             self._confirmed += items
             self.wake_up()
+
+    def resume(self, subscription: Subscription) -> None:
+        """Look again whether there is mail for a member."""
+        self.wake_up()
+
+    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+        """Remove a member; others get what it has not confirmed, and what it confirmed lately if it broke."""
+        if subscription in self._members:
+            self._members.remove(subscription)
+            self._returned += items
+            if how == "broken":
+                since = time.monotonic() - RESEND_SECONDS
+                self._again += [item for at, item in subscription.recent if at >= since]
+            self.wake_up()
+        elif self._task is None:
+            # It was never started, and there is no other member.
+            self._ended()
 
     def wake_up(self) -> None:
         """Look again: somebody has room, or something is to be stored."""
@@ -167,7 +143,7 @@ class QueueGroup:
             self._give(taken.messages)
             if not taken.messages:
                 break
-        rest = RENEW_SECONDS if any(member.subscriber.window.count for member in self._members) else SEEN_EVERY / 1000
+        rest = RENEW_SECONDS if any(member.window.count for member in self._members) else SEEN_EVERY / 1000
         if taken.retry_at is not None:
             rest = min(rest, max(0.001, (taken.retry_at - self._broker.clock()) / 1000))
         return rest
@@ -176,7 +152,7 @@ class QueueGroup:
         """Report to the store what was done, and take what is next; None: it failed."""
         request = self._request()
         if not (request.confirmed or request.returned or request.again or request.waiting or request.room):
-            return Fetched(self._no, [])
+            return Fetched(self._mailbox_id, [])
         self._confirmed, self._returned, self._again = [], [], []
         try:
             return await self._broker.take_turn(request)
@@ -184,7 +160,7 @@ class QueueGroup:
             # The mailbox is gone; its subscriptions stay, and stay silent.
             self._gone = True
         except MediatorError as error:
-            log.warning("mail not taken", error=str(error))
+            log.warning("queue group read failed", error=str(error))
             self._confirmed = [*request.confirmed, *self._confirmed]
             self._returned = [*request.returned, *self._returned]
             self._again = [*request.again, *self._again]
@@ -193,19 +169,19 @@ class QueueGroup:
 
     def _request(self) -> Turn:
         resting = self._blocked or self._paused
-        free = [] if resting else [member for member in self._members if member.subscriber.room]
-        wanted = {lane for member in free for lane in member.subscriber.subjects}
+        free = [] if resting else [member for member in self._members if member.room]
+        wanted = {lane for member in free for lane in member.subjects}
         # Take what one window has room for: a message given back would be overtaken at another instance (A8).
-        widest = max((member.subscriber.window for member in free), key=lambda window: window.room_bytes, default=None)
+        widest = max((member.window for member in free), key=lambda window: window.room_bytes, default=None)
         now = time.monotonic()
         waiting: list[int] = []
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             moving = (member for member in self._members if now - member.moved_at < STUCK_SECONDS)
-            waiting = [msg_id for member in moving for _, msg_id in member.subscriber.window.waiting]
+            waiting = [msg_id for member in moving for _, msg_id in member.window.waiting]
         return Turn(
             self._place,
-            self._no,
+            self._mailbox_id,
             self._name,
             self._confirmed,
             self._returned,
@@ -218,7 +194,7 @@ class QueueGroup:
 
     def _give(self, messages: list[Message]) -> None:
         """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
-        frames: dict[QueueGroupMember, list[bytes]] = {}
+        frames: dict[Subscription, list[bytes]] = {}
         blocked: set[Lane] = set()
         for message in messages:
             if not self._concerns(message):
@@ -230,18 +206,18 @@ class QueueGroup:
                 blocked.add(message.lane)
                 self._blocked = True
                 continue
-            if not member.subscriber.window.count:
+            if not member.window.count:
                 member.moved_at = time.monotonic()
-            member.subscriber.window.add((message.lane, message.msg_id), message.size)
-            frames.setdefault(member, []).append(member.subscriber.frame(self._encode(message)))
+            member.window.add((message.lane, message.msg_id), message.size)
+            frames.setdefault(member, []).append(member.frame(self._encode(message)))
         for member, pushes in frames.items():
-            member.subscriber.send(pushes)
+            member.push(pushes)
 
-    def _next(self, message: Message) -> QueueGroupMember | None:
+    def _next(self, message: Message) -> Subscription | None:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)
             # The last message may exceed the window's bytes: otherwise it would have to be given back.
-            if member.subscriber.takes(message) and member.subscriber.room:
+            if member.takes(message) and member.room:
                 return member
         return None

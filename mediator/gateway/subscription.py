@@ -2,19 +2,21 @@
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Item
+from mediator.mailboxes.pushing import Cursor, Item
 from mediator.mailboxes.window import Entry, Window
 from mediator.nats.editions import python_client
 from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
-from mediator.nats.subjects import Subject
+from mediator.nats.subjects import BROADCAST, Subject, overlaps
 
 MSG_ID: Final = "mq9-msg-id"
 """The header that each push of a stored message has before all others (E6)."""
@@ -22,6 +24,7 @@ LANE: Final = "mq9-priority"
 """The header behind it, unless the lane is normal."""
 _MSG_ID, _LANE = MSG_ID.encode(), LANE.encode()
 _LANES: Final = tuple(lane.name.lower().encode() for lane in Lane)
+_BROADCAST: Final = BROADCAST.encode()
 _BREAKS = re.compile(r"[\r\n\0]")
 
 
@@ -86,52 +89,174 @@ def _lines(message: Message) -> list[str]:
 log = structlog.get_logger("push")
 
 
-class PushTarget(Protocol):
-    """A subscription on its client's connection, to which pushes are written."""
+class BroadcastMessage:
+    """One broadcast that is not stored."""
 
-    @property
-    def sid(self) -> bytes:
-        """The subscription's name on the connection."""
+    __slots__ = ("body", "holders", "payload", "size", "subject")
 
-    @property
-    def bare(self) -> bool:
-        """Whether the client takes no headers."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the client reads too slowly for more; if asked, :meth:`ServedSubscription.resume` is called later."""
-
-    def push(self, pushes: Sequence[bytes]) -> None:
-        """Write frames."""
+    def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
+        """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
+        self.subject = _BROADCAST + name
+        self.size = len(headers) + len(payload)
+        self.payload = payload
+        self.body = encode_body(headers, payload)
+        self.holders = 0
+        """How many subscriptions it waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRequest:
-    """What a client subscribes to, after everything was checked that does not need the store."""
+class Publisher(ABC):
+    """Pushes to subscriptions: the feed of a mailbox, a queue group, a channel of broadcasts."""
 
-    tenant: str
+    @abstractmethod
+    def start(self, subscription: "Subscription") -> None:
+        """Start pushing to a subscription, which the publisher was given when it was opened."""
+
+    @abstractmethod
+    def confirmed(self, subscription: "Subscription", items: list[Item]) -> None:
+        """Take note that the client has confirmed something, these stored messages among it."""
+
+    @abstractmethod
+    def resume(self, subscription: "Subscription") -> None:
+        """Take note that the client has read, after it was full."""
+
+    @abstractmethod
+    def leave(self, subscription: "Subscription", items: list[Item], how: str) -> None:
+        """Push no more to a subscription, whose client has not confirmed these stored messages.
+
+        ``how``: ``unsub``, ``drained`` or ``broken``.
+        """
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One subscription of a client to stored mail: what it takes, and what its client has not confirmed (E6, E7)."""
+
+    sid: bytes
+    """Its name on the connection."""
+    text: str
+    """The subject as the client wrote it."""
     subject: Subject
     queue: str
     """The NATS queue group; empty: none."""
-    python: bool
+    write: Callable[["Subscription", Sequence[bytes]], None]
+    """Writes frames to the client, at most as many as it takes."""
+    is_full: Callable[["Subscription"], bool]
+    """Returns whether the client reads too slowly for more pushes now; :meth:`resume` is called when that ends."""
+    python: bool = False
     """Whether the client expects the shapes of ``robustmq-mq9-python`` (E11)."""
-    target: PushTarget
+    bare: bool = False
+    """Whether the client takes no headers."""
+    tenant: str = ""
+    """Set when it is opened."""
 
+    # What the protocol of its connection knows of it.
+    number: int = 0
+    """Its place among the subscriptions of the connection, from 1."""
+    permitted: bool = False
+    """Whether nats-server has allowed it."""
+    refused: bool = False
+    """Whether the client was told that it may not have it."""
+    pushed: int = 0
+    confirmed: int = 0
+    """How many of the pushed messages the client has confirmed."""
+    max_messages: int = 0
+    """How many messages the client takes in all; 0: no limit."""
 
-class ServedSubscription(Protocol):
-    """A subscription that a source serves. Nothing is pushed before :meth:`start`."""
+    # What its source gave it.
+    subjects: Mapping[Lane, bytes] = field(default_factory=dict)
+    """The whole subject of its pushes, by lane; lanes that it does not subscribe to are missing."""
+    pattern: str | None = None
+    """For broadcasts: the pattern behind the prefix of all broadcasts, whose subjects are appended to ``subjects``."""
+    in_flight: "InFlightCounter" = field(init=False)
+    publishers: Sequence[Publisher] = ()
+    """Who pushes to it, once it is open."""
+    window: Window = field(default_factory=Window)
+    closed: bool = False
+
+    # What its publishers know of it.
+    cursor: Cursor = field(init=False)
+    """Where it stands in the feed of a mailbox."""
+    catching_up: asyncio.Task[None] | None = None
+    has_more: bool = False
+    """Whether the feed has to look for more once what it does now is done."""
+    moved_at: float = 0.0
+    """In a queue group: when it last confirmed something, or had nothing to confirm."""
+    recent: deque[tuple[float, Item]] = field(init=False)
+    """In a queue group: what it confirmed lately, and when."""
+    backlog: deque[BroadcastMessage] = field(init=False)
+    """Broadcasts that are not stored and wait for it."""
+    backlog_bytes: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads too slowly for more pushes now."""
+        return self.is_full(self)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be pushed now."""
+        return 0 if self.is_full(self) else self.window.room
+
+    def takes(self, message: Message) -> bool:
+        """Return whether it subscribes to a stored message."""
+        if self.pattern is not None:
+            return overlaps(self.pattern, message.key or "")
+        return message.lane in self.subjects
+
+    def takes_all(self, batch: "MessageBatch") -> bool:
+        """Return whether it subscribes to all messages of a batch."""
+        if self.pattern is not None:
+            return all(self.takes(each.message) for each in batch.messages)
+        return batch.last.keys() <= self.subjects.keys()
+
+    def frame(self, encoded: EncodedMessage) -> bytes:
+        """Return the frame of a message, which is in the window."""
+        message = encoded.message
+        subject = self.subjects[message.lane]
+        if self.pattern is not None:
+            subject += (message.key or "").encode()
+        return encoded.frame(subject, self.sid, python=self.python, bare=self.bare)
+
+    def push(self, frames: Sequence[bytes]) -> None:
+        """Push the frames of messages that were added to the window just now, in their order."""
+        if frames:
+            self.in_flight.add(len(frames))
+            self.write(self, frames)
 
     def start(self) -> None:
-        """Start pushing."""
+        """Start pushing; nothing is pushed before."""
+        for publisher in self.publishers:
+            publisher.start(self)
 
     def confirm(self, total: int) -> None:
         """Take note that the client has confirmed so many messages since the opening."""
+        self.confirmed = total
+        items = self._stored(self.window.confirm(total))
+        for publisher in self.publishers:
+            publisher.confirmed(self, items)
 
     def resume(self) -> None:
-        """Take note that the client has read, after its target was full."""
+        """Take note that the client has read, after it was full."""
+        for publisher in self.publishers:
+            publisher.resume(self)
 
     def close(self, how: str) -> None:
         """End it: ``unsub``, ``drained`` or ``broken``."""
+        self.closed = True
+        publishers, self.publishers = self.publishers, ()
+        items = self.forget()
+        for publisher in publishers:
+            publisher.leave(self, items, how)
+
+    def forget(self) -> list[Item]:
+        """Return the stored messages that the client has not confirmed, and empty the window."""
+        items = self.window.waiting
+        self.window = Window()
+        return self._stored(items) if items else items
+
+    def _stored(self, items: list[Item]) -> list[Item]:
+        self.in_flight.remove(len(items))
+        return [item for item in items if item[1] != HIDDEN_ID]
 
 
 class MessageBatch:
@@ -146,69 +271,15 @@ class MessageBatch:
         self.first: Mapping[Lane, int] = dict(item for item, _ in reversed(self.entries))
         self._frames: dict[Hashable, Sequence[bytes]] = {}
 
-    def frames(self, to: "Subscriber") -> Sequence[bytes]:
-        """Return the frames for a subscriber; those to whom the messages look alike share them."""
-        form = tuple(to.subjects.items()), to.target.sid, to.python, to.target.bare
+    def frames(self, to: Subscription) -> Sequence[bytes]:
+        """Return the frames for a subscription; those to which the messages look alike share them."""
+        form = tuple(to.subjects.items()), to.sid, to.python, to.bare
         made = self._frames.get(form)
         if made is None:
             made = [to.frame(each) for each in self.messages]
             if all(each.shared for each in self.messages):
                 self._frames[form] = made
         return made
-
-
-@dataclass(eq=False, slots=True)
-class Subscriber:
-    """Where the pushes of one subscription go, and how far its client has confirmed them."""
-
-    subjects: Mapping[Lane, bytes]
-    """The whole subject of its pushes, by lane; lanes that it does not subscribe to are missing."""
-    python: bool
-    target: PushTarget
-    in_flight: "InFlightCounter"
-    window: Window = field(default_factory=Window)
-
-    @property
-    def room(self) -> int:
-        """How many more messages may be pushed now."""
-        return 0 if self.target.full else self.window.room
-
-    def takes(self, message: Message) -> bool:
-        """Return whether it subscribes to a message."""
-        return message.lane in self.subjects
-
-    def takes_all(self, batch: MessageBatch) -> bool:
-        """Return whether it subscribes to all messages of a batch."""
-        return batch.last.keys() <= self.subjects.keys()
-
-    def subject(self, message: Message) -> bytes:
-        """Return the whole subject of the push of a message."""
-        return self.subjects[message.lane]
-
-    def frame(self, encoded: EncodedMessage) -> bytes:
-        """Return the frame of a message, which is in the window."""
-        subject = self.subject(encoded.message)
-        return encoded.frame(subject, self.target.sid, python=self.python, bare=self.target.bare)
-
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Push the frames of messages that were added to the window just now, in their order."""
-        if frames:
-            self.in_flight.add(len(frames))
-            self.target.push(frames)
-
-    def confirm(self, total: int) -> list[Item]:
-        """Return the stored messages that the client confirmed just now."""
-        return self._stored(self.window.confirm(total))
-
-    def forget(self) -> list[Item]:
-        """Return the stored messages that the client has not confirmed, and empty the window."""
-        items = self.window.waiting
-        self.window = Window()
-        return self._stored(items)
-
-    def _stored(self, items: list[Item]) -> list[Item]:
-        self.in_flight.remove(len(items))
-        return [item for item in items if item[1] != HIDDEN_ID]
 
 
 class InFlightCounter:

@@ -3,11 +3,11 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -15,20 +15,11 @@ from mediator.broker import Broker
 from mediator.config.sections import PushSettings
 from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExceededError, UnavailableError
 from mediator.fields import has_controls
-from mediator.gateway.broadcasts import BroadcastHub, BroadcastListener
-from mediator.gateway.feed import FeedSubscription, LiveFeed, ReadMarks
-from mediator.gateway.protocol import GatewaySubscription
-from mediator.gateway.queue_groups import QueueGroup, QueueGroupMember
-from mediator.gateway.subscription import (
-    EncodedMessage,
-    InFlightCounter,
-    MessageBatch,
-    MessageEncoder,
-    ServedSubscription,
-    Subscriber,
-    SubscriptionRequest,
-    log_failure,
-)
+from mediator.gateway.broadcasts import BroadcastHub
+from mediator.gateway.feed import LiveFeed, ReadMarks
+from mediator.gateway.protocol import GatewaySession
+from mediator.gateway.queue_groups import QueueGroup
+from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder, Subscription, log_failure
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.board import ENDED
 from mediator.mailboxes.bounds import MAX_GROUP_NAME
@@ -46,15 +37,19 @@ from mediator.nats.subjects import (
     Edition,
     MailboxSubject,
     PublicListSubject,
-    overlaps,
 )
 
 _FIRST: Final = ("urgent", "urgent", "normal", "notify")
 _SECOND: Final = ("critical", "urgent")
 _ALL: Final = ("critical", "urgent", "normal", "low")
 """Both later editions subscribe to all lanes in the same way; each accepts these words."""
+_BROADCAST_LANES: Final = (Lane.NORMAL,)
 _LIST_LANES: Final = (Lane.NORMAL, ENDED)
 
+ANSWER_SECONDS: Final = 2.0
+"""Seconds that a client's PONG waits for a subscription to open."""
+CONFIRM_SECONDS: Final = 1.0
+"""How long :meth:`Subscriptions.close` waits for clients to confirm what was pushed to them."""
 READS: Final = 8
 """Reads from the store whose messages are in memory at the same time, until they are written."""
 
@@ -86,45 +81,39 @@ class StoredMailSource(ABC):
         self._read_marks.start()
 
     @abstractmethod
-    async def open(self, request: SubscriptionRequest) -> ServedSubscription:
-        """Prepare a subscription; raises :class:`MediatorError`."""
+    async def open(self, subscription: Subscription) -> None:
+        """Give a subscription what it needs to be started; raises :class:`MediatorError`."""
 
-    async def follow(self, place: Place, lanes: Iterable[Lane], subscriber: Subscriber) -> FeedSubscription:
-        """Serve a subscription without a queue to these lanes, highest first.
+    async def follow(self, place: Place, lanes: Iterable[Lane], subscription: Subscription) -> LiveFeed:
+        """Add a subscription without a queue to the feed of these lanes, highest first.
 
         Raises :class:`NoSuchMailboxError` (N10).
         """
-        no, cursor = await self._broker.begin_push(place, lanes)
-        return self._feed(place, no).join(subscriber, cursor)
+        mailbox_id, cursor = await self._broker.begin_push(place, lanes)
+        feed = self._feeds.get(mailbox_id)
+        if feed is None:
+            ended = partial(self._feeds.pop, mailbox_id, None)
+            feed = self._feeds[mailbox_id] = LiveFeed(
+                self._broker, self._reads, self._read_marks, place, mailbox_id, ended, self._encoder
+            )
+        feed.join(subscription, cursor)
+        return feed
 
     async def share(
-        self,
-        place: Place,
-        name: str,
-        subscriber: Subscriber,
-        concerns: Callable[[Message], bool] = lambda _message: True,
-    ) -> QueueGroupMember:
-        """Serve a member of the queue group ``name``; ``concerns`` as for :class:`QueueGroup`.
+        self, place: Place, name: str, concerns: Callable[[Message], bool] = lambda _message: True
+    ) -> QueueGroup:
+        """Return the queue group ``name``, whose member must be started at once; ``concerns`` as for the group.
 
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
-        no = await self._broker.join_queue(place, name, self._keep)
-        return QueueGroupMember(subscriber, partial(self._group, place, no, name, concerns))
-
-    def _feed(self, place: Place, no: int) -> LiveFeed:
-        feed = self._feeds.get(no)
-        if feed is None:
-            ended = partial(self._feeds.pop, no, None)
-            feed = self._feeds[no] = LiveFeed(
-                self._broker, self._reads, self._read_marks, place, no, ended, self._encoder
-            )
-        return feed
-
-    def _group(self, place: Place, no: int, name: str, concerns: Callable[[Message], bool]) -> QueueGroup:
-        group = self._groups.get((no, name))
+        mailbox_id = await self._broker.join_queue(place, name, self._keep)
+        key = mailbox_id, name
+        group = self._groups.get(key)
         if group is None:
-            ended = partial(self._groups.pop, (no, name), None)
-            group = self._groups[no, name] = QueueGroup(self._broker, place, no, name, ended, self._encoder, concerns)
+            ended = partial(self._groups.pop, key, None)
+            group = self._groups[key] = QueueGroup(
+                self._broker, place, mailbox_id, name, ended, self._encoder, concerns
+            )
         return group
 
     def pause(self) -> None:
@@ -147,36 +136,83 @@ class StoredMailSource(ABC):
 class MailboxSource(StoredMailSource):
     """Serves subscriptions to mailboxes."""
 
-    async def open(self, request: SubscriptionRequest) -> ServedSubscription:
+    async def open(self, subscription: Subscription) -> None:
         """Prepare a subscription; raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4)."""
-        subject = request.subject
+        subject = subscription.subject
         assert isinstance(subject, MailboxSubject)
-        place = request.tenant, subject.address
-        words = lane_words(subject, python=request.python)
+        place = subscription.tenant, subject.address
+        words = lane_words(subject, python=subscription.python)
         base = f"{API}{subject.edition.value}.{subject.address}"
-        subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
-        subscriber = Subscriber(subjects, request.python, request.target, self._in_flight)
-        if request.queue:
-            return await self.share(place, queue_name(request), subscriber)
-        return await self.follow(place, words, subscriber)
+        subscription.subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
+        subscription.in_flight = self._in_flight
+        name = queue_name(subscription)
+        publisher = await (self.share(place, name) if name else self.follow(place, words, subscription))
+        subscription.publishers = (publisher,)
 
 
 class PublicListSource(StoredMailSource):
     """Serves subscriptions to the public mailboxes of a tenant: one push for each, then every change (E10)."""
 
-    async def open(self, request: SubscriptionRequest) -> ServedSubscription:
+    async def open(self, subscription: Subscription) -> None:
         """Prepare a subscription; raises :class:`TooManyGroupsError` (A4)."""
-        assert isinstance(request.subject, PublicListSubject)
-        await self._broker.ready_board(request.tenant)
-        place = request.tenant, PUBLIC
-        subjects = dict.fromkeys(_LIST_LANES, request.subject.delivered_on.encode())
-        subscriber = Subscriber(subjects, request.python, request.target, self._in_flight)
-        if request.queue:
-            return await self.share(place, queue_name(request), subscriber)
-        subscription = await self.follow(place, _LIST_LANES, subscriber)
-        # A client that knows no mailbox yet need not learn of those that ended before.
-        subscription.cursor.marks[ENDED] = subscription.cursor.until - 1
-        return subscription
+        subject = subscription.subject
+        assert isinstance(subject, PublicListSubject)
+        await self._broker.ready_board(subscription.tenant)
+        place = subscription.tenant, PUBLIC
+        subscription.subjects = dict.fromkeys(_LIST_LANES, subject.delivered_on.encode())
+        subscription.in_flight = self._in_flight
+        name = queue_name(subscription)
+        publisher = await (self.share(place, name) if name else self.follow(place, _LIST_LANES, subscription))
+        subscription.publishers = (publisher,)
+        if not name:
+            # A client that knows no mailbox yet need not learn of those that ended before.
+            subscription.cursor.marks[ENDED] = subscription.cursor.until - 1
+
+
+class BroadcastSource(StoredMailSource):
+    """Serves stored broadcasts out of a mailbox of the tenant, and others as they come (E9)."""
+
+    def __init__(self, broker: Broker, in_flight: InFlightCounter, keep: int, hub: BroadcastHub) -> None:
+        super().__init__(broker, in_flight, keep, _encode_broadcast)
+        self._hub = hub
+
+    def start(self) -> None:
+        """Start pushing."""
+        super().start()
+        self._hub.start()
+
+    def pause(self) -> None:
+        """Push nothing more; messages in flight may still be confirmed."""
+        self._hub.pause()
+        super().pause()
+
+    async def open(self, subscription: Subscription) -> None:
+        """Prepare a subscription; raises :class:`TooManyGroupsError` (A4)."""
+        assert isinstance(subscription.subject, BroadcastSubject)
+        tenant, place = subscription.tenant, (subscription.tenant, HIDDEN)
+        pattern = subscription.pattern = subscription.subject.pattern.removeprefix(BROADCAST)
+        subscription.subjects = {Lane.NORMAL: BROADCAST.encode()}
+        subscription.in_flight = self._in_flight
+        name = queue_name(subscription)
+        # First of all: a subscriber gets what is broadcast from now on.
+        channel = await self._hub.join(subscription, tenant, pattern, name)
+        stored: LiveFeed | QueueGroup
+        try:
+            await self._broker.ready_broadcasts(tenant)
+            if name:
+                # Every member must match what its queue group gets, so each pattern has groups of its own.
+                stored = await self.share(place, f"{name} {pattern}", subscription.takes)
+            else:
+                stored = await self.follow(place, _BROADCAST_LANES, subscription)
+        except BaseException:
+            channel.leave(subscription, [], "unsub")
+            raise
+        subscription.publishers = stored, channel
+
+
+def _encode_broadcast(message: Message) -> EncodedMessage:
+    # The subject is stored as the key.
+    return EncodedMessage(message, replace(message, key=None))
 
 
 def lane_words(subject: MailboxSubject, *, python: bool) -> Mapping[Lane, str]:
@@ -196,119 +232,14 @@ def lane_words(subject: MailboxSubject, *, python: bool) -> Mapping[Lane, str]:
     return {lane: word for lane, word in lanes.items() if subject.word in (ANY, word)}
 
 
-def queue_name(request: SubscriptionRequest) -> str:
+def queue_name(subscription: Subscription) -> str:
     """Return the name of the queue group; raises :class:`BadRequestError` for one that no group may have."""
-    if len(request.queue) > MAX_GROUP_NAME:
+    if len(subscription.queue) > MAX_GROUP_NAME:
         raise BadRequestError("queue", f"expected at most {MAX_GROUP_NAME} characters")
     # Databases reject some of these, and would fail everything in the same transaction.
-    if has_controls(request.queue):
+    if has_controls(subscription.queue):
         raise BadRequestError("queue", "expected no control characters")
-    return request.queue
-
-
-_BROADCAST_LANES: Final = (Lane.NORMAL,)
-
-
-@dataclass(eq=False, slots=True)
-class BroadcastSubscriber(Subscriber):
-    """Where the broadcasts of one subscription go."""
-
-    pattern: str = field(kw_only=True)
-    """The pattern behind the prefix of all broadcasts."""
-
-    def takes(self, message: Message) -> bool:
-        """Return whether a stored broadcast matches."""
-        return overlaps(self.pattern, message.key or "")
-
-    def takes_all(self, batch: MessageBatch) -> bool:
-        """Return whether all stored broadcasts of a batch match."""
-        return all(self.takes(each.message) for each in batch.messages)
-
-    def subject(self, message: Message) -> bytes:
-        """Return the whole subject of the push of a stored broadcast."""
-        return self.subjects[Lane.NORMAL] + (message.key or "").encode()
-
-
-class ReplayThenLive:
-    """A subscription to stored and to other broadcasts, with one window."""
-
-    def __init__(self, stored: ServedSubscription, listener: BroadcastListener, leave: Callable[[], None]) -> None:
-        self._stored = stored
-        self._listener = listener
-        self._leave = leave
-
-    def start(self) -> None:
-        """Start pushing."""
-        self._stored.start()
-        self._listener.start()
-
-    def confirm(self, total: int) -> None:
-        """Take note that the client has confirmed so many messages since the opening."""
-        self._stored.confirm(total)
-        self._listener.push_soon()
-
-    def resume(self) -> None:
-        """Take note that the client has read."""
-        self._stored.resume()
-        self._listener.push_soon()
-
-    def close(self, how: str) -> None:
-        """End it."""
-        self._leave()
-        self._stored.close(how)
-
-
-class BroadcastSource(StoredMailSource):
-    """Serves stored broadcasts out of a mailbox of the tenant, and others as they come."""
-
-    def __init__(self, broker: Broker, in_flight: InFlightCounter, keep: int, hub: BroadcastHub) -> None:
-        super().__init__(broker, in_flight, keep, _encode)
-        self._hub = hub
-
-    def start(self) -> None:
-        """Start pushing."""
-        super().start()
-        self._hub.start()
-
-    def pause(self) -> None:
-        """Push nothing more; messages in flight may still be confirmed."""
-        self._hub.pause()
-        super().pause()
-
-    async def open(self, request: SubscriptionRequest) -> ServedSubscription:
-        """Prepare a subscription; raises :class:`TooManyGroupsError` (A4)."""
-        assert isinstance(request.subject, BroadcastSubject)
-        pattern = request.subject.pattern.removeprefix(BROADCAST)
-        to = BROADCAST.encode()
-        subscriber = BroadcastSubscriber({Lane.NORMAL: to}, False, request.target, self._in_flight, pattern=pattern)
-        place = request.tenant, HIDDEN
-        name = queue_name(request)
-        listener = BroadcastListener(self._hub, subscriber)
-        # First of all: a subscriber gets what is broadcast from now on.
-        leave = await self._hub.join(listener, request.tenant, pattern, name)
-        stored: ServedSubscription
-        try:
-            await self._broker.ready_broadcasts(request.tenant)
-            if name:
-                # Every member must match what its queue group gets, so each pattern has groups of its own.
-                stored = await self.share(place, f"{name} {pattern}", subscriber, subscriber.takes)
-            else:
-                stored = await self.follow(place, _BROADCAST_LANES, subscriber)
-        except BaseException:
-            leave()
-            raise
-        return ReplayThenLive(stored, listener, leave)
-
-
-def _encode(message: Message) -> EncodedMessage:
-    # The subject is stored as the key.
-    return EncodedMessage(message, replace(message, key=None))
-
-
-ANSWER_SECONDS: Final = 2.0
-"""Seconds that a client's PONG waits for a subscription to open."""
-CONFIRM_SECONDS: Final = 1.0
-"""How long :meth:`Subscriptions.close` waits for clients to confirm what was pushed to them."""
+    return subscription.queue
 
 
 class Subscriptions:
@@ -331,19 +262,19 @@ class Subscriptions:
         self._settings = settings
         self._in_flight = in_flight
         self._clock = clock
-        self._tenants: dict[GatewaySubscription, str] = {}
-        """The tenant of each subscription that is open or opening."""
+        self._open: set[Subscription] = set()
+        """Those that are open or opening."""
         self._of_tenant: Counter[str] = Counter()
-        self._unanswered: dict[GatewaySubscription, None] = {}
-        """In the order in which they were made."""
-        self._failed: set[GatewaySubscription] = set()
+        self._unanswered: dict[Subscription, tuple[GatewaySession, float]] = {}
+        """Whose they are and when they were made, in this order."""
+        self._failed: set[Subscription] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
 
     @property
     def count(self) -> int:
         """How many subscriptions are open."""
-        return len(self._tenants)
+        return len(self._open)
 
     def count_of(self, tenant: str) -> int:
         """Return how many of them are a tenant's."""
@@ -359,41 +290,41 @@ class Subscriptions:
         for source in self._sources.values():
             source.start()
 
-    def add(self, subscription: GatewaySubscription) -> None:
-        """Take note of a new subscription, to answer for it after a while."""
-        subscription.since = self._clock()
-        self._unanswered[subscription] = None
+    def add(self, session: GatewaySession, subscription: Subscription) -> None:
+        """Take note of a new subscription of a connection, to answer for it after a while."""
+        self._unanswered[subscription] = session, self._clock()
 
-    def open(self, subscription: GatewaySubscription, tenant: str) -> None:
-        """Open a subscription; its session is told."""
+    def open(self, session: GatewaySession, subscription: Subscription) -> None:
+        """Open a subscription, whose tenant is known; its connection learns how that ended."""
         if self._leaving:
             return
+        tenant = subscription.tenant
         if (excess := self._excess(tenant)) is not None:
-            asyncio.get_running_loop().call_soon(subscription.session.refuse, subscription, str(excess))
+            asyncio.get_running_loop().call_soon(session.refuse, subscription, str(excess))
             return
-        self._tenants[subscription] = tenant
+        self._open.add(subscription)
         self._of_tenant[tenant] += 1
-        self._soon(self._open(subscription, tenant))
+        task = asyncio.create_task(log_failure(self._open_at_source(session, subscription)), name="push-open")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def end(self, subscription: GatewaySubscription, how: str) -> None:
+    def end(self, subscription: Subscription, how: str) -> None:
         """End a subscription: ``unsub``, ``drained`` or ``broken``."""
         self._unanswered.pop(subscription, None)
         self._failed.discard(subscription)
         self._forget(subscription)
-        if subscription.served is not None:
-            subscription.served.close(how)
+        subscription.close(how)
 
     def watch(self) -> None:
         """Release the PONGs that waited too long, and try again to open what could not be opened."""
         last = self._clock() - ANSWER_SECONDS
-        for subscription in self._unanswered:
-            if subscription.since > last:
+        for subscription, (session, since) in self._unanswered.items():
+            if since > last:
                 break
-            subscription.session.answered(subscription)
+            session.answered(subscription)
         failed, self._failed = self._failed, set()
         for subscription in failed:
-            if subscription.session.tenant is not None:
-                self.open(subscription, subscription.session.tenant)
+            self.open(self._unanswered[subscription][0], subscription)
 
     async def close(self, seconds: float) -> None:
         """Push no more; end everything once clients have confirmed what they got, or a moment has passed."""
@@ -402,22 +333,14 @@ class Subscriptions:
             source.pause()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._in_flight.idle.wait(), min(seconds, CONFIRM_SECONDS))
-        for subscription in list(self._tenants):
+        for subscription in list(self._open):
             self.end(subscription, "drained")
         for source in self._sources.values():
             await source.close(seconds)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(log_failure(work), name="push-open")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _open(self, subscription: GatewaySubscription, tenant: str) -> None:
-        session = subscription.session
-        subject = subjects.classify(subscription.subject)
+    async def _open_at_source(self, session: GatewaySession, subscription: Subscription) -> None:
         try:
-            request = SubscriptionRequest(tenant, subject, subscription.queue, session.python, subscription)
-            served = await self._sources[type(subject)].open(request)
+            await self._sources[type(subscription.subject)].open(subscription)
         except UnavailableError as error:
             log.warning("subscription not opened", error=str(error))
             self._try_again(subscription)
@@ -429,24 +352,24 @@ class Subscriptions:
             self._try_again(subscription)
             raise
         self._unanswered.pop(subscription, None)
-        session.accept(subscription, served)
+        session.accept(subscription)
 
-    def _try_again(self, subscription: GatewaySubscription) -> None:
-        if subscription in self._tenants:
+    def _try_again(self, subscription: Subscription) -> None:
+        if subscription in self._open:
             self._forget(subscription)
             self._failed.add(subscription)
 
     def _excess(self, tenant: str) -> MediatorError | None:
         """Return why one more subscription is too many, or None."""
         settings = self._settings
-        if len(self._tenants) >= settings.max_subscriptions:
+        if len(self._open) >= settings.max_subscriptions:
             return BusyError(f"{settings.max_subscriptions} subscriptions are open")
         use, limit = self.count_of(tenant), self._limit_of(tenant)
         return QuotaExceededError("subscriptions of the tenant", limit, use) if limit and use >= limit else None
 
-    def _forget(self, subscription: GatewaySubscription) -> None:
-        tenant = self._tenants.pop(subscription, None)
-        if tenant is not None:
-            self._of_tenant[tenant] -= 1
-            if not self._of_tenant[tenant]:
-                del self._of_tenant[tenant]
+    def _forget(self, subscription: Subscription) -> None:
+        if subscription in self._open:
+            self._open.discard(subscription)
+            self._of_tenant[subscription.tenant] -= 1
+            if not self._of_tenant[subscription.tenant]:
+                del self._of_tenant[subscription.tenant]

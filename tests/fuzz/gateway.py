@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import GatewaySession, GatewaySubscription, ProtocolViolationError, PublicAddress
+from mediator.gateway.protocol import GatewaySession, ProtocolViolationError, PublicAddress
+from mediator.gateway.subscription import Subscription
 from mediator.nats import subjects
 from mediator.nats.client import Request
 
@@ -28,9 +29,9 @@ class _Gateway:
         self.questions += 1
         return f"t{self.questions}", b"{}"
 
-    def add(self, subscription: GatewaySubscription) -> None: ...
-    def open(self, subscription: GatewaySubscription, tenant: str) -> None: ...
-    def end(self, subscription: GatewaySubscription, how: str) -> None: ...
+    def add(self, session: GatewaySession, subscription: Subscription) -> None: ...
+    def open(self, session: GatewaySession, subscription: Subscription) -> None: ...
+    def end(self, subscription: Subscription, how: str) -> None: ...
 
 
 Outcome = tuple[bytes, bytes, str, list[tuple[object, ...]]]

@@ -11,7 +11,7 @@ import pytest
 
 from mediator.gateway import subscription
 from mediator.gateway.server import make_sources
-from mediator.gateway.subscription import InFlightCounter, ServedSubscription, SubscriptionRequest
+from mediator.gateway.subscription import InFlightCounter, Subscription
 from mediator.gateway.subscriptions import StoredMailSource
 from mediator.nats.connection import connect
 from mediator.nats.frames import decode_headers
@@ -40,12 +40,11 @@ class Subscriber:
 
     reads: bool
     """Whether it confirms what it gets, at once."""
-    bare: bool = False
-    sid: bytes = b"7"
     full: bool = False
     """Whether it reads too slowly for more; see :meth:`read`."""
     messages: list[Push] = field(default_factory=list)
-    _served: ServedSubscription | None = None
+    subscription: Subscription | None = None
+    """None: it has ended."""
 
     @property
     def ids(self) -> list[int]:
@@ -67,36 +66,31 @@ class Subscriber:
         await until(lambda: len(self.messages) >= count)
         assert len(self.messages) == count, len(self.messages)
 
-    def push(self, pushes: Sequence[bytes]) -> None:
-        """Take frames, as :class:`PushTarget`."""
-        assert self._served is not None
+    def write(self, to: Subscription, pushes: Sequence[bytes]) -> None:
+        """Take frames."""
+        assert to is self.subscription
         for frame in pushes:
-            self.messages.append(_parsed(frame, self.sid))
+            self.messages.append(_parsed(frame, to.sid))
         if self.reads and pushes:
             # A client's answer never comes while it is being written to.
             asyncio.get_running_loop().call_soon(self.confirm)
 
-    def begin(self, served: ServedSubscription) -> None:
-        """Take what serves it, and start it."""
-        self._served = served
-        served.start()
-
     def confirm(self, count: int | None = None) -> None:
         """Confirm so many messages since the opening, or all that came."""
-        if self._served is not None:
-            self._served.confirm(len(self.messages) if count is None else count)
+        if self.subscription is not None:
+            self.subscription.confirm(len(self.messages) if count is None else count)
 
     def read(self) -> None:
         """Read again, after it was full."""
-        assert self._served is not None
+        assert self.subscription is not None
         self.full = False
-        self._served.resume()
+        self.subscription.resume()
 
     def end(self, how: str) -> None:
         """End it: ``unsub``, ``drained`` or ``broken``."""
-        if self._served is not None:
-            served, self._served = self._served, None
-            served.close(how)
+        if self.subscription is not None:
+            ended, self.subscription = self.subscription, None
+            ended.close(how)
 
 
 class Pushes:
@@ -125,10 +119,12 @@ class Pushes:
         bare: bool = False,
     ) -> Subscriber:
         """Subscribe behind ``$mq9.AI.``; raises :class:`MediatorError`."""
-        made = Subscriber(reads, bare)
-        found = classify(PREFIX + subject)
-        request = SubscriptionRequest(tenant, found, queue, python, made)
-        made.begin(await self._sources[type(found)].open(request))
+        made = Subscriber(reads)
+        text = PREFIX + subject
+        opening = Subscription(b"7", text, classify(text), queue, made.write, lambda _: made.full, python, bare, tenant)
+        await self._sources[type(opening.subject)].open(opening)
+        made.subscription = opening
+        opening.start()
         self._subscribers.append(made)
         return made
 

@@ -1,7 +1,6 @@
 """Broadcasts: how they are read, and what waits for a subscriber (E1, E9, N3, N7)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,19 +9,12 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from mediator.gateway import broadcasts
-from mediator.gateway.broadcasts import (
-    BACKLOG,
-    BACKLOG_BYTES,
-    BroadcastChannel,
-    BroadcastHub,
-    BroadcastListener,
-    BroadcastMessage,
-)
-from mediator.gateway.subscription import InFlightCounter, Subscriber
+from mediator.gateway.broadcasts import BACKLOG, BACKLOG_BYTES, BroadcastChannel, BroadcastHub
+from mediator.gateway.subscription import BroadcastMessage, InFlightCounter, Subscription
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.nats.connection import NatsConnection
-from mediator.nats.subjects import PublicListSubject, classify, overlaps
+from mediator.nats.subjects import PlainSubject, PublicListSubject, classify, overlaps
 
 
 @pytest.mark.rule("E9")
@@ -103,117 +95,117 @@ def test_public_mailboxes_come_on_the_subscribed_subject(subject: str, delivered
 # What waits.
 
 
-@dataclass
-class Target:
-    """A client that keeps what it is pushed."""
+class Client:
+    """A client with one subscription, which keeps what it is pushed."""
 
-    sid: bytes = b"7"
-    bare: bool = False
-    full: bool = False
-    pushed: list[bytes] = field(default_factory=list)
+    def __init__(self, at: BroadcastHub | None = None, *, bare: bool = False, full: bool = False) -> None:
+        self.full = full
+        self._hub = at or hub()
+        self._pushed: list[bytes] = []
+        self.subscription = Subscription(b"7", "", PlainSubject(), "", self._write, lambda _: self.full, bare=bare)
+        self.subscription.in_flight = InFlightCounter(lambda _count: None)
+        BroadcastChannel(self._hub, "", "").join(self.subscription)
 
-    def push(self, pushes: Sequence[bytes]) -> None:
-        self.pushed += pushes
+    def _write(self, _to: Subscription, pushes: Sequence[bytes]) -> None:
+        self._pushed += pushes
+
+    def enqueue(self, message: BroadcastMessage) -> bool:
+        return self._hub.enqueue(self.subscription, message)
+
+    def forget(self) -> list[BroadcastMessage]:
+        return self._hub.forget(self.subscription)
+
+    def gets(self) -> list[bytes]:
+        """Return what is pushed now."""
+        self._hub.push(self.subscription)
+        pushed, self._pushed = self._pushed, []
+        return pushed
 
 
 def hub(lost: Callable[[], None] = lambda: None) -> BroadcastHub:
     return BroadcastHub(NatsConnection(b""), lost)
 
 
-def listener(at: BroadcastHub | None = None, target: Target | None = None) -> BroadcastListener:
-    subscriber = Subscriber({}, False, target or Target(), InFlightCounter(lambda _count: None))
-    return BroadcastListener(at or hub(), subscriber)
-
-
-def written(made: BroadcastListener) -> list[bytes]:
-    """Return what is pushed now."""
-    target = made.subscriber.target
-    assert isinstance(target, Target)
-    made.push()
-    pushed, target.pushed = target.pushed, []
-    return pushed
-
-
 @pytest.mark.rule("E9", "E7")
 async def test_unstored_broadcasts_get_half_a_window() -> None:
-    made = listener()
+    client = Client()
     for number in range(BACKLOG):
-        assert made.take(BroadcastMessage(b"%d" % number, b"", b""))
-    assert not made.take(BroadcastMessage(b"over", b"", b""))
-    first = written(made)
+        assert client.enqueue(BroadcastMessage(b"%d" % number, b"", b""))
+    assert not client.enqueue(BroadcastMessage(b"over", b"", b""))
+    first = client.gets()
     assert first[0] == b"HMSG $mq9.AI.BROADCAST.0 7 0 0\r\n\r\n"
     assert len(first) == WINDOW // 2
-    assert written(made) == []
-    assert made.subscriber.confirm(10) == []
+    assert client.gets() == []
+    client.subscription.confirm(10)
     subjects = [b"$mq9.AI.BROADCAST.%d" % (WINDOW // 2 + number) for number in range(10)]
-    assert [frame.split()[1] for frame in written(made)] == subjects
+    assert [frame.split()[1] for frame in client.gets()] == subjects
 
 
 @pytest.mark.rule("E9", "E6")
 async def test_a_client_without_headers_gets_the_payload() -> None:
-    made = listener(target=Target(bare=True))
-    made.take(BroadcastMessage(b"a.b", b"NATS/1.0\r\na: b\r\n\r\n", b"hi"))
-    assert written(made) == [b"MSG $mq9.AI.BROADCAST.a.b 7 2\r\nhi\r\n"]
+    client = Client(bare=True)
+    client.enqueue(BroadcastMessage(b"a.b", b"NATS/1.0\r\na: b\r\n\r\n", b"hi"))
+    assert client.gets() == [b"MSG $mq9.AI.BROADCAST.a.b 7 2\r\nhi\r\n"]
 
 
 @pytest.mark.rule("E9", "N7")
 async def test_waiting_bytes_are_bounded_but_for_one_broadcast() -> None:
-    made = listener()
-    assert made.take(BroadcastMessage(b"a", b"", b"x" * (BACKLOG_BYTES + 1)))
-    assert not made.take(BroadcastMessage(b"b", b"", b"x"))
-    assert len(written(made)) == 1
-    assert made.take(BroadcastMessage(b"c", b"", b"x" * (WINDOW_BYTES // 2)))
-    assert written(made) == []
-    made.subscriber.confirm(1)
-    assert len(written(made)) == 1
+    client = Client()
+    assert client.enqueue(BroadcastMessage(b"a", b"", b"x" * (BACKLOG_BYTES + 1)))
+    assert not client.enqueue(BroadcastMessage(b"b", b"", b"x"))
+    assert len(client.gets()) == 1
+    assert client.enqueue(BroadcastMessage(b"c", b"", b"x" * (WINDOW_BYTES // 2)))
+    assert client.gets() == []
+    client.subscription.confirm(1)
+    assert len(client.gets()) == 1
 
 
 @pytest.mark.rule("E9")
 async def test_a_broadcast_waits_while_the_client_does_not_read() -> None:
-    target = Target(full=True)
-    made = listener(target=target)
-    made.take(BroadcastMessage(b"a", b"", b"x"))
-    assert written(made) == []
-    target.full = False
-    assert len(written(made)) == 1
+    client = Client(full=True)
+    client.enqueue(BroadcastMessage(b"a", b"", b"x"))
+    assert client.gets() == []
+    client.full = False
+    assert len(client.gets()) == 1
 
 
 @pytest.mark.rule("E9")
 async def test_a_broadcast_that_nobody_takes_counts_as_lost() -> None:
     lost: list[None] = []
-    without = BroadcastChannel("workers", lambda: lost.append(None))
-    without.give(BroadcastMessage(b"a", b"", b"x"))
+    at = hub(lambda: lost.append(None))
+    BroadcastChannel(at, "", "workers").give(BroadcastMessage(b"a", b"", b"x"))
     assert len(lost) == 1
-    crowded, free = listener(), listener()
-    both = BroadcastChannel("", lambda: lost.append(None))
-    both.listeners += (crowded, free)
+    crowded, free = Client(at), Client(at)
+    both = BroadcastChannel(at, "", "")
+    both.listeners += (crowded.subscription, free.subscription)
     for number in range(BACKLOG + 1):
         both.give(BroadcastMessage(b"%d" % number, b"", b""))
-        free.empty()
+        free.forget()
     assert len(lost) == 2
 
 
 @pytest.mark.rule("E9")
 async def test_a_member_for_which_nothing_waits_is_next() -> None:
-    slow, quick = listener(), listener()
-    group = BroadcastChannel("workers", lambda: None)
-    group.listeners += (slow, quick)
+    at = hub()
+    slow, quick = Client(at), Client(at)
+    group = BroadcastChannel(at, "", "workers")
+    group.listeners += (slow.subscription, quick.subscription)
     for number in range(6):
         group.give(BroadcastMessage(b"%d" % number, b"", b""))
-        written(quick)
-    assert len(slow.waiting) == 1
+        quick.gets()
+    assert len(slow.subscription.backlog) == 1
 
 
 @pytest.mark.rule("E9", "N7")
 async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(broadcasts, "HELD_BYTES", 1000)
     shared = hub()
-    one, two = listener(shared), listener(shared)
+    one, two = Client(shared), Client(shared)
     first, other = BroadcastMessage(b"a", b"", b"x" * 6), BroadcastMessage(b"b", b"", b"x" * 6)
-    assert one.take(first)
-    assert two.take(first)
-    assert not one.take(other)
-    assert one.empty() == [first]
-    assert not one.take(other)
-    assert len(written(two)) == 1
-    assert one.take(other)
+    assert one.enqueue(first)
+    assert two.enqueue(first)
+    assert not one.enqueue(other)
+    assert one.forget() == [first]
+    assert not one.enqueue(other)
+    assert len(two.gets()) == 1
+    assert one.enqueue(other)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import MAX_PINGS, GatewaySession, GatewaySubscription, PublicAddress, UnfinishedCommands
+from mediator.gateway.protocol import MAX_PINGS, GatewaySession, PublicAddress, UnfinishedCommands
+from mediator.gateway.subscription import InFlightCounter, Publisher, Subscription
+from mediator.mailboxes.pushing import Item
 from mediator.nats.frames import ProtocolViolationError
 
 BOX = b"$mq9.AI.MAILBOX.MSG.orders"
@@ -42,7 +44,7 @@ class Gateway:
     """Keeps what its sessions tell it."""
 
     questions: int = 0
-    made: list[GatewaySubscription] = field(default_factory=list)
+    made: list[Subscription] = field(default_factory=list)
     opened: list[tuple[bytes, str]] = field(default_factory=list)
     ends: list[tuple[bytes, str]] = field(default_factory=list)
 
@@ -50,32 +52,33 @@ class Gateway:
         self.questions += 1
         return f"token{self.questions}", b"question %d" % self.questions
 
-    def add(self, subscription: GatewaySubscription) -> None:
+    def add(self, _session: GatewaySession, subscription: Subscription) -> None:
         self.made.append(subscription)
 
-    def open(self, subscription: GatewaySubscription, tenant: str) -> None:
-        self.opened.append((subscription.sid, tenant))
+    def open(self, _session: GatewaySession, subscription: Subscription) -> None:
+        self.opened.append((subscription.sid, subscription.tenant))
 
-    def end(self, subscription: GatewaySubscription, how: str) -> None:
+    def end(self, subscription: Subscription, how: str) -> None:
         self.ends.append((subscription.sid, how))
+        subscription.closed = True
 
 
 @dataclass
-class Served:
-    """A subscription at its source."""
+class Served(Publisher):
+    """What pushes to a subscription: keeps what it is told."""
 
     told: list[object] = field(default_factory=list)
 
-    def start(self) -> None:
+    def start(self, subscription: Subscription) -> None:
         self.told.append("start")
 
-    def confirm(self, total: int) -> None:
-        self.told.append(total)
+    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+        self.told.append(subscription.confirmed)
 
-    def resume(self) -> None:
+    def resume(self, subscription: Subscription) -> None:
         self.told.append("resume")
 
-    def close(self, how: str) -> None:
+    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
         self.told.append(how)
 
 
@@ -107,17 +110,25 @@ class Way:
         self.session.from_server(data)
         return self.session.take()[:2]
 
-    def subscribe(self, line: bytes) -> tuple[GatewaySubscription, Served]:
+    def subscribe(self, line: bytes) -> tuple[Subscription, Served]:
         """The client subscribes, and is served; returns the subscription and what serves it."""
         self.client(b"SUB %b\r\n" % line)
         self.server(b"PONG\r\n")
         self.session.identified("token1", ACME)
-        made, served = self.gateway.made[-1], Served()
-        self.session.accept(made, served)
+        made = self.gateway.made[-1]
+        served = self.serve(made)
         assert served.told == ["start"]
         return made, served
 
-    def push(self, subscription: GatewaySubscription, *pushes: bytes) -> bytes:
+    def serve(self, subscription: Subscription) -> Served:
+        """Open a subscription; returns what serves it."""
+        served = Served()
+        subscription.in_flight = InFlightCounter(lambda _count: None)
+        subscription.publishers = (served,)
+        self.session.accept(subscription)
+        return served
+
+    def push(self, subscription: Subscription, *pushes: bytes) -> bytes:
         """Push; returns what goes to the client."""
         subscription.push(pushes)
         return self.session.take()[1]
@@ -134,7 +145,7 @@ def test_a_subscription_asks_for_rights_and_once_for_the_tenant() -> None:
     assert up == probe(BOX + b".*") + question(1) + b"PING\r\nSUB plain 8\r\n"
     assert down == b""
     assert way.client(b"SUB %b 9\r\n" % BOX)[0] == probe(BOX) + b"PING\r\n"
-    assert [(each.subject, each.queue) for each in way.gateway.made] == [
+    assert [(each.text, each.queue) for each in way.gateway.made] == [
         (f"{BOX.decode()}.*", "workers"),
         (BOX.decode(), ""),
     ]
@@ -310,8 +321,7 @@ def test_what_ended_while_it_opened_is_not_served(last: bytes) -> None:
     way.client(b"SUB %b 7\r\n%b" % (BOX, last))
     if not last:
         way.session.close()
-    served = Served()
-    way.session.accept(way.gateway.made[0], served)
+    served = way.serve(way.gateway.made[0])
     assert served.told == ["broken"]
     assert way.gateway.ends == [(b"7", "unsub" if last else "broken")]
 
@@ -326,7 +336,7 @@ def test_pongs_wait_for_the_subscriptions_before_them() -> None:
     assert way.server(b"PONG\r\nPONG\r\nMSG a 9 1\r\nx\r\n")[1] == b"MSG a 9 1\r\nx\r\n"
     way.client(b"SUB %b.* 3\r\n" % BOX)
     assert way.server(b"PONG\r\nPONG\r\nPONG\r\nPONG\r\n")[1] == b""
-    way.session.accept(second, Served())
+    way.serve(second)
     assert way.session.take()[1] == b""
     way.session.refuse(first, "no")
     assert way.session.take()[1] == refusal(BOX + b".*", b"no") + b"PONG\r\n"
@@ -598,7 +608,7 @@ def test_a_verbose_client_gets_one_ok_for_each_command(
         way.session.refuse(subscription, "missing")
     refused = before - way.session.subscriptions
     for subscription in way.gateway.made[missing:]:
-        way.session.accept(subscription, Served())
+        way.serve(subscription)
     more = way.session.take()[1]
     assert more.count(b"-ERR") == refused
     assert (seen + more).count(b"PONG\r\n") == pings

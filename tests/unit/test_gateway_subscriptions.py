@@ -10,8 +10,9 @@ from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
 from mediator.gateway.protocol import GatewaySession, PublicAddress
-from mediator.gateway.subscription import InFlightCounter, SubscriptionRequest
+from mediator.gateway.subscription import InFlightCounter, Publisher, Subscription
 from mediator.gateway.subscriptions import ANSWER_SECONDS, Subscriptions
+from mediator.mailboxes.pushing import Item
 from mediator.nats.subjects import MailboxSubject
 from tests.harness.waiting import until
 
@@ -19,20 +20,20 @@ ACME = ClientIdentity("acme", "ACME")
 
 
 @dataclass
-class Served:
-    """A subscription at the source."""
+class Served(Publisher):
+    """What pushes to a subscription: keeps what it is told."""
 
     told: list[object] = field(default_factory=list)
 
-    def start(self) -> None:
+    def start(self, subscription: Subscription) -> None:
         self.told.append("start")
 
-    def confirm(self, total: int) -> None:
-        self.told.append(total)
+    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+        self.told.append(subscription.confirmed)
 
-    def resume(self) -> None: ...
+    def resume(self, subscription: Subscription) -> None: ...
 
-    def close(self, how: str) -> None:
+    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
         self.told.append(how)
 
 
@@ -42,17 +43,18 @@ class Source:
 
     problem: MediatorError | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    requests: list[SubscriptionRequest] = field(default_factory=list)
+    requests: list[Subscription] = field(default_factory=list)
     opened: list[Served] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
-    async def open(self, request: SubscriptionRequest) -> Served:
-        self.requests.append(request)
+    async def open(self, subscription: Subscription) -> None:
+        self.requests.append(subscription)
         await self.gate.wait()
         if self.problem is not None:
             raise self.problem
         self.opened.append(Served())
-        return self.opened[-1]
+        subscription.in_flight = InFlightCounter(lambda _count: None)
+        subscription.publishers = (self.opened[-1],)
 
     def start(self) -> None: ...
 

@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.gateway.feed import FeedSubscription
-from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageBatch, Subscriber
+from mediator.gateway.feed import LiveFeed, push_batch
+from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageBatch, Subscription
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor
 from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
+from mediator.nats.subjects import PlainSubject
 
 LANE = st.sampled_from(LANES)
 
 
-class Target:
+class Client:
     """A client that keeps what it is pushed."""
 
     def __init__(self, sid: bytes = b"1", *, bare: bool = False, full: bool = False) -> None:
@@ -27,7 +28,7 @@ class Target:
         self.full = full
         self.frames: list[bytes] = []
 
-    def push(self, pushes: Sequence[bytes]) -> None:
+    def write(self, _to: Subscription, pushes: Sequence[bytes]) -> None:
         self.frames += pushes
 
 
@@ -42,10 +43,12 @@ class Recorded(EncodedMessage):
         return super().frame(subject, sid, python=python, bare=bare)
 
 
-def subscription(target: Target, lanes: Sequence[Lane] = LANES, marks: Sequence[int] = (-1,) * 4) -> FeedSubscription:
-    subjects = {lane: lane.name.lower().encode() for lane in lanes}
-    subscriber = Subscriber(subjects, False, target, InFlightCounter(lambda _count: None))
-    return FeedSubscription(cast(Any, None), subscriber, Cursor(lanes, list(marks)))
+def subscription(to: Client, lanes: Sequence[Lane] = LANES, marks: Sequence[int] = (-1,) * 4) -> Subscription:
+    made = Subscription(to.sid, "", PlainSubject(), "", to.write, lambda _: to.full, bare=to.bare)
+    made.subjects = {lane: lane.name.lower().encode() for lane in lanes}
+    made.in_flight = InFlightCounter(lambda _count: None)
+    made.cursor = Cursor(lanes, list(marks))
+    return made
 
 
 def batch(*messages: Message, kind: type[EncodedMessage] = EncodedMessage) -> MessageBatch:
@@ -66,8 +69,8 @@ def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Mes
 def test_one_gets_what_it_wants_as_far_as_there_is_room(
     lanes: list[Lane], marks: list[int], batches: list[list[tuple[Lane, int]]], confirmed: int
 ) -> None:
-    target = Target()
-    served = subscription(target, lanes, marks)
+    client = Client()
+    served = subscription(client, lanes, marks)
     expected: list[bytes] = []
     reached, unconfirmed = list(marks), list[int]()
     msg_id = 0
@@ -87,22 +90,22 @@ def test_one_gets_what_it_wants_as_far_as_there_is_room(
             unconfirmed.append(one.size)
             reached[one.lane] = one.msg_id
             expected.append(EncodedMessage(one).frame(one.lane.name.lower().encode(), b"1", python=False))
-        assert served.serve(batch(*messages)) is room
-        assert target.frames == expected
+        assert push_batch(served, batch(*messages)) is room
+        assert client.frames == expected
         assert served.cursor.marks == reached
-        assert served.subscriber.window.count == len(unconfirmed)
+        assert served.window.count == len(unconfirmed)
         taken = min(confirmed, len(unconfirmed))
         total = len(expected) - len(unconfirmed) + taken
-        assert len(served.subscriber.window.confirm(total)) == taken
+        assert len(served.window.confirm(total)) == taken
         del unconfirmed[:taken]
 
 
 @pytest.mark.rule("E6")
 def test_who_sees_it_alike_shares_a_frame() -> None:
     shared = batch(message(0), message(1))
-    first, same, other, bare = Target(), Target(), Target(b"2"), Target(bare=True)
-    for target in (first, same, other, bare):
-        assert subscription(target).serve(shared)
+    first, same, other, bare = Client(), Client(), Client(b"2"), Client(bare=True)
+    for client in (first, same, other, bare):
+        assert push_batch(subscription(client), shared)
     assert first.frames[0] is same.frames[0]
     assert other.frames[0] == first.frames[0].replace(b" 1 ", b" 2 ", 1)
     assert bare.frames[0].startswith(b"MSG normal 1 1\r\n")
@@ -113,41 +116,35 @@ def test_frames_that_are_recorded_are_made_for_each() -> None:
     Recorded.made = 0
     traced = batch(message(0), kind=Recorded)
     for _ in range(3):
-        subscription(Target()).serve(traced)
+        push_batch(subscription(Client()), traced)
     assert Recorded.made == 3
 
 
 @pytest.mark.rule("E6", "E7")
 def test_a_client_that_does_not_read_misses_nothing() -> None:
-    target = Target(full=True)
-    served = subscription(target)
-    assert not served.serve(batch(message(0)))
-    target.full = False
-    assert served.serve(batch(message(0)))
-    assert len(target.frames) == 1
-
-
-class Feed:
-    """Is asked to serve subscriptions that are not live."""
-
-    def __init__(self) -> None:
-        self.served = 0
-
-    def is_live(self, subscription: FeedSubscription) -> bool:
-        return False
-
-    async def catch_up(self, subscription: FeedSubscription) -> None:
-        self.served += 1
+    client = Client(full=True)
+    served = subscription(client)
+    assert not push_batch(served, batch(message(0)))
+    client.full = False
+    assert push_batch(served, batch(message(0)))
+    assert len(client.frames) == 1
 
 
 @pytest.mark.rule("E7", "E9")
-async def test_room_that_broadcasts_had_taken_is_used() -> None:
-    feed = Feed()
-    served = FeedSubscription(cast(Any, feed), subscription(Target()).subscriber, Cursor(LANES, [-1] * 4))
+async def test_room_that_broadcasts_had_taken_is_used(monkeypatch: Any) -> None:
+    feed = LiveFeed(cast(Any, None), asyncio.Semaphore(), cast(Any, None), ("", ""), 1, lambda: None, EncodedMessage)
+    read: list[object] = []
+
+    async def nothing_new(*how: object) -> None:
+        read.append(how)
+
+    monkeypatch.setattr(feed, "_read", nothing_new)
+    served = subscription(Client())
+    served.publishers = (feed,)
     # A broadcast that is not stored, in the same window.
-    assert served.subscriber.window.offer([((Lane.NORMAL, HIDDEN_ID), 600_000)], 600_000)
-    assert not served.serve(batch(message(0, payload=bytes(600_000))))
-    served.subscriber.in_flight.add(1)
+    assert served.window.offer([((Lane.NORMAL, HIDDEN_ID), 600_000)], 600_000)
+    assert not push_batch(served, batch(message(0, payload=bytes(600_000))))
+    served.in_flight.add(1)
     served.confirm(1)
     await asyncio.sleep(0)
-    assert feed.served == 1
+    assert len(read) == 1

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import MAX_BYTES, MAX_SUBSCRIPTIONS, GatewaySession, GatewaySubscription, PublicAddress
+from mediator.gateway.protocol import MAX_BYTES, MAX_SUBSCRIPTIONS, GatewaySession, PublicAddress
+from mediator.gateway.subscription import Subscription
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats.client import Request
 
@@ -41,9 +42,9 @@ class Gateway:
         self.questions += 1
         return f"token{self.questions}", b"?"
 
-    def add(self, subscription: GatewaySubscription) -> None: ...
-    def open(self, subscription: GatewaySubscription, tenant: str) -> None: ...
-    def end(self, subscription: GatewaySubscription, how: str) -> None: ...
+    def add(self, session: GatewaySession, subscription: Subscription) -> None: ...
+    def open(self, session: GatewaySession, subscription: Subscription) -> None: ...
+    def end(self, subscription: Subscription, how: str) -> None: ...
 
 
 class Way:
