@@ -15,7 +15,6 @@ from mediator.ops.backup_file import DATABASE, FORMAT, BackupFile, BackupManifes
 from mediator.ops.journal import FOLDER, count_accepted
 from mediator.parts import find_parts
 from mediator.store.opening import database_path, make_data_dir
-from mediator.store.sqlite import hold
 from mediator.store.sqlite_copy import (
     Progress,
     check_sqlite,
@@ -25,6 +24,7 @@ from mediator.store.sqlite_copy import (
     foreign_objects,
     prepare,
 )
+from mediator.store.sqlite_file import hold
 from mediator.system.private_files import open_file
 
 IDS_PER_MILLISECOND = 100

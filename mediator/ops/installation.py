@@ -1,5 +1,6 @@
 """The doctor's findings about the installation: database, disk, journal, and files that others may read."""
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -7,14 +8,14 @@ from pathlib import Path
 
 from cryptography import x509
 
-from mediator.errors import MediatorError
+from mediator.errors import MediatorError, StoreDamagedError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.diagnosis import Finding, Level
 from mediator.ops.journal.segments import read_gaps
 from mediator.ops.units import format_bytes, format_count, format_time
 from mediator.store.base import Integrity
 from mediator.store.opening import database_path
-from mediator.store.sqlite import find_damage
+from mediator.store.sqlite_file import find_damage
 from mediator.system.private_files import exposed
 
 CHECK_SECONDS = 5.0
@@ -35,13 +36,22 @@ _RESTORE = (
 
 
 def offline_findings(data_dir: Path) -> Iterator[Finding]:
-    """Check the whole database, if there is one, while no service runs."""
+    """Check the directory and the whole database, if there is one, while no service runs."""
+    if data_dir.is_dir() and not os.access(data_dir, os.W_OK):
+        yield Finding(
+            Level.PROBLEM,
+            f"{data_dir} cannot be written: no service can start there.",
+            "Make it writable for the user that runs the service, unless it is read-only on purpose: verify, backup "
+            "and Spark read it as it is.",
+        )
     database = database_path(data_dir)
     if database.exists():
         try:
             yield from damage_findings(find_damage(database, OFFLINE_SECONDS))
-        except MediatorError as error:
+        except StoreDamagedError as error:
             yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.", _RESTORE)
+        except MediatorError as error:
+            yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.")
 
 
 def damage_findings(found: Integrity) -> Iterator[Finding]:

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from mediator.errors import SetupError, StoreDamagedError, UnavailableError
+from mediator.errors import SetupError
 from mediator.store.dialect import Dialect
 from mediator.store.opening import database_path
 from mediator.store.rows import Row
-from mediator.store.sqlite import MAX_PROBLEMS, SqliteDialect, connect_to_read
+from mediator.store.sqlite import SqliteDialect
 from mediator.store.sqlite_copy import foreign_objects
+from mediator.store.sqlite_file import MAX_PROBLEMS, connect_to_read, describe_damage, translate
 
 Ask = Callable[[str, Sequence[Any]], list[Row]]
 """Runs a SELECT with ``?`` places in a snapshot and returns its rows."""
@@ -103,10 +104,11 @@ class SqliteSnapshots:
 
     def check_pages(self, table: str) -> list[str]:
         """See :class:`Snapshots`."""
-        try:
-            rows = self._connection.execute(f'PRAGMA integrity_check("{table}")').fetchmany(MAX_PROBLEMS)
-        except sqlite3.Error as error:
-            rows = [(str(error),)]
+        with _errors():
+            try:
+                rows = self._connection.execute(f'PRAGMA integrity_check("{table}")').fetchmany(MAX_PROBLEMS)
+            except sqlite3.Error as error:
+                rows = [(describe_damage(error),)]
         return [row[0] for row in rows if row[0] != "ok"]
 
     def close(self) -> None:
@@ -119,7 +121,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreDamagedError(str(error)) from error
-        raise UnavailableError(str(error)) from error
+        raise translate(error) from error

@@ -1,11 +1,8 @@
 """The SQLite store: one file, one owning process, one writer, and readers beside it."""
 
-import fcntl
-import json
 import os
 import shutil
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +14,7 @@ from typing import Any
 import structlog
 from peewee import SqliteDatabase
 
-from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
+from mediator.errors import StoreDamagedError, UnavailableError
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses
@@ -31,7 +28,8 @@ from mediator.store.pool import Pool
 from mediator.store.reserve import Reserve
 from mediator.store.rows import MESSAGE, KeptMailbox, Row
 from mediator.store.session import Session
-from mediator.system.private_files import make_file, make_folder, open_file
+from mediator.store.sqlite_file import connect_to_read, find_damage, hold, translate
+from mediator.system.private_files import make_file, make_folder
 
 CACHED_MAILBOXES = 50_000
 UNFLUSHED_POSITIONS = 50_000
@@ -54,9 +52,6 @@ VACUUM_PAGES = 64
 VACUUM_PAGES_WHEN_FULL = 1024
 DAMAGE_SECONDS = 60.0
 """How long the store counts as damaged after damage was last found: other requests may read intact pages."""
-LARGE_TABLES = ("outbox", "dedup", "message", "body")
-MAX_PROBLEMS = 10
-"""Problems of each table that a check of the database names."""
 
 _log = structlog.get_logger("store")
 
@@ -156,17 +151,15 @@ class SqliteStore:
 
     def _failure(self, error: sqlite3.Error) -> UnavailableError:
         """Translate an error of SQLite, and react to a full disk or a damaged file."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             self._reserve.give_back()
             return UnavailableError("the disk is full")
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            damage = StoreDamagedError(str(error))
+        failure = translate(error)
+        if isinstance(failure, StoreDamagedError):
             if self.damage is None:
                 _log.error("the database is damaged", why=str(error))
-            self._damaged = time.monotonic(), str(damage)
-            return damage
-        return UnavailableError(str(error))
+            self._damaged = time.monotonic(), str(failure)
+        return failure
 
     def _log_bytes(self) -> int:
         try:
@@ -452,77 +445,3 @@ class SqliteDialect:
 def _is_plain(row: Row) -> bool:
     """Whether the rare columns of a row are NULL."""
     return (row[_RARE[0]], row[_RARE[1]]) == _NO_RARE
-
-
-def hold(path: Path) -> "Hold":
-    """Lock the database for this process; :class:`StoreHeldError` names the process that owns it."""
-    return Hold(path.with_name(f"{path.name}.lock"))
-
-
-class Hold:
-    """A lock file that names its owner; the lock ends with the process."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = self._file.read(4096)
-            self._file.close()
-            raise StoreHeldError(_describe(path, owner)) from error
-        self._file.seek(0)
-        self._file.truncate()
-        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-        json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%Y-%m-%d %H:%M:%S")}, self._file)
-        self._file.flush()
-
-    def close(self) -> None:
-        """Release the database."""
-        self._file.close()
-
-
-def _describe(path: Path, owner: str) -> str:
-    database = path.name.removesuffix(".lock")
-    try:
-        held = json.loads(owner)
-        return f"{database} is held by process {held['pid']} ({held['command']}) since {held['since']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{database} is held by another process"
-
-
-def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Open the file for reading alone; the service may go on writing."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-
-
-def find_damage(path: Path, seconds: float) -> Integrity:
-    """Check all tables and their indexes, the small ones first, for so many seconds at most.
-
-    Raises :class:`StoreDamagedError` when the list of tables cannot be read.
-    """
-    try:
-        with closing(connect_to_read(path)) as connection:
-            return _check_tables(connection, seconds)
-    except sqlite3.Error as error:
-        raise StoreDamagedError(str(error)) from error
-
-
-def _check_tables(connection: sqlite3.Connection, seconds: float) -> Integrity:
-    end = time.monotonic() + seconds
-    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-    # Large tables come last, so that the others are checked in any case.
-    tables = sorted((row[0] for row in found), key=lambda name: (name in LARGE_TABLES, name))
-    connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
-    problems: list[str] = []
-    for number, table in enumerate(tables):
-        if time.monotonic() > end:
-            return Integrity(problems, number, tables[number:])
-        try:
-            rows = connection.execute(f'PRAGMA quick_check("{table}")').fetchmany(MAX_PROBLEMS)
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
-                return Integrity(problems, number, tables[number:])
-            rows = [(str(error),)]
-        problems += [f"{table}: {row[0]}" for row in rows if row[0] != "ok"]
-    return Integrity(problems, len(tables))

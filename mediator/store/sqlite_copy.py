@@ -10,8 +10,9 @@ from pathlib import Path
 
 from peewee import SqliteDatabase
 
-from mediator.errors import SetupError, StoreDamagedError, UnavailableError
+from mediator.errors import SetupError, StoreDamagedError
 from mediator.store.migrate import migrate
+from mediator.store.sqlite_file import connect_to_read, translate
 from mediator.system.gentle_copy import GentleCopy
 from mediator.system.private_files import make_file
 
@@ -44,7 +45,9 @@ def copy_sqlite(source: Path, target: Path, on_progress: Progress) -> None:
     """
     make_file(target)
     try:
-        with closing(connect(source)) as reading, closing(connect(target)) as writing:
+        # The last connection that might write removes the log which the first one made; another user's would be in the
+        # way of the service.
+        with closing(connect_to_read(source, "rw")) as reading, closing(connect(target)) as writing:
             writing.execute("PRAGMA synchronous = off")
             writing.execute("PRAGMA journal_mode = off")
             reading.execute("BEGIN")
@@ -60,7 +63,7 @@ def copy_sqlite(source: Path, target: Path, on_progress: Progress) -> None:
                 reading.backup(writing, pages=PAGES, progress=stepped, sleep=0)
             reading.execute("ROLLBACK")
     except sqlite3.Error as error:
-        raise _failure(source, error) from error
+        raise translate(error, source.name) from error
 
 
 def check_sqlite(path: Path) -> None:
@@ -69,17 +72,13 @@ def check_sqlite(path: Path) -> None:
         with closing(connect(path)) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        raise _failure(path, error) from error
+        raise translate(error, path.name) from error
     if found != "ok":
         raise StoreDamagedError(found)
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Connect to a database file that exists.
-
-    It might be written, so that the last connection removes the log that the first one made; another user's would be in
-    the way of the service.
-    """
+    """Connect to a database file that exists and that nobody else uses."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 
@@ -150,10 +149,4 @@ def prepare(path: Path, skip: int, numbered: Collection[str]) -> None:
                     raise_numbers(connection, table, highest_number(connection, table) + skip)
             connection.execute("COMMIT")
     except sqlite3.Error as error:
-        raise _failure(path, error) from error
-
-
-def _failure(path: Path, error: sqlite3.Error) -> UnavailableError:
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreDamagedError(str(error))
-    return UnavailableError(f"{path.name}: {error}")
+        raise translate(error, path.name) from error

@@ -8,7 +8,8 @@ from typing import Any
 import adbc_driver_sqlite.dbapi
 import numpy as np
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, UnavailableError
+from mediator.store.sqlite_file import find_read_access
 from pipeline.source.adbc import Snapshot
 from pipeline.source.mailboxes import SLICES, MessageRange, RowRange, select_ranges
 from pipeline.source.options import ReadOptions
@@ -45,8 +46,17 @@ class SqliteDatabase(Snapshot):
         file = options.file
         if not file.is_file():
             raise BadRequestError(self.option, f"there is no {file.name} in {file.parent}")
+        try:
+            self._access = find_read_access(file)
+        except UnavailableError as error:
+            raise BadRequestError(self.option, str(error)) from None
         # Without autocommit the first SELECT begins the snapshot that all others see.
-        super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(f"{file.as_uri()}?mode=ro"), str(file), (_WAIT,))
+        super().__init__(lambda: adbc_driver_sqlite.dbapi.connect(self._access.uri), str(file), (_WAIT,))
+
+    def close(self) -> None:
+        """Close it; raises :class:`UnavailableError` where what was read cannot be relied on."""
+        super().close()
+        self._access.confirm()
 
     def stretch(self) -> RowRange | None:
         """Return the rows of the table."""

@@ -1,0 +1,200 @@
+"""The SQLite file: which process owns it, how it is opened by those who only read, and what is damaged in it."""
+
+import fcntl
+import json
+import os
+import sqlite3
+import sys
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mediator.errors import StoreDamagedError, StoreHeldError, UnavailableError
+from mediator.store.base import Integrity
+from mediator.system.private_files import open_file
+
+LARGE_TABLES = ("outbox", "dedup", "message", "body")
+MAX_PROBLEMS = 10
+"""Problems of each table that a check of the database names."""
+
+
+def hold(path: Path) -> "Hold":
+    """Lock the database for this process; :class:`StoreHeldError` names the process that owns it."""
+    return Hold(_lock_file(path))
+
+
+class Hold:
+    """A lock file that names its owner; the lock ends with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT), "r+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = self._file.read(4096)
+            self._file.close()
+            raise StoreHeldError(_describe(path, owner)) from error
+        self._file.seek(0)
+        self._file.truncate()
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+        json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%Y-%m-%d %H:%M:%S")}, self._file)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Release the database."""
+        self._file.close()
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _describe(path: Path, owner: str) -> str:
+    database = path.name.removesuffix(".lock")
+    try:
+        held = json.loads(owner)
+        return f"{database} is held by process {held['pid']} ({held['command']}) since {held['since']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{database} is held by another process"
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process owns the database, as far as this machine can see."""
+    try:
+        with _lock_file(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # It was never opened here, or the lock file is left out of a copy.
+        return False
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAccess:
+    """How a database file is opened by who only reads it; made by :func:`find_read_access`."""
+
+    path: Path
+    parameters: str
+    unlocked: tuple[int, int] | None = None
+    """Size and time of a file that is read without locks, so as if nobody could change it."""
+
+    @property
+    def uri(self) -> str:
+        """What SQLite opens."""
+        return f"{self.path.absolute().as_uri()}?{self.parameters}"
+
+    def confirm(self) -> None:
+        """Raise :class:`UnavailableError` if the file was read without locks and somebody has written to it."""
+        if self.unlocked is not None and self.unlocked != _state(self.path):
+            raise UnavailableError(
+                f"a service began to write to {self.path.name} while it was read from a directory that cannot be "
+                "written; repeat the command"
+            )
+
+
+def find_read_access(path: Path, mode: str = "ro") -> ReadAccess:
+    """Return how to open a database that exists; ``mode`` is SQLite's where its directory can be written.
+
+    SQLite reads beside a writer by an index (``-shm``) which it makes where it is missing. Where the directory cannot
+    be written, a file without a log (``-wal``) that no service holds is read as one that nobody changes, which needs no
+    index. Raises :class:`UnavailableError` when there is a log without an index, which may have mail, and when the file
+    cannot be read.
+    """
+    if not os.access(path, os.R_OK):
+        raise UnavailableError(f"{path} cannot be read by the user that runs the command")
+    if os.access(path.parent, os.W_OK):
+        return ReadAccess(path, f"mode={mode}")
+    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
+    has_log = log.exists() and log.stat().st_size > 0
+    if index.exists() and (has_log or _is_held(path)):
+        return ReadAccess(path, "mode=ro")
+    if has_log:
+        raise UnavailableError(
+            f"the directory {path.parent} cannot be written, and {log.name} may have mail that is not in {path.name} "
+            "yet: start and stop the service once where it can be written, or copy all files to such a directory"
+        )
+    if _is_held(path):
+        raise UnavailableError(f"the directory {path.parent} cannot be written, and a service is starting or stopping")
+    return ReadAccess(path, "mode=ro&immutable=1", _state(path))
+
+
+def connect_to_read(path: Path, mode: str = "ro") -> sqlite3.Connection:
+    """Open the file for reading alone, as :func:`find_read_access` says; the service may go on writing.
+
+    Closing it raises :class:`UnavailableError` where what was read cannot be relied on; see :meth:`ReadAccess.confirm`.
+    """
+    access = find_read_access(path, mode)
+    connection = sqlite3.connect(
+        access.uri, uri=True, isolation_level=None, check_same_thread=False, factory=_ReadConnection
+    )
+    connection.access = access
+    return connection
+
+
+class _ReadConnection(sqlite3.Connection):
+    access: ReadAccess
+
+    def close(self) -> None:
+        super().close()
+        self.access.confirm()
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        about = path.stat()
+        return about.st_size, about.st_mtime_ns
+    return None
+
+
+def translate(error: sqlite3.Error, name: str = "") -> UnavailableError:
+    """Return the error that says whether the file ``name`` is damaged, or cannot be used now."""
+    if _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreDamagedError(str(error))
+    return UnavailableError(f"{name}: {error}" if name else str(error))
+
+
+def _error_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def find_damage(path: Path, seconds: float) -> Integrity:
+    """Check all tables and their indexes, the small ones first, for so many seconds at most.
+
+    Raises :class:`StoreDamagedError` when the list of tables cannot be read, and :class:`UnavailableError` when the
+    file cannot.
+    """
+    try:
+        with closing(connect_to_read(path)) as connection:
+            return _check_tables(connection, seconds)
+    except sqlite3.Error as error:
+        raise translate(error, path.name) from error
+
+
+def describe_damage(error: sqlite3.Error) -> str:
+    """Return what a failed check of pages says of them; raises the error where it says nothing of them."""
+    if _error_code(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR):
+        raise error
+    return str(error)
+
+
+def _check_tables(connection: sqlite3.Connection, seconds: float) -> Integrity:
+    end = time.monotonic() + seconds
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    # Large tables come last, so that the others are checked in any case.
+    tables = sorted((row[0] for row in found), key=lambda name: (name in LARGE_TABLES, name))
+    connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+    problems: list[str] = []
+    for number, table in enumerate(tables):
+        if time.monotonic() > end:
+            return Integrity(problems, number, tables[number:])
+        try:
+            rows = connection.execute(f'PRAGMA quick_check("{table}")').fetchmany(MAX_PROBLEMS)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                return Integrity(problems, number, tables[number:])
+            rows = [(describe_damage(error),)]
+        problems += [f"{table}: {row[0]}" for row in rows if row[0] != "ok"]
+    return Integrity(problems, len(tables))
