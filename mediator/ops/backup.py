@@ -17,6 +17,7 @@ from mediator.parts import find_parts
 from mediator.store.opening import database_path, make_data_dir
 from mediator.store.sqlite_copy import (
     Progress,
+    altered_objects,
     check_sqlite,
     connect,
     copy_sqlite,
@@ -116,6 +117,10 @@ def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restore
             raise SetupError(f"{file.name} is damaged: its tables have other numbers of rows than its list")
         skip = max(MIN_SKIP, (_now() - manifest.taken_at) * IDS_PER_MILLISECOND)
         prepare(copy, skip, [*_NUMBERED, *(name for part in find_parts() for name in part.known_numbers)])
+        with closing(connect(copy)) as connection:
+            altered = altered_objects(connection)
+        if altered:
+            raise SetupError(f"{file.name} is no backup: its {altered[0]} is declared otherwise than migrations do")
         later = count_accepted(settings.data_dir / FOLDER, manifest.taken_at)
         for name, key in keys.items():
             if name not in configured:

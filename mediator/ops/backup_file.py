@@ -10,7 +10,6 @@ import os
 import tarfile
 import time
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -30,6 +29,7 @@ KEYS = "keys/"
 CHUNK = 1 << 20
 MAX_MEMBERS = 100
 MAX_MANIFEST = 1 << 20
+MAX_KEY = 1 << 16
 
 
 class BackupMember(BaseModel):
@@ -132,49 +132,75 @@ class BackupFile:
         when it cannot be read.
         """
         self._path = path
+        self._file = path.open("rb")
         try:
-            self._tar = tarfile.open(path, "r:")  # noqa: SIM115
-        except tarfile.TarError:
-            raise self._damaged("is no backup, or its beginning is damaged") from None
-        try:
+            self._members = self._find_members()
             self.manifest = self._read_manifest()
         except BaseException:
-            self._tar.close()
+            self._file.close()
             raise
 
     def _damaged(self, why: str) -> SetupError:
         return SetupError(f"{self._path.name} {why}")
 
-    def _read_manifest(self) -> BackupManifest:
-        try:
-            members = {member.name: member for member in islice(self._tar, MAX_MEMBERS + 1)}
-            names = self._tar.getnames()
-            if len(names) > MAX_MEMBERS:
+    def _find_members(self) -> dict[str, tuple[int, int]]:
+        """Return where each file begins and how many bytes it has.
+
+        Headers are read one by one, and only those of the form that :func:`write_backup` writes. Extended ones, with
+        which tarfile recurses, goes back in the file, or reads one file as another, are no ordinary files.
+        """
+        members: dict[str, tuple[int, int]] = {}
+        total = self._file.seek(0, os.SEEK_END)
+        begin = 0
+        while begin < total:
+            self._file.seek(begin)
+            try:
+                header = tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+            except tarfile.EOFHeaderError:
+                break
+            except tarfile.HeaderError:
+                raise self._damaged("is damaged" if members else "is no backup, or its beginning is damaged") from None
+            if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                raise self._damaged(f"is no backup: {header.name[:80]} is no ordinary file")
+            if header.name in members:
+                raise self._damaged(f"is no backup: it has files that are not in its list, a second {header.name[:80]}")
+            if len(members) == MAX_MEMBERS:
                 raise self._damaged(f"is no backup: it has more than {MAX_MEMBERS} files")
-            if MANIFEST not in names:
+            begin += tarfile.BLOCKSIZE
+            if not 0 <= header.size <= total - begin:
                 raise self._damaged("is incomplete: its end, which lists its contents, is missing")
-            for member in members.values():
-                if not member.isreg() or member.issparse():
-                    raise self._damaged(f"is no backup: {member.name} is no ordinary file")
-            file = self._tar.extractfile(MANIFEST)
-            read = orjson.loads(b"" if file is None else file.read(MAX_MANIFEST))
+            members[header.name] = begin, header.size
+            begin += -(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        if not members:
+            raise self._damaged("is no backup, or its beginning is damaged")
+        return members
+
+    def _read_manifest(self) -> BackupManifest:
+        if MANIFEST not in self._members:
+            raise self._damaged("is incomplete: its end, which lists its contents, is missing")
+        try:
+            begin, size = self._members[MANIFEST]
+            self._file.seek(begin)
+            read = orjson.loads(self._file.read(min(size, MAX_MANIFEST)))
             if isinstance(read, dict) and isinstance(read.get("format"), int) and read["format"] > FORMAT:
                 raise SetupError(
                     f"{self._path.name} was made by a newer version, {read.get('version')}, in a form that this one "
                     "does not know; use that version"
                 )
             manifest = BackupManifest.model_validate(read)
-        except (tarfile.TarError, ValidationError, ValueError, OSError):
+        except (ValidationError, ValueError):
             raise self._damaged("is damaged: its list of contents cannot be read") from None
-        if DATABASE not in manifest.files or not set(manifest.files) <= set(names):
+        if DATABASE not in manifest.files or not set(manifest.files) <= set(self._members):
             raise self._damaged("is damaged: it lacks files of its list")
-        if len(names) != len(manifest.files) + 1:
+        if set(self._members) != {*manifest.files, MANIFEST}:
             raise self._damaged("is no backup: it has files that are not in its list")
         for name, listed in manifest.files.items():
-            if members[name].size != listed.bytes:
+            if self._members[name][1] != listed.bytes:
                 raise self._damaged(f"is damaged: {name} has another size than its list says")
         if any(Path(name).name != name or name.startswith(".") for name in manifest.keys):
             raise self._damaged("is damaged: a key has the name of a path")
+        if any(manifest.files[KEYS + name].bytes > MAX_KEY for name in manifest.keys):
+            raise self._damaged(f"is no backup: a key has more than {MAX_KEY} bytes")
         return manifest
 
     def extract_database(self, target: Path, on_progress: Progress) -> None:
@@ -189,19 +215,15 @@ class BackupFile:
         return held.getvalue()
 
     def _extract(self, name: str, target: IO[bytes], on_progress: Progress) -> None:
-        expected = self.manifest.files[name]
-        try:
-            source = self._tar.extractfile(name)
-            if source is None:
-                raise self._damaged(f"is damaged: {name} is no file")
-            measured = _Measured(source, expected.bytes, "read", on_progress, None)
-            while data := measured.read(CHUNK):
-                target.write(data)
-        except tarfile.TarError:
-            raise self._damaged(f"is damaged: {name} cannot be read") from None
-        if measured.member != expected:
+        begin, left = self._members[name]
+        measured = _Measured(self._file, left, "read", on_progress, None)
+        self._file.seek(begin)
+        while data := measured.read(min(left, CHUNK)):
+            target.write(data)
+            left -= len(data)
+        if measured.member != self.manifest.files[name]:
             raise self._damaged(f"is damaged: {name} is not as the backup was made")
 
     def close(self) -> None:
         """Close the file."""
-        self._tar.close()
+        self._file.close()

@@ -102,16 +102,35 @@ def foreign_objects(connection: sqlite3.Connection) -> list[str]:
 
     Triggers and views run when others write and read; they could be made to change what is restored.
     """
-    question = "SELECT type, name, tbl_name, rootpage FROM sqlite_master ORDER BY name"
-    with SqliteDatabase(":memory:") as empty:
-        migrate(empty)
-        known = {(kind, name, table) for kind, name, table, _ in empty.execute_sql(question)}
+    known = {(kind, name, table) for kind, name, table, _ in _schema()}
     return [
         f"{kind} {name[:80]}"
-        for kind, name, table, page in connection.execute(question)
+        for kind, name, table, page in connection.execute(
+            "SELECT type, name, tbl_name, rootpage FROM sqlite_master ORDER BY name"
+        )
         # A virtual table has no page of its own.
         if not page or not ((kind, name, table) in known or (kind == "table" and name.startswith(_FURTHER)))
     ]
+
+
+def altered_objects(connection: sqlite3.Connection) -> list[str]:
+    """Return the tables and indexes of a migrated database that are declared otherwise than migrations do.
+
+    ``ON CONFLICT IGNORE``, a CHECK, a default or a key with a cascade change what is stored as a trigger does.
+    """
+    known = {(kind, name): sql for kind, name, _, sql in _schema()}
+    return [
+        f"{kind} {name}"
+        for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name")
+        if known.get((kind, name), sql) != sql
+    ]
+
+
+def _schema() -> list[tuple[str, str, str, str]]:
+    """Return type, name, table and declaration of everything that migrations make."""
+    with SqliteDatabase(":memory:") as empty:
+        migrate(empty)
+        return list(empty.execute_sql("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
 
 def highest_number(connection: sqlite3.Connection, table: str) -> int:

@@ -454,6 +454,24 @@ def test_a_backup_with_foreign_objects_is_refused(statement, what, filled, tmp_p
     assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
 
 
+@pytest.mark.parametrize(
+    ("table", "before", "after"),
+    [
+        ("message", "PRIMARY KEY", "PRIMARY KEY ON CONFLICT IGNORE"),
+        ("replay", "PRIMARY KEY (sender, mark)", "PRIMARY KEY (sender, mark, seq)"),
+        ("audit_log", "NOT NULL", "NOT NULL CHECK (0)"),
+    ],
+)
+def test_a_backup_with_other_declarations_is_refused(table, before, after, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar")
+    changed = f"UPDATE sqlite_master SET sql = replace(sql, '{before}', '{after}') WHERE name = '{table}'"
+    crafted(file, "PRAGMA writable_schema = on", changed)
+    new = Settings.of(data_dir=tmp_path / "new")
+    with pytest.raises(SetupError, match=f"its table {table} is declared otherwise than migrations do"):
+        restore(new, file, on_progress=quiet)
+    assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
+
+
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.type, made.linkname = kind, link
@@ -476,6 +494,44 @@ def test_only_listed_ordinary_files_are_restored(further, why, filled, tmp_path)
     with tarfile.open(file, "a") as tar:
         tar.addfile(further)
     with pytest.raises(SetupError, match=why):
+        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+
+
+def extended(**records: str) -> bytes:
+    """A header of POSIX with records about the file behind it."""
+    about = tarfile.TarInfo("mediator.db")
+    about.pax_headers = records
+    return about.tobuf(tarfile.PAX_FORMAT)[: -tarfile.BLOCKSIZE]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        extended(size="-1536"),
+        extended(size="-2048"),
+        extended(comment="x") * 3000,
+        extended(path="keys/didcomm.key"),
+        extended(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "99"}),
+    ],
+    ids=["back to itself", "back to another", "thousands", "another name", "sparse"],
+)
+def test_extended_headers_are_refused_at_once(headers, filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar")
+    whole = file.read_bytes()
+    with tarfile.open(file) as tar:
+        at = tar.getmember("manifest.json").offset
+    file.write_bytes(whole[:at] + headers + whole[at:])
+    with pytest.raises(SetupError, match="is no ordinary file"):
+        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+
+
+def test_a_key_has_few_bytes(filled, tmp_path):
+    file = write(filled, tmp_path / "b.tar", with_keys=True)
+    files, large = members(file), bytes(1 << 20)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["keys/didcomm.key"] = {"bytes": len(large), "sha256": hashlib.sha256(large).hexdigest()}
+    packed(file, files | {"keys/didcomm.key": large, "manifest.json": json.dumps(manifest).encode()})
+    with pytest.raises(SetupError, match="a key has more than 65536 bytes"):
         restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
 
 
