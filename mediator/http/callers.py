@@ -172,7 +172,11 @@ class HttpCallers:
 
     def address_of(self, request: web.Request) -> Address | None:
         """Return the address of a client, behind trusted proxies too."""
-        return self._addresses.of(parse_address(request.remote or ""), request.headers)
+        return self.client_address(request.remote or "", request.headers)
+
+    def client_address(self, peer: str, headers: MultiMapping[str]) -> Address | None:
+        """Return the address of a client by that of the connection and the headers of the request."""
+        return self._addresses.of(parse_address(peer), headers)
 
 
 def tokens_of(settings: Settings, tenants: Iterable[str]) -> dict[str, list[str]]:

@@ -17,7 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mediator.endpoint import Endpoint
 from mediator.errors import BusyError, MediatorError, NotAuthenticatedError, SetupError
 from mediator.http.callers import HttpCallers, read_local_token, tokens_of
-from mediator.http.client_address import parse_address
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mcp.callers import TENANT, Callers
@@ -143,14 +142,15 @@ class _Door:
             headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
             async with asyncio.timeout(REQUEST_SECONDS):
                 peer = scope.get("client")
-                caller = self._callers.identify(headers, parse_address(peer[0]) if peer else None)
+                caller = self._callers.identify(headers, self._callers.client_address(peer[0] if peer else "", headers))
                 if caller.tenant is None or (caller.local and not await self._allows_local()):
                     raise NotAuthenticatedError
                 if self._requests >= MAX_REQUESTS:
                     raise BusyError(f"{MAX_REQUESTS} requests are being answered")
                 self._requests += 1
+                scope[TENANT] = caller.tenant
                 try:
-                    await self._app({**scope, TENANT: caller.tenant}, receive, watched)
+                    await self._app(scope, receive, watched)
                 finally:
                     self._requests -= 1
         except MediatorError as error:
@@ -162,27 +162,44 @@ class _Door:
 
 
 class _Connection(H11Protocol):
-    """A connection that must send the head of each request in time, and gives way to others until it has."""
+    """A connection that must send heads of requests, and read the answers, in time; it gives way to others unless a
+    caller with a token is being answered."""
 
     _late: asyncio.TimerHandle | None = None
+    _in_head = True
 
     @property
-    def waiting(self) -> bool:
-        """Whether there is no request that is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Limit the time until the first request."""
         super().connection_made(transport)
-        self._limit()
+        self._limit(HEAD_SECONDS)
         if len(self.connections) > MAX_CONNECTIONS:
-            waiting = (one for one in self.connections if one is not self and one.waiting)  # type: ignore[union-attr]
-            next(waiting, self).transport.close()
+            others = (one for one in self.connections if one is not self)
+            unknown = (one for one in others if not (one._answering and TENANT in one.scope))  # type: ignore[union-attr]
+            next(unknown, self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Limit the time of a head that is not complete."""
+        """Limit the time of a head that is not complete, however its bytes drip."""
         super().data_received(data)
-        self._limit()
+        if not self._answering and not self._in_head:
+            self._in_head = True
+            self._limit(HEAD_SECONDS)
+
+    def handle_events(self) -> None:
+        """Limit the time of a request, and of reading the answer."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._in_head = False
+            self._limit(REQUEST_SECONDS + HEAD_SECONDS)
+
+    def on_response_complete(self) -> None:
+        """Limit the time until the next request."""
+        self._limit(IDLE_SECONDS)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -190,13 +207,11 @@ class _Connection(H11Protocol):
         if self._late is not None:
             self._late.cancel()
 
-    def _limit(self) -> None:
-        if not self.waiting:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-        elif self._late is None:
-            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+    def _limit(self, seconds: float) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        # Aborted, since a peer that does not read keeps a connection that is only closed open.
+        self._late = self.loop.call_later(seconds, self.transport.abort)
 
 
 def _error(status: int, text: str, code: str, **headers: str) -> Response:
@@ -222,6 +237,8 @@ async def serve(app: ASGIApp, listening: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Whose headers count says http_trusted_proxies.
+        proxy_headers=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
     )

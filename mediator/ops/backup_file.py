@@ -154,10 +154,11 @@ class BackupFile:
         begin = 0
         while begin < total:
             self._file.seek(begin)
-            try:
-                header = tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
-            except tarfile.EOFHeaderError:
+            block = self._file.read(tarfile.BLOCKSIZE)
+            if not block.strip(b"\0"):
                 break
+            try:
+                header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             except tarfile.HeaderError:
                 raise self._damaged("is damaged" if members else "is no backup, or its beginning is damaged") from None
             if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):

@@ -1,6 +1,7 @@
 """This machine's rights need its secret, at every door: a proxy in front gives none, and a second tenant ends them."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,22 +119,30 @@ async def test_a_tenant_added_live_ends_local_tools(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def half_requests(folder: Path, count: int) -> AsyncIterator[tuple[str, list[asyncio.StreamReader]]]:
-    """Serve tools; open connections that send half the head of a request."""
+async def half_requests(
+    folder: Path, count: int, sent: bytes = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+) -> AsyncIterator[tuple[str, list[asyncio.StreamReader]]]:
+    """Serve tools; open connections that send half the head of a request, or something else, and read little."""
     here = Endpoint("127.0.0.1", 0)
     tools = application(Settings.of(data_dir=folder), here, Login("nats://127.0.0.1:1"))
     listening = mcp_http.bind(here)
     port = listening.getsockname()[1]
     serving = asyncio.create_task(mcp_http.serve(tools, listening))
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    opened = []
+    for _ in range(count):
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", port))
+        opened.append(await asyncio.open_connection(sock=peer, limit=1))
     try:
         for _, writer in opened:
-            writer.write(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-            await writer.drain()
+            writer.write(sent)
+        if len(sent) < 1000:
+            await asyncio.gather(*(writer.drain() for _, writer in opened))
         yield f"http://127.0.0.1:{port}/mcp", [reader for reader, _ in opened]
     finally:
         for _, writer in opened:
-            writer.close()
+            writer.transport.abort()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         listening.close()
@@ -161,3 +170,40 @@ async def test_connections_give_way_to_newer_ones(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(mcp_http, "MAX_CONNECTIONS", 5)
     async with half_requests(tmp_path, 8) as (url, _), ClientSession() as session, session.get(url) as answer:
         assert answer.status == 405
+
+
+UNREAD = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n" * 40_000
+"""Requests without a token; their answers fill what the system keeps for a connection."""
+
+
+async def test_who_reads_no_answers_does_not_shut_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_http, "MAX_CONNECTIONS", 5)
+    async with half_requests(tmp_path, 8, UNREAD) as (url, _):
+        for _ in range(10):
+            await asyncio.sleep(0)
+            async with ClientSession() as session, session.get(url) as answer:
+                assert answer.status == 405
+
+
+async def test_answers_that_nobody_reads_end_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_http, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_http, "HEAD_SECONDS", 0.1)
+    ended: asyncio.Queue[Exception | None] = asyncio.Queue()
+    lost = mcp_http._Connection.connection_lost
+    monkeypatch.setattr(
+        mcp_http._Connection, "connection_lost", lambda self, exc: (lost(self, exc), ended.put_nowait(exc))
+    )
+    async with half_requests(tmp_path, 1, UNREAD):
+        async with asyncio.timeout(30):
+            await ended.get()
+
+
+@pytest.mark.rule("A6")
+async def test_no_header_moves_who_guesses_tokens_of_tools(tmp_path: Path) -> None:
+    async with half_requests(tmp_path, 0) as (url, _), ClientSession() as session:
+        statuses = []
+        for number in range(12):
+            headers = {"Authorization": f"Bearer wrong{number}", "X-Forwarded-For": f"192.0.2.{number}"}
+            async with session.post(url, headers=headers) as answer:
+                statuses.append(answer.status)
+        assert statuses == [401] * 10 + [429] * 2
