@@ -44,6 +44,7 @@ from mediator.nats.opening import (
 )
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
+from mediator.ops import ended_sessions
 from mediator.ops.audit import AuditLog
 from mediator.ops.cleanup import all_steps
 from mediator.ops.clock import ClockRecord
@@ -51,6 +52,7 @@ from mediator.ops.collector import forget_volatile
 from mediator.ops.control import ControlServer
 from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.diagnosis import Finding
+from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.forgetting import ForgetOperations, Forgetting
 from mediator.ops.installation import missing_findings
 from mediator.ops.journal.writer import JournalWriter
@@ -158,12 +160,19 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             health=health,
             scheduler=scheduler,
             operations=operations,
-            announcer=partial(make_announcements, settings, connection),
+            announcer=(announcer := partial(make_announcements, settings, connection)),
             app=instruments.trace_http(build_app(health, metrics.registry)),
             http_port=http.port,
             tenants=directory,
             callers=(callers := HttpCallers.of_service(settings, directory)),
-            access=(access := Access(settings, CookieSealer(callers.session_key), callers)),
+            access=(
+                access := Access(
+                    settings,
+                    CookieSealer(callers.session_key),
+                    callers,
+                    EndedSessions(broker, announcer(ended_sessions.TOPIC)),
+                )
+            ),
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
@@ -198,7 +207,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
         tasks = LongTasks(settings)
         stack.push_async_callback(tasks.stop)
-        sign_in = await _serve_operators(host, health, nats_url, tasks)
+        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, tasks))
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -314,8 +323,9 @@ def _count_by_tenant(host: Host) -> None:
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 
 
-async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> SignIn:
-    """Add the core's operations, and what leads to them over HTTP."""
+@asynccontextmanager
+async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> AsyncIterator[SignIn]:
+    """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block."""
     sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
     host.operations.add_methods(sign_in)
@@ -331,13 +341,21 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
 
     def take(newer: Settings) -> None:
         host.access.take(newer)
-        # Live pages of somebody who was removed end as well; those of others connect again.
-        host.console.streams.end()
+        host.console.streams.end_forbidden()
 
     host.operations.add_methods(SettingsOperations(host.settings, take))
     sign_in.render = await open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
-    return sign_in
+    # Live pages end with what gave the right to them; a second tenant ends the rights of this machine.
+    ended = host.access.ended
+    ended.changed = host.console.streams.end_forbidden
+    host.tenants.listen(host.console.streams.end_forbidden)
+    await ended.open()
+    host.add_job(ended.look, ended_sessions.LOOK_SECONDS, "sessions that ended")
+    try:
+        yield sign_in
+    finally:
+        await ended.close()
 
 
 def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:

@@ -15,8 +15,15 @@ from aiohttp import hdrs, web
 
 from mediator.admin.sessions import CookieSealer, OperatorSession
 from mediator.config.settings import Settings
-from mediator.errors import ForgedRequestError, NotAllowedError, NotAuthenticatedError, NotSignedInError
+from mediator.errors import (
+    ForgedRequestError,
+    NotAllowedError,
+    NotAuthenticatedError,
+    NotSignedInError,
+    TooManyAttemptsError,
+)
 from mediator.http.callers import HttpCaller, HttpCallers, names_this_machine
+from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import ROLES, Actor, Right
 
 SIGN_IN = "/console/sign-in"
@@ -44,9 +51,10 @@ _OPERATOR = web.RequestKey("operator", _Operator)
 class Access:
     """Finds the operator of a request."""
 
-    def __init__(self, settings: Settings, sealer: CookieSealer, callers: HttpCallers) -> None:
+    def __init__(self, settings: Settings, sealer: CookieSealer, callers: HttpCallers, ended: EndedSessions) -> None:
         self.sealer = sealer
         self.callers = callers
+        self.ended = ended
         self._public_url = settings.operators.public_url
         self._oidc = settings.oidc
         self._tokens: dict[str, Actor] = {}
@@ -107,10 +115,18 @@ class Access:
         if not hmac.compare_digest(caller.csrf.encode(), csrf.encode(errors="surrogateescape")):
             raise ForgedRequestError
 
-    def end_session(self, request: web.Request) -> None:
-        """End the session of a request, also for those who have a copy of its cookie."""
-        if session := self.sealer.open_session(request.cookies.get(self.cookie_name(request), "")):
-            self.sealer.end_session(session)
+    async def end_session(self, request: web.Request) -> None:
+        """End the session of a request, also for those who have a copy of its cookie; raises as its store does."""
+        if session := self._session(request):
+            await self.ended.end(session.digest, session.ends_at)
+
+    def still_allows(self, request: web.Request, actor: Actor) -> bool:
+        """Whether a request that was an operator's would be so now, with the same rights."""
+        try:
+            caller = self._find_caller(request)
+        except TooManyAttemptsError:
+            return False
+        return caller is not None and caller.actor == actor
 
     def ask_to_sign_in(self, request: web.Request) -> web.Response:
         """Lead to the page on which one signs in, and back from there."""
@@ -153,10 +169,13 @@ class Access:
     def _caller(self, request: web.Request) -> _Operator | None:
         if _OPERATOR in request:
             return request[_OPERATOR]
-        caller = self._by_token(request) if hdrs.AUTHORIZATION in request.headers else self._by_session(request)
+        caller = self._find_caller(request)
         if caller is not None:
             request[_OPERATOR] = caller
         return caller
+
+    def _find_caller(self, request: web.Request) -> _Operator | None:
+        return self._by_token(request) if hdrs.AUTHORIZATION in request.headers else self._by_session(request)
 
     def _by_token(self, request: web.Request) -> _Operator | None:
         try:
@@ -172,10 +191,14 @@ class Access:
         return None if operator is None else Actor(operator.name, rights_of(operator.roles), "token")
 
     def _by_session(self, request: web.Request) -> _Operator | None:
-        cookie = request.cookies.get(self.cookie_name(request))
-        session = self.sealer.open_session(cookie) if cookie else None
+        session = self._session(request)
         actor = None if session is None else self._actor_of(session, request)
         return None if session is None or actor is None else _Operator(actor, session.csrf)
+
+    def _session(self, request: web.Request) -> OperatorSession | None:
+        cookie = request.cookies.get(self.cookie_name(request))
+        session = self.sealer.open_session(cookie) if cookie else None
+        return None if session is None or self.ended.has(session.digest, session.ends_at) else session
 
     def _actor_of(self, session: OperatorSession, request: web.Request) -> Actor | None:
         """Return whoever a session belongs to, with the rights of now: a token may have been removed."""

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,6 @@ import orjson
 from cryptography.fernet import Fernet, InvalidToken
 
 SESSION_SECONDS = 12 * 3600
-MAX_ENDED = 10_000
-"""Sessions that ended by a sign-out and are remembered until their time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +28,21 @@ class OperatorSession:
     """The fingerprint of the provider and its client."""
     claims: tuple[str, ...] = ()
     """The values of the claim that gives roles."""
+    ends_at: int = 0
+    """When it ends by itself, in milliseconds since the epoch."""
+
+    @property
+    def digest(self) -> str:
+        """Names it where others may read."""
+        return hashlib.sha256(self.csrf.encode()).hexdigest()
 
 
 class CookieSealer:
-    """Encrypts and authenticates what browsers keep for the console.
-
-    Only the sessions that a sign-out ended are kept, in memory: after it a copy of the cookie opens nothing at this
-    instance while it runs.
-    """
+    """Encrypts and authenticates what browsers keep for the console."""
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
         """``key`` must not be in the database, whose readers could make sessions; ``clock`` returns Unix seconds."""
         self._key = hashlib.sha256(b"operators' sessions " + key).digest()
-        self._ended: OrderedDict[str, float] = OrderedDict()
         self._fernet = Fernet(base64.urlsafe_b64encode(self._key))
         self._clock = clock
 
@@ -63,18 +62,15 @@ class CookieSealer:
         return self.seal({"csrf": secrets.token_urlsafe(24), **fields})
 
     def open_session(self, cookie: str) -> OperatorSession | None:
-        """Return the session of a cookie; None when it is over, or none of ours."""
-        value = self.open(cookie, SESSION_SECONDS)
-        if not isinstance(value, dict) or "csrf" not in value or value["csrf"] in self._ended:
-            return None
-        return OperatorSession(**{**value, "claims": tuple(value.get("claims", ()))})
+        """Return the session of a cookie; None when its time is over, or it is none of ours.
 
-    def end_session(self, session: OperatorSession) -> None:
-        """Open a session no more."""
-        now = self._clock()
-        self._ended[session.csrf] = now + SESSION_SECONDS
-        while len(self._ended) > MAX_ENDED or next(iter(self._ended.values())) < now:
-            self._ended.popitem(last=False)
+        Whether a sign-out ended it, :class:`mediator.ops.ended_sessions.EndedSessions` knows.
+        """
+        value = self.open(cookie, SESSION_SECONDS)
+        if not isinstance(value, dict) or "csrf" not in value:
+            return None
+        ends_at = (self._fernet.extract_timestamp(cookie) + SESSION_SECONDS) * 1000
+        return OperatorSession(**{**value, "claims": tuple(value.get("claims", ())), "ends_at": ends_at})
 
     def fingerprint(self, *secret: str) -> str:
         """Return what stands for a secret: equal for equal ones, and useless without the key."""

@@ -13,7 +13,13 @@ from mediator.admin.oidc import Challenge, OidcClient
 from mediator.admin.sessions import SESSION_SECONDS
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
-from mediator.errors import MediatorError, NotAuthenticatedError, SignInFailedError, TooManyAttemptsError
+from mediator.errors import (
+    MediatorError,
+    NotAuthenticatedError,
+    SignInFailedError,
+    TooManyAttemptsError,
+    UnavailableError,
+)
 from mediator.ops.operations import Actor, Answer, Operation, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import FLAG, TEXT, about, obj
 
@@ -204,9 +210,17 @@ class SignIn:
         actor = self._access.actor(request)
         if actor is not None:
             self._access.check_form(request, str(form.get("csrf", "")))
-            self._access.end_session(request)
-            await self._operations.record(actor, _SIGN_OUT, "ok")
         response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: SIGN_IN})
+        result = "ok"
+        try:
+            # Of those too who may do nothing by now: they may be let in again.
+            await self._access.end_session(request)
+        except MediatorError as error:
+            result = error.code
+            why = f"you are signed out here; other instances, and this one after a restart, do not know it yet: {error}"
+            response = await self._page(HOME, UnavailableError(why))
+        if actor is not None:
+            await self._operations.record(actor, _SIGN_OUT, result)
         response.del_cookie(
             self._access.cookie_name(request), path="/", secure=self._access.secure(request), httponly=True
         )

@@ -38,7 +38,7 @@ class Console:
 
     def __init__(self, operations: Operations, access: Access) -> None:
         self.operations = operations
-        self.streams = Streams()
+        self.streams = Streams(access.still_allows)
         self._access = access
         self._assets = Assets()
         self._pages: list[tuple[str, Page]] = []

@@ -120,7 +120,7 @@ class MailboxPages:
         seen = visit.request.headers.get("Last-Event-ID") or visit.text("after")
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
         events = self._new_messages(visit, place, address or "", after)
-        return await self._console.streams.serve(visit.request, visit.actor.name, events)
+        return await self._console.streams.serve(visit.request, visit.actor, events)
 
     async def _new_messages(
         self, visit: Visit, place: dict[str, str], address: str, after: int | None

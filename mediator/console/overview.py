@@ -71,7 +71,7 @@ class Overview:
         return web.json_response(body=orjson.dumps(await visit.run("activity-history")))
 
     async def _follow(self, visit: Visit) -> Shown:
-        return await self._console.streams.serve(visit.request, visit.actor.name, self._live.follow())
+        return await self._console.streams.serve(visit.request, visit.actor, self._live.follow())
 
     async def _publish(self, sample: Sample) -> None:
         if not self._live.followers:

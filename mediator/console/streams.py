@@ -1,21 +1,23 @@
 """Server-sent events: responses that stay open, few at a time, and end with the service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 
 from mediator.errors import BusyError
 from mediator.http.app import lift_time_limit
+from mediator.ops.operations import Actor
 
 MAX_STREAMS: Final = 64
 """Pages that are followed live at once, over all viewers."""
 MAX_PER_USER: Final = 12
 """Of those, the ones of one user: nobody takes the place of all others."""
 STREAM_SECONDS: Final = 300.0
-"""A browser connects again after this time, so that whoever has signed out elsewhere sees no more."""
+"""A browser connects again after this time."""
 WRITE_SECONDS: Final = 20.0
 """A viewer that reads nothing for so long is dropped."""
 
@@ -66,14 +68,16 @@ class Broadcast:
 class Streams:
     """The open streams of the console."""
 
-    def __init__(self) -> None:
-        self._open: dict[asyncio.Task[None], str] = {}
+    def __init__(self, allows: Callable[[web.Request, Actor], bool]) -> None:
+        """``allows`` says whether a viewer may still see what the request asked for."""
+        self._allows = allows
+        self._open: dict[asyncio.Task[None], tuple[web.Request, Actor]] = {}
         """The tasks that write them, and whose they are."""
         self._stopping = False
 
-    async def serve(self, request: web.Request, user: str, events: AsyncIterator[bytes]) -> web.StreamResponse:
+    async def serve(self, request: web.Request, actor: Actor, events: AsyncIterator[bytes]) -> web.StreamResponse:
         """Answer with events for a while; :class:`BusyError` when too many are open already, in all or of the user."""
-        own = list(self._open.values()).count(user)
+        own = sum(viewer.name == actor.name for _, viewer in self._open.values())
         if self._stopping or len(self._open) >= MAX_STREAMS:
             raise BusyError(f"{len(self._open)} pages are followed live already")
         if own >= MAX_PER_USER:
@@ -82,8 +86,9 @@ class Streams:
         lift_time_limit(request)
         response.force_close()
         await response.prepare(request)
-        task = asyncio.create_task(_write(response, events), name="console-stream")
-        self._open[task] = user
+        allowed = partial(self._allows, request, actor)
+        task = asyncio.create_task(_write(response, events, allowed), name="console-stream")
+        self._open[task] = request, actor
         try:
             await asyncio.wait([task])
         finally:
@@ -94,20 +99,24 @@ class Streams:
     async def stop(self, _app: web.Application) -> None:
         """End all streams, and serve no more."""
         self._stopping = True
-        self.end()
-
-    def end(self) -> None:
-        """End all streams; whoever may see them comes again."""
-        for task in list(self._open):
+        for task in self._open:
             task.cancel()
 
+    def end_forbidden(self) -> None:
+        """End the streams of those who signed out, were removed, or have other rights now."""
+        for task, viewer in self._open.items():
+            if not self._allows(*viewer):
+                task.cancel()
 
-async def _write(response: web.StreamResponse, events: AsyncIterator[bytes]) -> None:
+
+async def _write(response: web.StreamResponse, events: AsyncIterator[bytes], allowed: Callable[[], bool]) -> None:
     # The viewer may be gone at any time, which shows in a failed write.
     with suppress(TimeoutError, ConnectionError, asyncio.CancelledError):
         async with asyncio.timeout(STREAM_SECONDS), aclosing(events):  # type: ignore[type-var]
             # Headers alone do not open an EventSource everywhere.
             await response.write(COMMENT)
             async for data in events:
+                if not allowed():
+                    return
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(data)

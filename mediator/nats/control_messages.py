@@ -26,10 +26,16 @@ SEEN: Final = ROOT + "seen"
 """What each instance does, for the console of the others."""
 GATEWAY: Final = ROOT + "gateway."
 """To one gateway, which client is which tenant; its name follows (A6)."""
+TENANTS: Final = ROOT + "tenants"
+"""Tenants of the database have changed."""
+ASKED: Final = ROOT + "asked"
+"""Searches that were answered, for those who say who served them (G5)."""
+SESSIONS: Final = ROOT + "sessions"
+"""Sessions of operators that were ended."""
 BROADCAST: Final = ROOT + "cast."
 """Broadcasts that are not stored; the tenant and the rest of the subject follow (E9)."""
 SECOND_TOKENS: Final = frozenset(
-    subject.split(".")[1] for subject in (LIVE, WAKE, ACCESS, FOUND, SEEN, GATEWAY, BROADCAST)
+    subject.split(".")[1] for subject in (LIVE, WAKE, ACCESS, FOUND, SEEN, GATEWAY, TENANTS, ASKED, SESSIONS, BROADCAST)
 )
 
 KEY_BYTES: Final = 32

@@ -22,6 +22,7 @@ from mediator.mailboxes.bounds import DAY
 from mediator.ops.audit import OldAudits
 from mediator.ops.clock import ClockRecord
 from mediator.ops.collector import CleanupStep, Collector
+from mediator.ops.ended_sessions import OldEndedSessions
 from mediator.ops.scheduler import PASS_SECONDS
 from mediator.ops.store_access import ask_or_do, ask_service, open_broker
 from mediator.parts import find_parts
@@ -102,9 +103,9 @@ async def _turn(settings: Settings, command: str, work: _Work) -> dict[str, Any]
 
 
 def all_steps(settings: Settings) -> list[CleanupStep]:
-    """Return what the clean-up does beside the mailboxes: for the parts, and for the audit log."""
+    """Return what the clean-up does beside the mailboxes: for the parts, the audit log, and sessions that ended."""
     steps = [step for part in find_parts() for step in part.cleanup_steps(settings)]
-    return [*steps, OldAudits(settings.operators.audit_days)]
+    return [*steps, OldAudits(settings.operators.audit_days), OldEndedSessions()]
 
 
 def _collector(settings: Settings) -> Collector:

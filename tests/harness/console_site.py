@@ -19,6 +19,7 @@ from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
 from mediator.ops.dead_operations import DeadOperations
+from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations
@@ -80,7 +81,7 @@ async def console_site(
     async with core(folder, audited=True) as inner:
         health, directory = Health(), TenantDirectory(settings, inner.clock)
         callers = HttpCallers.of_service(settings, directory)
-        access = Access(settings, CookieSealer(b"k" * 32), callers)
+        access = Access(settings, CookieSealer(b"k" * 32), callers, EndedSessions(inner.broker))
         app = build_app(health, inner.metrics.registry)
         host = Host(
             settings,

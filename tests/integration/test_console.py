@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from aiohttp import ClientSession, CookieJar
 
 from mediator.config.settings import Settings
 from mediator.console import streams
@@ -28,7 +29,7 @@ from pipeline.console.pages import add_pages
 from pipeline.reports import ADDRESSES
 from pipeline.service.operations import PipelineOperations, report_file
 from pipeline.service.scheduler import PipelineScheduler
-from tests.harness.console_site import HTML, ConsoleSite, console_site
+from tests.harness.console_site import HTML, ConsoleSite, console_site, token
 from tests.harness.core import PATIENCE
 from tests.harness.waiting import until
 
@@ -395,6 +396,41 @@ async def test_a_page_follows_a_mailbox(site: ConsoleSite, monkeypatch: pytest.M
     third = await anext(one async for one in events(again) if one != b":")
     assert (b"k2" in third, b"k1" in third) == (True, False)
     again.close()
+
+
+async def test_live_pages_end_with_the_session(site: ConsoleSite) -> None:
+    await site.core.create()
+    site.host.access.ended.changed = site.host.console.streams.end_forbidden
+    async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser:
+        origin, bearer = str(site.server.make_url("")).rstrip("/"), await site.get("/console/live")
+        await browser.post(f"{origin}/console/sign-in", data={"token": token("read")}, headers={"Origin": origin})
+        page = await (await browser.get(f"{origin}/console", headers=HTML)).text()
+        live = [await browser.get(f"{origin}{path}") for path in ("/console/live", f"{BOX}/live")]
+        csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
+        await browser.post(f"{origin}/console/sign-out", data={"csrf": csrf}, headers={"Origin": origin})
+        async with asyncio.timeout(PATIENCE):
+            for each in live:
+                await each.content.read()
+    assert not bearer.content.at_eof(), "of somebody else"
+    bearer.close()
+
+
+@pytest.mark.parametrize("roles", [None, ["operate"]], ids=["removed", "another role"])
+async def test_live_pages_end_with_the_right(
+    site: ConsoleSite, roles: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mediator.console.mailboxes.FOLLOW_SECONDS", 0.0)
+    await site.core.create()
+    site.role = "read"
+    live = await site.get(f"{BOX}/live?after=0")
+    assert await anext(events(live)) == b":"
+    others = [{"name": "admin", "token": token("admin"), "roles": ["admin"]}]
+    changed = [{"name": "read", "token": token("read"), "roles": roles}] if roles else []
+    site.host.access.take(Settings.of(data_dir=site.core.data_dir, operators={"tokens": others + changed}))
+    # Before anybody ends them: nothing more is written.
+    await site.core.send()
+    async with asyncio.timeout(PATIENCE):
+        assert b"event" not in await live.content.read()
 
 
 async def test_one_user_does_not_take_all_live_pages(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:

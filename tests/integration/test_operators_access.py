@@ -1,8 +1,11 @@
 """Operators' access over HTTP: tokens, sessions, OpenID Connect, and requests that other sites make browsers send."""
 
+import asyncio
+import base64
+import re
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,22 @@ from prometheus_client import CollectorRegistry
 from mediator.admin.access import CSRF_HEADER, SIGN_IN, Access
 from mediator.admin.sessions import SESSION_SECONDS, CookieSealer
 from mediator.admin.sign_in import BEGIN, SIGN_OUT, SignIn
+from mediator.broker import Broker
 from mediator.config.settings import Settings
+from mediator.errors import UnavailableError
 from mediator.http.app import build_app
 from mediator.http.attempts import MAX_FAILURES, WINDOW, FailedAttempts
 from mediator.http.callers import HttpCallers, tokens_of
 from mediator.http.health import Health
+from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
-from tests.harness.app import app
+from mediator.store.base import Place, Store, Transaction
+from mediator.store.sqlite import SqliteStore
+from tests.harness.app import PATIENCE, app
+from tests.harness.external import nats_server
 from tests.harness.oidc_provider import CLIENT, SECRET, OidcProvider, oidc_provider
+from tests.harness.postgres import Server
+from tests.harness.stores import closed_at_end, ram_path, ram_store
 
 READER, ADMIN = "token-of-the-reader", "token-of-the-admin"
 TOKENS = [
@@ -47,9 +58,10 @@ LINK = {"token": LOCAL, "next": "/console/x"}
 class Site:
     """A service with two routes: anybody's name, and an act that needs the right to operate."""
 
-    def __init__(self, session: ClientSession, server: TestServer) -> None:
+    def __init__(self, session: ClientSession, server: TestServer, ended: EndedSessions) -> None:
         self.session = session
         self.server = server
+        self.ended = ended
 
     def url(self, path: str) -> str:
         return str(self.server.make_url(path))
@@ -80,10 +92,15 @@ async def site(
     key: bytes = KEY,
     session: ClientSession | None = None,
     audit: Audit | None = None,
+    store: Store | None = None,
     **options: Any,
 ) -> AsyncIterator[Site]:
     settings = Settings.of(data_dir=tmp_path, **options)
-    access = Access(settings, CookieSealer(key), HttpCallers(settings, LOCAL, tokens_of(settings, settings.tenants)))
+    callers = HttpCallers(settings, LOCAL, tokens_of(settings, settings.tenants))
+    broker = Broker(ram_store() if store is None else store, settings.bounds)
+    ended = EndedSessions(broker)
+    await ended.open()
+    access = Access(settings, CookieSealer(key), callers, ended)
     made = build_app(Health(), CollectorRegistry())
 
     async def who(request: web.Request) -> web.Response:
@@ -108,12 +125,16 @@ async def site(
     made.router.add_post("/form", form)
     operations = Operations(audit)
     SignIn(access, settings, 0, operations).add_routes(made)
-    async with TestServer(made) as server:
-        if session is not None:
-            yield Site(session, server)
-            return
-        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as own:
-            yield Site(own, server)
+    try:
+        async with TestServer(made) as server:
+            if session is not None:
+                yield Site(session, server, ended)
+                return
+            async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as own:
+                yield Site(own, server, ended)
+    finally:
+        await ended.close()
+        await broker.close()
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -274,6 +295,121 @@ async def test_a_session_begins_with_a_token_and_ends_at_sign_out(guarded: Site)
     assert (await guarded.get()).status == 401
     copy = {"Cookie": cookie.partition(";")[0]}
     assert (await guarded.get(headers=copy)).status == 401, "a copy of the cookie"
+
+
+async def sign_out(made: Site) -> ClientResponse:
+    return await made.post(SIGN_OUT, data={"csrf": await made.csrf()}, headers={"Origin": made.origin})
+
+
+def copied(made: Site) -> dict[str, str]:
+    """Return the cookie as whoever stole it would send it."""
+    (cookie,) = made.session.cookie_jar
+    return {"Cookie": f"{cookie.key}={cookie.value}"}
+
+
+async def test_a_copied_cookie_stays_out_after_a_restart(tmp_path: Path) -> None:
+    async with app(tmp_path) as service, ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser:
+        async with browser.get(service.service.console_link) as page:
+            found = re.search(r'name="csrf" value="([^"]+)"', await page.text())
+        assert found is not None
+        (cookie,) = browser.cookie_jar
+        copy = f"{cookie.key}={cookie.value}"
+        assert (await service.call("GET", "/api/v1/overview", token="", Cookie=copy)).status == 200
+        origin = str(page.url.origin())
+        async with browser.post(f"{origin}{SIGN_OUT}", data={"csrf": found[1]}, headers={"Origin": origin}) as left:
+            assert left.url.path == SIGN_IN
+        assert (await service.call("GET", "/api/v1/overview", token="", Cookie=copy)).status == 401
+    async with app(tmp_path) as service:
+        assert (await service.call("GET", "/api/v1/overview", token="", Cookie=copy)).status == 401
+        assert (await service.call("GET", "/api/v1/overview")).status == 200
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("together", [True, False], ids=["one nats-server", "each its own"])
+async def test_a_sign_out_holds_at_all_instances(tmp_path: Path, postgres: Server, together: bool) -> None:
+    options = {"control_key": base64.b64encode(KEY).decode(), "operators": {"tokens": TOKENS}}
+    async with AsyncExitStack() as stack:
+        options["database_url"] = stack.enter_context(postgres.database(migrated=True))
+        if together:
+            port, _ = await stack.enter_async_context(nats_server(tmp_path, ""))
+            options["nats_url"] = f"nats://127.0.0.1:{port}"
+        one, two = [
+            await stack.enter_async_context(app(tmp_path / name, instance=name, **options)) for name in ("one", "two")
+        ]
+        browser = await stack.enter_async_context(ClientSession(cookie_jar=CookieJar(unsafe=True)))
+        origin = f"http://127.0.0.1:{one.service.http_port}"
+        async with browser.post(f"{origin}{SIGN_IN}", data={"token": ADMIN}, headers={"Origin": origin}) as page:
+            found = re.search(r'name="csrf" value="([^"]+)"', await page.text())
+        assert found is not None
+        (cookie,) = browser.cookie_jar
+        copy = f"{cookie.key}={cookie.value}"
+        live = await stack.enter_async_context(
+            browser.get(f"http://127.0.0.1:{two.service.http_port}/console/live", headers={"Cookie": copy})
+        )
+        assert live.status == 200
+        async with browser.post(f"{origin}{SIGN_OUT}", data={"csrf": found[1]}, headers={"Origin": origin}):
+            pass
+        assert (await one.call("GET", "/api/v1/overview", token="", Cookie=copy)).status == 401
+        async with asyncio.timeout(PATIENCE):
+            await live.content.read()
+        assert (await two.call("GET", "/api/v1/overview", token="", Cookie=copy)).status == 401
+
+
+async def test_a_session_of_the_provider_ends_at_sign_out(tmp_path: Path) -> None:
+    store = ram_store()
+    async with oidc_provider() as provider:
+        roles = {"admin": ["admins"]}
+        oidc = {"issuer": provider.issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": roles}
+        async with site(tmp_path, store=store, oidc=oidc) as made:
+            await through(made)
+            copy = copied(made)
+            assert (await made.get(headers=copy)).status == 200
+            assert (await sign_out(made)).status == 303
+            assert (await made.get(headers=copy)).status == 401
+        async with site(tmp_path, store=store, oidc=oidc) as restarted:
+            assert (await restarted.get(headers=copy)).status == 401
+            assert (await through(restarted)).status == 303
+            assert (await restarted.get()).status == 200
+
+
+async def test_who_was_removed_signs_out_for_good(tmp_path: Path) -> None:
+    store = ram_store()
+    async with site(tmp_path, store=store, operators={"tokens": TOKENS}) as made:
+        await made.sign_in()
+        copy = copied(made)
+    async with site(tmp_path, store=store, operators={"tokens": TOKENS[:1]}) as removed:
+        headers = {**copy, "Origin": removed.origin}
+        assert (await removed.post(SIGN_OUT, data={}, headers=headers)).status == 303
+    async with site(tmp_path, store=store, operators={"tokens": TOKENS}) as back:
+        assert (await back.get(headers=copy)).status == 401
+
+
+class Failing(SqliteStore):
+    """A store that takes nothing while it is told so."""
+
+    fails = False
+
+    @contextmanager
+    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+        with super().transaction(places) as tx:
+            yield tx
+            if self.fails:
+                raise UnavailableError("told to fail")
+
+
+async def test_a_sign_out_that_is_not_stored_says_so(tmp_path: Path) -> None:
+    store = closed_at_end(Failing(ram_path()))
+    async with site(tmp_path, store=store, operators={"tokens": TOKENS}) as made:
+        await made.sign_in()
+        copy = copied(made)
+        store.fails = True
+        answer = await sign_out(made)
+        assert (answer.status, "you are signed out here" in await answer.text()) == (503, True)
+        assert (len(made.session.cookie_jar), (await made.get(headers=copy)).status) == (0, 401)
+        store.fails = False
+        await made.ended.look()
+    async with site(tmp_path, store=store, operators={"tokens": TOKENS}) as restarted:
+        assert (await restarted.get(headers=copy)).status == 401
 
 
 async def test_a_wrong_token_begins_no_session(guarded: Site) -> None:

@@ -1,5 +1,7 @@
 """Operators' tokens that are read again while the service runs: who comes, who goes, and what is refused."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ from multidict import CIMultiDict
 
 from mediator.admin.access import Access, rights_of
 from mediator.admin.sessions import CookieSealer
+from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NotAllowedError, NotAuthenticatedError
 from mediator.http.callers import HttpCallers
+from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import ROLES, Actor, Operations
 from mediator.ops.settings_operations import SettingsOperations
+from tests.harness.stores import ram_store
 
 ADA, BEN, EVE = "token-of-ada-00000", "token-of-ben-00000", "token-of-eve-00000"
 ADMIN = Actor("test", ROLES["admin"], "socket")
@@ -42,9 +47,17 @@ def settings(file: Path) -> Settings:
     return Settings.load(file, data_dir=file.parent)
 
 
+@asynccontextmanager
+async def access_of(settings: Settings) -> AsyncIterator[Access]:
+    broker = Broker(ram_store(), settings.bounds)
+    yield Access(settings, CookieSealer(b"k" * 32), HttpCallers(settings, "", {}), EndedSessions(broker))
+    await broker.close()
+
+
 @pytest.fixture
-def access(settings: Settings) -> Access:
-    return Access(settings, CookieSealer(b"k" * 32), HttpCallers(settings, "", {}))
+async def access(settings: Settings) -> AsyncIterator[Access]:
+    async with access_of(settings) as made:
+        yield made
 
 
 @pytest.fixture
@@ -112,12 +125,13 @@ async def test_what_is_wrong_changes_nothing(
 async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDIATOR_OPERATORS__TOKENS", f'[{{"name": "eve", "token": "{EVE}"}}]')
     settings = Settings.load(file, data_dir=tmp_path)
-    access, operations = Access(settings, CookieSealer(b"k" * 32), HttpCallers(settings, "", {})), Operations()
-    operations.add_methods(SettingsOperations(settings, access.take))
-    write(file, ada=(BEN, "admin"))
-    answer = await reload(operations)
-    assert (answer["source"], answer["changed"]) == ("MEDIATOR_OPERATORS__TOKENS", [])
-    assert rights(access, BEN) is None
+    async with access_of(settings) as access:
+        operations = Operations()
+        operations.add_methods(SettingsOperations(settings, access.take))
+        write(file, ada=(BEN, "admin"))
+        answer = await reload(operations)
+        assert (answer["source"], answer["changed"]) == ("MEDIATOR_OPERATORS__TOKENS", [])
+        assert rights(access, BEN) is None
 
 
 async def test_settings_without_a_source_cannot_be_read_again(tmp_path: Path) -> None:

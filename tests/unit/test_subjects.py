@@ -1,5 +1,8 @@
 """Which subjects a subscription finds in the store, and which nobody may have (E1, E2, E9, E10, N10)."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from mediator.nats.subjects import (
 )
 
 A = "$mq9.AI."
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.rule("E1", "E2", "N10")
@@ -103,6 +107,20 @@ def test_the_public_list(subject: str) -> None:
 )
 def test_wildcards_over_others_are_refused_as_by_the_server(subject: str) -> None:
     assert classify(subject) == RefusedSubject(f'Permissions Violation for Subscription to "{subject}"')
+
+
+@pytest.mark.rule("N10")
+def test_no_pattern_reads_what_instances_tell_each_other() -> None:
+    sources = [path for name in ("mediator", "pickup", "registry", "pipeline") for path in (ROOT / name).rglob("*.py")]
+    texts = [path.read_text() for path in sources]
+    topics = {
+        topic for text in texts for topic in re.findall(r'announcer\("(\w+)"\)|^TOPIC: Final = "(\w+)"', text, re.M)
+    }
+    named = {"".join(topic) for topic in topics} | {"wake", "cast", "gateway"}
+    assert {"access", "asked", "found", "live", "seen", "sessions", "tenants"} <= named
+    for topic in named:
+        for pattern in (f"*.{topic}", f"*.{topic}.>", f"mq9ctl.{topic}"):
+            assert isinstance(classify(pattern), RefusedSubject), pattern
 
 
 @pytest.mark.rule("N11")

@@ -14,7 +14,7 @@ function follow(state) {
     source = new EventSource(url);
     source.onopen = () => say("Live.");
     source.onerror = () => say(source.readyState === EventSource.CLOSED
-      ? "Not live: the service has no room for another live page. Reload to try again."
+      ? "Not live: you are signed out, or the service has no room for another live page. Reload to try again."
       : "Connecting again…");
     for (const part of document.querySelectorAll("[data-event]")) {
       source.addEventListener(part.dataset.event, (event) => {
