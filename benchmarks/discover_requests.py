@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from benchmarks.bare_search import SearchPeer
 from benchmarks.nats_clients import API
 from registry.embedding.encoder import Encoder
-from registry.search.splitting import split_request
+from registry.index.analysis import split_request
 
 LIMIT = 10
 """Agents in an answer."""

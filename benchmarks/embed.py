@@ -15,10 +15,10 @@ from benchmarks.bench import Bench, ResultRow, at_least
 from benchmarks.nats_clients import ask
 from benchmarks.servers import ServiceProcess, running
 from registry.cards.card import read_card
-from registry.embedding.backends import OnnxModel
 from registry.embedding.models import DEFAULT_MODEL, PACKED, missing_extra
 from registry.embedding.texts import card_texts
-from registry.index.packing import pack_rows
+from registry.embedding.worker import OnnxModel
+from registry.index.vectors import pack_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
-from registry.embedding.backends import FLOAT32
 from registry.embedding.encoder import Encoder
-from registry.embedding.local import LocalModel
+from registry.embedding.local import LocalModel, Worker, start_worker
 from registry.embedding.models import DEFAULT_MODEL, find_model, fingerprinted
-from registry.embedding.process import Worker, start_worker
+from registry.embedding.worker import FLOAT32
 from tests.harness.models import reference_folder
 
 CARD_WORDS = 60  # about 80 tokens

@@ -12,8 +12,7 @@ import numpy as np
 from benchmarks.bench import Bench, ResultRow, at_most, below
 from registry.cards.card import Card, Skill
 from registry.index.analysis import analyze
-from registry.index.document import IndexDocument
-from registry.index.keywords import KeywordIndex
+from registry.index.keywords import IndexDocument, KeywordIndex
 
 SIZES = (10_000, 100_000)
 LENGTHS = (4, 30)

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import catalog, prefill
-from registry.agents import registering
-from registry.agents.records import CardVectors, Liveness, Registration
+from registry import rules
 from registry.cards.card import Card, read_card
 from registry.embedding.texts import card_texts
-from registry.index.document import IndexDocument
-from registry.index.packing import pack_rows
+from registry.index.keywords import IndexDocument
+from registry.index.vectors import pack_rows
+from registry.records import CardVectors, Liveness, Registration
 from registry.tables import RegistryTables
 
 CHUNK = 2_000
@@ -44,7 +44,7 @@ def add_agents(
                     new = Registration(
                         prefill.TENANT, card.address, card.name, data, IndexDocument.of(card).pack(), card.ttl
                     )
-                    agent, _ = registering.register(tx.table(RegistryTables), Liveness(), 0, new, now)
+                    agent, _ = rules.register(tx.table(RegistryTables), Liveness(), 0, new, now)
                     rows = scattered(dice, topics[dice.integers(len(topics), size=len(card_texts(card)))])
                     embedded.append(CardVectors(agent.no, agent.card_revision, pack_rows(rows)))
                     added.append((card, rows))

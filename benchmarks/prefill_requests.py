@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from benchmarks import prefill
 from benchmarks.prefill_agents import CHUNK, scattered
-from registry.index.packing import pack_rows
-from registry.memory.records import USEFUL, AskedQuery, Vote
+from registry.index.vectors import pack_rows
+from registry.records import USEFUL, AskedQuery, Vote
 from registry.tables import RegistryTables
 
 

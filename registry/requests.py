@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from registry.agents.records import Agent, State
 from registry.cards.card import Card, Skill
+from registry.records import Agent, State
 
 PAGE = 20
 """Default number of agents on a page (G3)."""

@@ -13,23 +13,19 @@ from pydantic import SecretStr
 from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.parts import Announcer, Host
-from registry.agent_operations import AgentOperations
-from registry.agents.records import Liveness
-from registry.api.rest import RegistryApi
-from registry.api.verbs import add_verbs
-from registry.commands import RegistryOperations
-from registry.console.pages import add_pages
-from registry.diagnosis import examine
+from registry.api.console import add_pages
+from registry.api.doors import RegistryApi, add_verbs
+from registry.api.operations import AgentOperations, RegistryOperations
+from registry.checks import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
-from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
 from registry.outside import OutsideService
-from registry.search.asked import AskedQueries
+from registry.records import NO_MEMORY, Liveness, MemoryPolicy
+from registry.search.feedback import AskedQueries, WeakSigns
 from registry.search.reranking import Reranker
 from registry.search.searcher import Searcher
-from registry.search.signs import WeakSigns
 from registry.settings import RegistrySettings
 from registry.tables import RegistryTables
 

@@ -8,9 +8,8 @@ from yarl import URL
 
 from mediator.config.types import PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY
-from registry.agents.records import Liveness
 from registry.embedding.models import join_models
-from registry.memory.policy import MemoryPolicy
+from registry.records import Liveness, MemoryPolicy
 
 _MAX_TTL = 365 * 24 * 3600
 _MAX_MODELS = 4

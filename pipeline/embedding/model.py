@@ -16,16 +16,13 @@ from mediator.system.extras import install_command
 from pipeline.progress import ProgressCallback
 from registry.cards.card import read_card
 from registry.embedding import models
-from registry.embedding.backends import runnable_folder
-from registry.embedding.encoder import well_formed
-from registry.embedding.ensemble import join_rows, joint_space
-from registry.embedding.models import ModelShare
-from registry.embedding.process import ENVIRONMENT
-from registry.embedding.space import EmbeddingSpace
+from registry.embedding.encoder import join_rows, joint_space, well_formed
+from registry.embedding.local import ENVIRONMENT
+from registry.embedding.models import EmbeddingSpace, ModelShare
 from registry.embedding.texts import TEMPLATE, card_texts
 from registry.embedding.worker import EmbeddingModel as Loaded
-from registry.embedding.worker import load
-from registry.index.packing import pack_rows
+from registry.embedding.worker import load, runnable_folder
+from registry.index.vectors import pack_rows
 
 TOGETHER = 256
 """Cards encoded at a time in a worker."""
@@ -55,7 +52,7 @@ class Model:
     def encode(self, cards: DataFrame) -> DataFrame:
         """Return ``digest``, ``vectors`` and ``problem`` of cards with ``digest`` and ``card``.
 
-        ``vectors`` are in the form of :mod:`registry.index.packing`, the same that the service makes, or null where the
+        ``vectors`` are in the form of :mod:`registry.index.vectors`, the same that the service makes, or null where the
         model makes nothing of a card: then ``problem`` says what.
         """
         return cards.select("digest", "card").mapInArrow(partial(encode_batches, self), _MADE)

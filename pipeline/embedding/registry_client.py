@@ -10,7 +10,7 @@ from typing import Any
 from mediator.errors import BadRequestError, SetupError, UnavailableError
 from mediator.ops.control import send_command
 from mediator.ops.operations import MAX_LONG_REQUEST
-from registry.commands import MAX_TOGETHER
+from registry.api.operations import MAX_TOGETHER
 
 ROOM = MAX_LONG_REQUEST - 64 * 1024
 """Bytes of the agents of one request."""
@@ -46,7 +46,7 @@ class RegistryClient:
     def put(
         self, tenant: str, space: str, agents: Iterator[SizedAgent], on_progress: Callable[[int], None]
     ) -> dict[str, int]:
-        """Register cards with their vectors; return the counts of :class:`registry.agents.registering.BulkOutcome`."""
+        """Register cards with their vectors; return the counts of :class:`registry.rules.BulkOutcome`."""
         return self._all("agents-put", agents, on_progress, tenant=tenant, space=space)
 
     def embed(self, space: str, agents: Iterator[SizedAgent], on_progress: Callable[[int], None]) -> dict[str, int]:

@@ -8,9 +8,9 @@ from multidict import MultiMapping
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from registry.agents.records import Agent, State
-from registry.cards.card import MAX_DEPTH, MAX_NAME
-from registry.cards.mailbox import NAMED, agent_id, find_mailbox
+from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, agent_id, find_mailbox
+from registry.index.analysis import MAX_REQUEST
+from registry.records import Agent, State
 from registry.requests import (
     MAX_PAGE,
     PAGE,
@@ -21,7 +21,6 @@ from registry.requests import (
     FeedbackRequest,
     RegisterResult,
 )
-from registry.search.splitting import MAX_REQUEST
 
 MAX_STATUS = 16 * 1024
 """Bytes of a report."""

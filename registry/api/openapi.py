@@ -4,11 +4,11 @@ from typing import Any
 
 from mediator.mailboxes.address import MAX_ADDRESS
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from registry.agents.records import State
 from registry.api.codec import MAX_CURSOR, MAX_PAGES, MAX_STATUS
 from registry.cards.card import MAX_CARD, MAX_DEPTH, MAX_NAME
+from registry.index.analysis import MAX_REQUEST
+from registry.records import State
 from registry.requests import MAX_PAGE, PAGE
-from registry.search.splitting import MAX_REQUEST
 
 Json = dict[str, Any]
 

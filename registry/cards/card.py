@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.fields import is_deep, printable
+from mediator.fields import has_controls, is_deep, printable
+from mediator.mailboxes.address import MAX_ADDRESS, bare_address, is_generated, writable_address
 from registry.cards import a2a
 from registry.cards.a2a import MAX_WARNINGS, CardFormat
-from registry.cards.mailbox import MAX_NAME, NAMED, card_id
-from registry.cards.publishing import CHOICE
-
-__all__ = ["MAX_CARD", "MAX_NAME", "Card", "CardFormat", "Skill", "parse_card", "read_card"]
 
 MAX_CARD = 256 * 1024
 """Bytes (G1)."""
@@ -285,3 +282,116 @@ def _ttl(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != value // 1:
         raise BadRequestError("ttl", f"expected whole seconds, got {printable(orjson.dumps(value).decode())}")
     return int(min(value, MAX_TTL)) * 1000
+
+
+NAMED = "name:"
+"""What the id of an agent without a mailbox begins with; its name follows. No address does."""
+MAX_NAME = 256
+"""Characters of an agent's name."""
+_EXPECTED = "an address, bare or as mq9://broker/address"
+_HYPHENATED = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+
+
+def mailbox_address(value: Any) -> str:
+    """Return the address in ``mq9://…/{addr}`` or a bare address; the mailbox need not exist (G1).
+
+    It may contain single hyphens, unlike mailboxes here (A1). Raises :class:`mediator.errors.BadRequestError` naming
+    ``mailbox`` for anything else, and for a reserved address.
+    """
+    if not isinstance(value, str):
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}")
+    address = bare_address(value)
+    if "/" in address:
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}")
+    return _address(address)
+
+
+def _address(text: str) -> str:
+    # The mailbox may belong to another service, and names in many catalogs have hyphens.
+    if "-" in text and len(text) <= MAX_ADDRESS and _HYPHENATED.fullmatch(text):
+        return text
+    return writable_address(text, "mailbox")
+
+
+def find_mailbox(card: Mapping[str, Any]) -> str | None:
+    """Return the mailbox of a card, from the top level or the parameters of an A2A extension; None without one.
+
+    Raises as :func:`mailbox_address` does.
+    """
+    value = card.get("mailbox")
+    if value is None or value == "":
+        value = _extension_mailbox(card)
+    return None if value is None else mailbox_address(value)
+
+
+def agent_id(value: Any) -> str:
+    """Return the address of a mailbox, or the id of an agent without one; raises as :func:`mailbox_address` does."""
+    if isinstance(value, str) and value.startswith(NAMED):
+        return _named(value.removeprefix(NAMED), "mailbox")
+    return mailbox_address(value)
+
+
+def card_id(card: Mapping[str, Any]) -> str:
+    """Return what identifies the agent of a card: the address of its mailbox, or its name (G1).
+
+    Raises :class:`BadRequestError` naming ``mailbox`` for an invalid one or where both are missing, ``name`` for a name
+    that cannot identify an agent.
+    """
+    address = find_mailbox(card)
+    if address is not None:
+        return address
+    name = card.get("name")
+    if name is None or name == "":
+        raise BadRequestError("mailbox", f"expected {_EXPECTED}, or a name")
+    return _named(name, "name")
+
+
+def _named(name: Any, field: str) -> str:
+    # Two names that were cut or cleaned to the same one would be two agents in one place.
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or has_controls(name):
+        expected = f"a name of 1 to {MAX_NAME} characters, none of them control characters"
+        raise BadRequestError(field, f"expected {expected}, where there is no mailbox")
+    return NAMED + name
+
+
+def _extension_mailbox(card: Mapping[str, Any]) -> str | None:
+    capabilities = card.get("capabilities")
+    extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
+    if not isinstance(extensions, list):
+        return None
+    for extension in extensions:
+        params = extension.get("params") if isinstance(extension, dict) else None
+        mailbox = params.get("mailbox") if isinstance(params, dict) else None
+        # Other extensions may use this name for something else.
+        if isinstance(mailbox, str) and mailbox:
+            return mailbox
+    return None
+
+
+CHOICE = "send_only"
+"""The field of a card that says whether its mailbox's own address stays secret."""
+_CHOICE = f'"{CHOICE}"'.encode()
+_ESCAPED = b"\\u00"
+
+
+def keeps_secret(card: bytes, address: str) -> bool:
+    """Whether others are not to learn the address: as the card says, else if the service generated it (G4)."""
+    if _CHOICE in card:
+        choice = orjson.loads(card).get(CHOICE)
+        if isinstance(choice, bool):
+            return choice
+    return is_generated(address)
+
+
+def with_send_only(data: bytes, address: str, send_only: str) -> bytes:
+    """Return JSON, a card or a report, with a send-only address in place of a mailbox's own.
+
+    A generated address is replaced wherever it stands, a chosen one, which may be a word, as the ``mailbox`` only. All
+    other bytes stay, unless the JSON has escapes in which an address could be written.
+    """
+    if _ESCAPED in data:
+        data = orjson.dumps(orjson.loads(data))
+    own, other = address.encode(), send_only.encode()
+    if is_generated(address):
+        return data.replace(own, other)
+    return re.sub(rb'("mailbox"\s*:\s*"(?:[^"]*/)?)' + re.escape(own) + b'"', rb"\g<1>" + other + b'"', data)

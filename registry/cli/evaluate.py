@@ -18,8 +18,7 @@ from mediator.ops.units import format_count
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from registry.evaluation.cases import CardCatalog, EvaluationCase
-    from registry.evaluation.measures import ConfidenceInterval
+    from registry.evaluation import CardCatalog, ConfidenceInterval, EvaluationCase
     from registry.settings import RegistrySettings
 
 Run = Mapping[str, Sequence[str]]
@@ -105,8 +104,8 @@ def evaluate(
     """
     from rich.progress import MofNCompleteColumn
 
-    from registry.cards.importing import read_sources
-    from registry.evaluation.cases import read_cases, read_catalog
+    from registry.cards.sources import read_sources
+    from registry.evaluation import read_cases, read_catalog
 
     catalog = read_catalog(read_sources([str(cards)]))
     try:
@@ -190,7 +189,7 @@ async def _runs(
 ) -> tuple[dict[Mode, tuple[Run, Cost]], Mapping[str, int]]:
     """Return answers and costs by mode, and why how many requests were not re-ranked."""
     from mediator.system.usage import cpu_seconds, resident_mb
-    from registry.evaluation.trial import run_trial
+    from registry.evaluation import run_trial
 
     bars: dict[str, TaskID] = {}
     of = f" {_name(chosen)}"[:60]
@@ -277,7 +276,7 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    from registry.evaluation.measures import MEASURES, intervals, rate_all
+    from registry.evaluation import MEASURES, intervals, rate_all
 
     rows = {mode: rate_all(cases, run) for mode, run in runs.items()}
     figures = {mode: _named(intervals(found)) for mode, found in rows.items()}
@@ -313,7 +312,7 @@ def _show(
 
 
 def _named(found: Iterable["ConfidenceInterval"]) -> Figures:
-    from registry.evaluation.measures import MEASURES
+    from registry.evaluation import MEASURES
 
     return dict(zip(MEASURES, found, strict=True))
 

@@ -19,7 +19,7 @@ from mediator.ops.units import format_count
 
 if TYPE_CHECKING:
     from mediator.client import Client
-    from registry.cards.importing import AddressAssigner, CardSource
+    from registry.cards.sources import AddressAssigner, CardSource
 
 IN_FLIGHT = 64
 SHOWN = 10
@@ -53,7 +53,7 @@ def import_(
 
     Importing again replaces cards, so an interrupted import can simply be repeated.
     """
-    from registry.cards.importing import AddressAssigner
+    from registry.cards.sources import AddressAssigner
 
     addresses = AddressAssigner(mailbox_prefix) if mailbox_prefix is not None else None
     result = _ImportResult()
@@ -107,7 +107,7 @@ async def _import(
     fetch: Callable[[str], Awaitable[bytes]],
     result: _ImportResult,
 ) -> None:
-    from registry.cards.importing import read_sources, size_of
+    from registry.cards.sources import read_sources, size_of
 
     waiting = read_sources(sources)
     with output.progress("{task.fields[count]}") as progress:
@@ -171,7 +171,7 @@ async def fetching() -> AsyncIterator[Callable[[str], Awaitable[bytes]]]:
     from ipaddress import ip_network
 
     from mediator.http.guard import Guard
-    from registry.cards.fetching import fetch_card
+    from registry.cards.sources import fetch_card
 
     guard = Guard([ip_network("0.0.0.0/0"), ip_network("::/0")])
 

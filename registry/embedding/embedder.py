@@ -11,12 +11,11 @@ import structlog
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, MediatorError, UnavailableError
 from mediator.store.base import Transaction
-from registry.agents.ports import UnembeddedCard
-from registry.agents.records import CardVectors
 from registry.cards.card import read_card
-from registry.embedding.ensemble import TextEncoder
+from registry.embedding.encoder import TextEncoder
 from registry.embedding.texts import card_texts
-from registry.index.packing import pack_rows
+from registry.index.vectors import pack_rows
+from registry.records import CardVectors, UnembeddedCard
 from registry.tables import RegistryTables
 
 BATCH = 16

@@ -3,19 +3,17 @@
 import asyncio
 import contextlib
 import hashlib
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from mediator.errors import UnavailableError
+from mediator.errors import BusyError, UnavailableError
 from mediator.system.extras import install_command
-from registry.embedding.jobs import BATCH_TEXTS, EncodeQueue, batches
-from registry.embedding.models import DEFAULT_MODEL
-from registry.embedding.space import EmbeddingSpace
+from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, ModelShare, split_model
 
 MAX_TEXT: Final = 32_768
 """Characters of a text that are encoded; models truncate far earlier."""
@@ -326,3 +324,211 @@ class Encoder:
 def well_formed(text: str) -> str:
     """Truncate a text, and replace what is no Unicode, such as half a surrogate pair in JSON."""
     return text[:MAX_TEXT].encode(errors="replace").decode()
+
+
+def join_rows(shares: Sequence[ModelShare], rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Join what several models make of the same texts, (texts, dims) each, to vectors of length one."""
+    return np.hstack([np.float32(share.weight**0.5) * part for share, part in zip(shares, rows, strict=True)])
+
+
+def joint_space(name: str, spaces: Sequence[EmbeddingSpace]) -> EmbeddingSpace:
+    """Return the space of joined vectors; ``name`` is of :func:`join_models`, and so has the weights."""
+    fingerprint = "+".join(space.fingerprint for space in spaces)
+    precision = "+".join(space.precision for space in spaces)
+    return EmbeddingSpace(name, fingerprint, precision, sum(space.dims for space in spaces), spaces[0].template)
+
+
+class EnsembleEncoder:
+    """Several encoders that answer together; none of them answers alone."""
+
+    def __init__(self, name: str, shares: list[ModelShare], members: list[Encoder]) -> None:
+        """``shares`` are at least two; their weights add up to 1."""
+        self._name = name
+        self._members = members
+        self._shares = shares
+
+    @property
+    def space(self) -> EmbeddingSpace | None:
+        """The space of the joined vectors, once those of all models are known."""
+        spaces = [member.space for member in self._members if member.space is not None]
+        return joint_space(self._name, spaces) if len(spaces) == len(self._members) else None
+
+    @property
+    def problem(self) -> str | None:
+        """Why queries are not answered: the first model's problem; None when they are."""
+        return next((member.problem for member in self._members if member.problem is not None), None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether waiting for one of the models is not enough."""
+        return any(member.failed for member in self._members)
+
+    @property
+    def ready(self) -> bool:
+        """Whether queries are answered."""
+        return self.problem is None
+
+    @property
+    def model(self) -> str:
+        """The slowest backend of them: ``reference``, ``onnx``, or empty while one does not run."""
+        kinds = {member.model for member in self._members}
+        return "" if "" in kinds else max(kinds)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers that run."""
+        return [pid for member in self._members for pid in member.pids]
+
+    async def start(self) -> None:
+        """Find the models and start their workers, as :meth:`Encoder.start` does."""
+        for member in self._members:
+            await member.start()
+
+    async def stop(self) -> None:
+        """Stop the workers; pending calls fail."""
+        for member in self._members:
+            await member.stop()
+
+    async def wait_ready(self) -> None:
+        """Wait until queries are answered; raises UnavailableError when a model is absent or cannot be loaded."""
+        while self.problem is not None:
+            for member in self._members:
+                await member.wait_ready()
+
+    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
+        """Return joined vectors as :meth:`Encoder.query` does; None when one of the models does not answer in time."""
+        found = await asyncio.gather(*(member.query(texts, seconds) for member in self._members))
+        vectors = [rows for rows in found if rows is not None]
+        return join_rows(self._shares, vectors) if len(vectors) == len(self._members) else None
+
+    async def cards(self, texts: list[str]) -> NDArray[np.float32]:
+        """Return joined vectors; raises as :meth:`Encoder.cards` does."""
+        # One after the other: they share the processors anyway, and no job is left behind when one fails.
+        return join_rows(self._shares, [await member.cards(texts) for member in self._members])
+
+
+TextEncoder = Encoder | EnsembleEncoder
+
+
+def make_encoder(model: str, source: Callable[[str], EmbeddingSource], template: str) -> TextEncoder:
+    """Return the encoder of a model, or of several whose names :func:`join_models` joined.
+
+    ``source`` says where a model runs, by its name; ``template`` is the version of the texts.
+    """
+    shares = split_model(model)
+    members = [Encoder(source(share.name), template) for share in shares]
+    return members[0] if len(members) == 1 else EnsembleEncoder(model, shares, members)
+
+
+MAX_QUERIES: Final = 64
+"""Queries in the queue."""
+MAX_CARD_TEXTS: Final = 16_384
+"""Texts of cards in the queue."""
+BATCH_TEXTS: Final = 8
+"""Texts of cards in a job, for which a query may have to wait."""
+BATCH_CHARACTERS: Final = 4000
+"""The same, in characters: three long texts."""
+LONG: Final = 1200
+"""Characters from which the model truncates a text, so that it takes no more time."""
+
+_MAX_IN_A_ROW: Final = 32  # queries, before cards get a turn
+
+
+class EncodeJob:
+    """Texts to encode together, with a future for their vectors."""
+
+    def __init__(self, texts: list[str], *, urgent: bool) -> None:
+        """``urgent``: they are a query's."""
+        self.texts = texts
+        self.urgent = urgent
+        self.attempts = 0
+        """How many workers have died over it."""
+        self.vectors: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
+
+    def done(self, vectors: NDArray[np.float32]) -> None:
+        """Set the vectors, unless the waiting call was cancelled."""
+        if not self.vectors.done():
+            self.vectors.set_result(vectors)
+
+    def fail(self, error: UnavailableError) -> None:
+        """Set the error, unless the waiting call was cancelled."""
+        if not self.vectors.done():
+            self.vectors.set_exception(error)
+            self.vectors.exception()  # mark it as retrieved, in case nobody awaits it any more
+
+
+class EncodeQueue:
+    """Two queues of jobs, of queries and of cards."""
+
+    def __init__(self) -> None:
+        self._queries: deque[EncodeJob] = deque()
+        self._cards: deque[EncodeJob] = deque()
+        self._card_texts = 0
+        self._row = 0
+
+    def add_query(self, texts: list[str]) -> EncodeJob:
+        """Add a query; raises BusyError when too many wait."""
+        if len(self._queries) >= MAX_QUERIES:
+            self._queries = deque(job for job in self._queries if not job.vectors.done())
+            if len(self._queries) >= MAX_QUERIES:
+                raise BusyError(f"{MAX_QUERIES} queries wait for the encoder")
+        job = EncodeJob(texts, urgent=True)
+        self._queries.append(job)
+        return job
+
+    def add_cards(self, batches: list[list[str]]) -> list[EncodeJob]:
+        """Add batches of cards' texts, all or none; raises BusyError when too many texts wait."""
+        texts = sum(map(len, batches))
+        if self._card_texts and self._card_texts + texts > MAX_CARD_TEXTS:
+            raise BusyError(f"{self._card_texts} texts of cards wait for the encoder")
+        jobs = [EncodeJob(batch, urgent=False) for batch in batches]
+        self._cards += jobs
+        self._card_texts += texts
+        return jobs
+
+    def put_back(self, job: EncodeJob) -> None:
+        """Let texts of cards be the next ones of their kind."""
+        self._cards.appendleft(job)
+        self._card_texts += len(job.texts)
+
+    def take(self, *, only_queries: bool = False) -> EncodeJob | None:
+        """Take the next job that is still awaited, of queries alone if asked so; None if there is none."""
+        while self._queries or (self._cards and not only_queries):
+            # Even under a flood of queries cards get a turn, one small batch at a time.
+            if self._queries and (only_queries or not (self._cards and self._row >= _MAX_IN_A_ROW)):
+                job = self._queries.popleft()
+                self._row += 1
+            else:
+                job = self._cards.popleft()
+                self._card_texts -= len(job.texts)
+                self._row = 0
+            if not job.vectors.done():
+                return job
+        return None
+
+    def fail(self, error: UnavailableError, *, cards: bool) -> None:
+        """Fail all queries, and with ``cards`` all cards."""
+        while self._queries:
+            self._queries.popleft().fail(error)
+        while cards and self._cards:
+            self._cards.popleft().fail(error)
+        if cards:
+            self._card_texts = 0
+
+
+def batches(texts: list[str], most: int = BATCH_TEXTS) -> Iterator[list[int]]:
+    """Group texts of similar length, as positions in ``texts``; each group is small enough for a query to wait for.
+
+    ``most``: texts of a group; the characters of :data:`BATCH_CHARACTERS` are for :data:`BATCH_TEXTS` of them.
+    """
+    group: list[int] = []
+    size = 0
+    for at in sorted(range(len(texts)), key=lambda at: len(texts[at])):
+        length = min(len(texts[at]), LONG)
+        if group and (len(group) >= most or size + length > BATCH_CHARACTERS * most // BATCH_TEXTS):
+            yield group
+            group, size = [], 0
+        group.append(at)
+        size += length
+    if group:
+        yield group

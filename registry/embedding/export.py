@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from registry.embedding.backends import (
+from registry.embedding.models import find_model
+from registry.embedding.worker import (
     FLOAT32,
     MIXED,
     MODEL,
@@ -21,7 +22,6 @@ from registry.embedding.backends import (
     describe,
     export_folder,
 )
-from registry.embedding.models import find_model
 
 MIN_COSINE: Final = 0.98
 """Of each vector to that of the reference."""

@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from registry.embedding.encoder import AwayError
-from registry.embedding.space import REMOTE, EmbeddingSpace
+from registry.embedding.models import REMOTE, EmbeddingSpace
 from registry.outside import OutsideError, OutsideLateError, OutsideRefusedError, OutsideService, OutsideSettingsError
 
 Vectors = NDArray[np.float32]

@@ -14,12 +14,10 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.store.base import Transaction
 from registry.embedding.embedder import CardEmbedder
-from registry.embedding.encoder import EmbeddingSource
-from registry.embedding.ensemble import TextEncoder, make_encoder
+from registry.embedding.encoder import EmbeddingSource, TextEncoder, make_encoder
 from registry.embedding.local import LocalModel
-from registry.embedding.models import split_model
+from registry.embedding.models import EmbeddingSpace, split_model
 from registry.embedding.remote import RemoteModel
-from registry.embedding.space import EmbeddingSpace
 from registry.embedding.texts import TEMPLATE
 from registry.index.updater import IndexUpdater
 from registry.outside import OutsideService

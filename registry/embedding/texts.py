@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mediator.mailboxes.address import is_generated
 from registry.cards.card import Card, Skill
-from registry.cards.language import split_identifier, without_data
+from registry.index.analysis import split_identifier, without_data
 
 TEMPLATE = "3"
 """Version of the texts' form; raise it when that changes, and all cards are embedded again."""

@@ -1,4 +1,7 @@
-"""Text analysis for the keyword index: tokenizes, folds, filters and stems cards and queries alike."""
+"""Text analysis of cards and requests: what is language in them, sentences, words, and the terms of the index.
+
+Base64, hashes and data URIs say nothing about what an agent does.
+"""
 
 import re
 import threading
@@ -8,7 +11,44 @@ from functools import lru_cache
 
 import Stemmer
 
-from registry.cards.language import UNSPACED, split_identifier, without_data
+MIN_RUN = 32
+"""Characters from which a run may be data: the length of the shortest hash in common use."""
+LONGEST_WORD = 64
+"""Letters or digits in a row that may still be one word."""
+_MIN_PART = 3.0
+"""Average characters in a part of an identifier, at least; the parts of random base64 have two."""
+_MAX_SEGMENT = 5.0
+"""Average characters in a segment of a path or list of codes, at most; the segments of random base64 have thirty."""
+_URI = re.compile(r"\bdata:[\w.+-]{1,64}/[\w.+-]{1,64}(?:;[\w.=-]{1,64}){0,8},\S*")
+_BASE64_RUN = re.compile(rf"[A-Za-z0-9+/=_-]{{{MIN_RUN},}}")
+_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-fA-F-]+")
+_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_SEPARATOR = re.compile(r"[+/_-]")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_-]+|\s+")
+
+UNSPACED = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]"
+"""Pattern of a character of a script without spaces: Thai, Lao, Burmese, Khmer, Chinese, Japanese, Korean."""
+
+
+def split_identifier(text: str) -> list[str]:
+    """Return the words that an identifier, in camel case, snake case or with hyphens, is made of."""
+    return [word for word in _WORD_BOUNDARY.split(text) if word]
+
+
+def without_data(text: str) -> str:
+    """Return a text without data URIs and without long runs of base64 characters that are not made of words."""
+    return _BASE64_RUN.sub(lambda run: " " if _is_data(run[0]) else run[0], _URI.sub(" ", text)).strip()
+
+
+def _is_data(run: str) -> bool:
+    if _HEXADECIMAL.fullmatch(run):
+        return True
+    lengths = [len(part) for part in _PART.findall(run)]
+    if not lengths or max(lengths) > LONGEST_WORD:
+        return True
+    segments = len(_SEPARATOR.findall(run)) + 1
+    return len(run) + 1 >= (_MAX_SEGMENT + 1) * segments and sum(lengths) < _MIN_PART * len(lengths)
+
 
 MAX_TEXT = 20_000
 """Characters of one text that are analyzed."""
@@ -167,3 +207,71 @@ _UNSPACED_STOP_WORDS = re.compile(
     + r"|の(?=[\u30a0-\u30ff\u4e00-\u9fff])"
 )
 """The same of Japanese, Chinese, Korean and Thai: bigrams of these words would be rare, and so outrank the noun."""
+
+
+MAX_PARTS = 12
+"""Each part is one more text to encode and search by; further parts count only in the whole request."""
+MAX_REQUEST = 8192
+"""Characters of a request that are read; a longer one is truncated, not refused."""
+
+_MIN_WORDS = 3
+"""Words of a part; a shorter sentence, such as a greeting, joins the one before it."""
+_END = re.compile(
+    r"[.!?;…؟।]{1,4}[\"'”’»)\]]{0,3}(?=\s)"  # There is no space in 3.5, example.org, or v1.2.
+    r"|[。！？；][”」』）]?"
+    r"|[\r\n]+"
+)
+_MARK = re.compile(r"(?:[-*•–]|\(?\d{1,2}[.)])\s+")
+"""The bullet or number before a list item."""
+_SHORTENED = re.compile(
+    r"(?:^|[\s(.])(?:[^\W\d_]|approx|cf|co|corp|dr|est|etc|fig|inc|jr|ltd|mr|mrs|ms|no|prof|sr|st|vs)\.$"
+    r"|^\s*\(?\d{1,2}\.$",
+    re.IGNORECASE,
+)
+"""A full stop that ends no sentence, as in "e.g.", "U.S.", "Dr.", or after the number of a list item."""
+_WORD = re.compile(r"\w+")
+_UNSPACED_CHARACTER = re.compile(UNSPACED)
+"""Each of these characters counts as a word."""
+
+
+def search_texts(request: str) -> list[str]:
+    """Return the texts to search a request by: the whole, without data such as base64, then its parts."""
+    request = request[:MAX_REQUEST]
+    whole = without_data(request) or request
+    return [whole, *split_request(whole)]
+
+
+def split_request(request: str) -> list[str]:
+    """Return the first ``MAX_PARTS`` sentences and list items of a request; none when there is only one."""
+    found: list[str] = []
+    begun = ""
+    for sentence in _sentences(request[:MAX_REQUEST]):
+        if found and _length(sentence) < _MIN_WORDS:
+            found[-1] += f" {sentence}"
+        elif _length(begun + sentence) < _MIN_WORDS:
+            begun += f"{sentence} "
+        else:
+            found.append(begun + sentence)
+            begun = ""
+    return found[:MAX_PARTS] if len(found) > 1 else []
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for end in _END.finditer(text):
+        if not _SHORTENED.search(text[max(start, end.end() - 8) : end.end()]):
+            yield from _without_mark(text[start : end.end()])
+            start = end.end()
+    yield from _without_mark(text[start:])
+
+
+def _without_mark(piece: str) -> Iterator[str]:
+    piece = piece.strip()
+    if mark := _MARK.match(piece):
+        piece = piece[mark.end() :]
+    if _WORD.search(piece):
+        yield piece
+
+
+def _length(text: str) -> int:
+    return len(_WORD.findall(text)) + len(_UNSPACED_CHARACTER.findall(text))

@@ -1,14 +1,21 @@
-"""The keyword index: which agents of one tenant have the words of a query, scored by BM25."""
+"""The keyword index: which agents have the words of a query, scored by BM25, and the labels to filter by."""
 
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain, islice
 from string import ascii_lowercase
+from typing import Any, Self
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+
+from registry.cards.card import Card
+from registry.index.analysis import analyze
 
 MAX_QUERY = 64
 """Distinct words of a query that are looked up, the rarest ones."""
@@ -211,3 +218,147 @@ class _TermDictionary(dict[str, int]):
         edits |= {head + letter + tail[1:] for head, tail in cuts if tail for letter in ("", *ascii_lowercase)}
         edits |= {head + tail[1] + tail[0] + tail[2:] for head, tail in cuts if len(tail) > 1}
         return max(edits & self.keys(), key=lambda one: (len(self._postings[self[one]]), one), default=None)
+
+
+MAX_WORDS = 2_048
+"""Words of one card that are indexed, the fields with the largest weight first."""
+_VERSION = b"\x03"
+"""Of the packed terms and of the analysis; raise it when either changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDocument:
+    """The indexed fields of a card."""
+
+    terms: Mapping[str, int]
+    """Terms with the sum of their fields' weights over all occurrences: 1 to :data:`MAX_WEIGHT`."""
+    tags: tuple[str, ...]
+    """The card's own and those of its skills, folded; see :func:`fold`."""
+    skills: tuple[str, ...]
+    """Ids and names of its skills, folded."""
+
+    @classmethod
+    def of(cls, card: Card) -> Self:
+        """Analyze a card."""
+        tags = [*card.tags, *(tag for skill in card.skills for tag in skill.tags)]
+        skills = [name for skill in card.skills for name in (skill.id, skill.name)]
+        return cls(_terms(card), fold(tags), fold(skills))
+
+    def pack(self) -> bytes:
+        """Return it in the form that the store keeps."""
+        return orjson.dumps([self.tags, self.skills]) + b"\n" + _VERSION + orjson.dumps(self.terms)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Read what :meth:`pack` wrote; :class:`ValueError` for damage or another version: analyze the card again."""
+        head, _, packed = data.partition(b"\n")
+        labels = orjson.loads(head)
+        if not isinstance(labels, list) or len(labels) != 2 or not all(isinstance(each, list) for each in labels):
+            raise ValueError("expected two lists of labels")
+        if packed[:1] != _VERSION:
+            raise ValueError("terms of another version")
+        tags, skills = labels
+        return cls(_check(orjson.loads(packed[1:])), tuple(tags), tuple(skills))
+
+
+def fold(words: Sequence[str]) -> tuple[str, ...]:
+    """Return words in the form that filters compare: case-folded, each once."""
+    return tuple(dict.fromkeys(text for word in words if (text := word.strip().casefold())))
+
+
+def _terms(card: Card) -> dict[str, int]:
+    weights: Counter[str] = Counter()
+    left = MAX_WORDS
+    for text, weight in _fields(card):
+        found = analyze(text)[:left]
+        for term in found:
+            weights[term] += weight
+        left -= len(found)
+        if not left:
+            break
+    return {term: min(weight, MAX_WEIGHT) for term, weight in weights.items()}
+
+
+def _fields(card: Card) -> Iterator[tuple[str, int]]:
+    """Yield the texts of a card with the weight of their field, the most telling ones first."""
+    yield card.name, 4
+    yield card.description, 2
+    for tag in card.tags:
+        yield tag, 1
+    for skill in card.skills:
+        yield skill.name or skill.id, 4
+    for skill in card.skills:
+        yield skill.description, 1
+        for tag in skill.tags:
+            yield tag, 1
+        for example in skill.examples:
+            yield example, 1
+
+
+def _check(terms: Any) -> dict[str, int]:
+    if not isinstance(terms, dict) or any(type(weight) is not int for weight in terms.values()):
+        raise ValueError("expected an object of whole numbers")
+    if terms and not (min(terms.values()) >= 1 and max(terms.values()) <= MAX_WEIGHT):
+        raise ValueError("a weight is out of bounds")
+    return terms
+
+
+_FIRST_ROOM = 256
+_FEW = 8
+
+
+class LabelIndex:
+    """Labels by slot. Not thread-safe.
+
+    They are kept as hashes in one array, which is scanned as a whole: a million take half a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(_FIRST_ROOM, np.uint64)
+        self._slots = np.full(_FIRST_ROOM, -1, np.int32)
+        """-1 where a label was removed."""
+        self._end = 0
+
+    def add(self, slot: int, labels: Sequence[str]) -> None:
+        """Add the labels of a slot that has none."""
+        count = len(labels)
+        if self._end + count > len(self._slots):
+            self._make_room(count)
+        self._hashes[self._end : self._end + count] = [_hash(label) for label in labels]
+        self._slots[self._end : self._end + count] = slot
+        self._end += count
+
+    def remove(self, slots: Sequence[int]) -> None:
+        """Remove the labels of slots; many at once cost no more than a few, since all labels are scanned."""
+        kept = self._slots[: self._end]
+        if len(slots) <= _FEW:
+            for slot in slots:
+                kept[kept == slot] = -1
+        else:
+            # The last element stands for the -1 of those removed before.
+            gone = np.zeros(max(int(kept.max(initial=-1)), *slots) + 2, np.bool_)
+            gone[slots] = True
+            kept[gone[kept]] = -1
+
+    def filter(self, labels: Iterable[str], allowed: NDArray[np.bool_]) -> None:
+        """Clear ``allowed``, by slot, where an agent lacks one of the labels."""
+        for label in labels:
+            places = np.flatnonzero(self._hashes[: self._end] == _hash(label))
+            slots = self._slots[places]
+            having = np.zeros_like(allowed)
+            having[slots[slots >= 0]] = True
+            allowed &= having
+
+    def _make_room(self, count: int) -> None:
+        kept = self._slots[: self._end] >= 0
+        hashes, slots = self._hashes[: self._end][kept], self._slots[: self._end][kept]
+        self._end = len(slots)
+        room = max(_FIRST_ROOM, 2 * (self._end + count))
+        self._hashes = np.zeros(room, np.uint64)
+        self._slots = np.full(room, -1, np.int32)
+        self._hashes[: self._end], self._slots[: self._end] = hashes, slots
+
+
+def _hash(label: str) -> int:
+    digest = blake2b(label.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

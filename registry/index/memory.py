@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mediator.mailboxes.bounds import DAY
-from registry.index.packing import HalfFloats
-from registry.index.vectors import VectorIndex
-from registry.memory.records import USEFUL, Vote
+from registry.index.vectors import Halves, VectorIndex
+from registry.records import USEFUL, Vote
 
 NEIGHBOURS: Final = 64
 """Remembered requests that are listened to."""
@@ -46,7 +45,7 @@ class RememberedRequest(NamedTuple):
     """A request with its votes."""
 
     no: int
-    vector: HalfFloats
+    vector: Halves
     """(1, dims), of length one."""
     votes: list[Vote]
 

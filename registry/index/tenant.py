@@ -8,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from registry.agents.records import Liveness, State
 from registry.index import ranking
-from registry.index.document import IndexDocument
-from registry.index.keywords import KeywordIndex
-from registry.index.labels import LabelIndex
+from registry.index.keywords import IndexDocument, KeywordIndex, LabelIndex
 from registry.index.memory import RememberedRequest, RequestMemory
 from registry.index.vectors import Similarities, VectorIndex
+from registry.records import Liveness, State
 
 CANDIDATES = 200
 """Nearest agents to each text of a query that are ranked; others are found by keywords only."""
@@ -46,7 +44,7 @@ class SearchFilter:
     """What agents must have to be found: all of what is given."""
 
     tags: tuple[str, ...] = ()
-    """Folded, as :func:`registry.index.document.fold` does."""
+    """Folded, as :func:`registry.index.keywords.fold` does."""
     skills: tuple[str, ...] = ()
     states: frozenset[State] = DEFAULT_STATES
     min_score: float = 0.0

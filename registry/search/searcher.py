@@ -1,4 +1,4 @@
-"""Answers DISCOVER: ranks agents for a request, and cuts the ranking into pages (G3)."""
+"""Answers DISCOVER: ranks agents for a request, cuts the ranking into pages, and says why agents stand there (G3)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,26 +12,32 @@ from numpy.typing import NDArray
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
+from mediator.mailboxes.send_only import is_send_only
 from mediator.parts import Announcer
 from mediator.store.base import Transaction
-from registry.agents.records import Agent, Liveness
-from registry.agents.showing import shown_to_others
 from registry.cards.card import read_shown
 from registry.embedding.switching import EmbeddingModels
 from registry.embedding.texts import MAX_TEXT, card_texts
-from registry.index.analysis import analyze
-from registry.index.document import fold
-from registry.index.ranking import VECTORS
-from registry.index.tenant import DEFAULT_STATES, IndexQuery, SearchFilter, TenantIndex, TopAgents
+from registry.index.analysis import analyze, search_texts, spell
+from registry.index.keywords import IndexDocument, fold
+from registry.index.ranking import KEYWORDS, MEMORY, VECTORS
+from registry.index.tenant import DEFAULT_STATES, IndexMatch, IndexQuery, SearchFilter, TenantIndex, TopAgents
 from registry.index.updater import IndexUpdater
-from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
-from registry.requests import BY_KEYWORDS, DiscoverRequest, DiscoverResult, Explanation
-from registry.search.asked import AskedQueries
-from registry.search.explaining import FIRST_PLACE, RELEVANCE, RERANKED, explain
+from registry.records import NO_MEMORY, Agent, Liveness, MemoryPolicy
+from registry.requests import (
+    BY_KEYWORDS,
+    DiscoverRequest,
+    DiscoverResult,
+    Explanation,
+    KeywordMatch,
+    RerankMatch,
+    VectorMatch,
+)
+from registry.rules import shown_to_others
+from registry.search.feedback import AskedQueries
 from registry.search.reranking import Reranker
 from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
-from registry.search.splitting import search_texts
 from registry.tables import RegistryTables
 
 T = TypeVar("T")
@@ -277,3 +283,65 @@ def _key(query: DiscoverRequest) -> bytes:
     states = None if query.states is None else sorted(query.states)
     asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score, query.explain)
     return blake2b(repr(asked).encode(), digest_size=16).digest()
+
+
+RERANKED, RELEVANCE, FIRST_PLACE = "reranked", "relevance", "place"
+"""Names of what re-ranking adds to the shares; relevance is NaN where it changed nothing."""
+MAX_WORDS = 10
+"""Words of a request that are named for one agent."""
+_NOTHING = IndexMatch({}, np.empty(0, np.float32))
+
+
+def explain(
+    index: TenantIndex,
+    request: ExplainedRequest,
+    texts: Sequence[str],
+    vectors: NDArray[np.float32] | None,
+    page: Sequence[tuple[int, Agent]],
+) -> list[Explanation]:
+    """Return why each agent of a page, which stands at a place of the ranking, is found there.
+
+    ``texts`` are the request and its parts, ``vectors`` theirs. The agents are as others see them, and nothing is said
+    of a card but what it shows (G4).
+    """
+    matches = index.match(IndexQuery([analyze(text) for text in texts], vectors), [agent.no for _, agent in page])
+    words = spell(request.text)
+    explanations = []
+    for place, agent in page:
+        shares = {name: float(share[place]) for name, share in request.shares.items()}
+        match = matches.get(agent.no, _NOTHING)
+        keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent)) if shares[KEYWORDS] else None
+        by_meaning = _vectors(shares[VECTORS], match.cosines, agent) if shares.get(VECTORS) else None
+        memory = shares.get(MEMORY) or None
+        explanations.append(Explanation(keywords, by_meaning, memory, _reranked(shares)))
+    return explanations
+
+
+def _reranked(shares: dict[str, float]) -> RerankMatch | None:
+    if not np.isfinite(shares.get(RELEVANCE, np.nan)):
+        return None
+    return RerankMatch(shares[RERANKED], shares[RELEVANCE], int(shares[FIRST_PLACE]))
+
+
+def _words(words: dict[str, str], match: IndexMatch, agent: Agent) -> tuple[str, ...]:
+    """Return the words of a request that a card has, as far as it shows them."""
+    matched = match.terms
+    # A card whose text names its mailbox is found by the address itself, which others are not to learn (G4).
+    if is_send_only(agent.address) and agent.card.count(agent.address.encode()) > 1:
+        card = read_shown(agent.card)
+        shown = {} if card is None else IndexDocument.of(card).terms
+        matched = {word: term for word, term in matched.items() if term in shown}
+    return tuple(words[word] for word in matched if word in words)[:MAX_WORDS]
+
+
+def _vectors(score: float, cosines: NDArray[np.float32], agent: Agent) -> VectorMatch:
+    if not len(cosines):
+        return VectorMatch(score)
+    whole, skills = float(cosines[0]), cosines[1:]
+    nearest = int(skills.argmax()) if len(skills) else 0
+    card = read_shown(agent.card) if len(skills) else None
+    named = () if card is None else card.skills
+    # Another card may have been registered since the page was read.
+    if nearest >= len(named):
+        return VectorMatch(score, whole)
+    return VectorMatch(score, whole, named[nearest], float(skills[nearest]))

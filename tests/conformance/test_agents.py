@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from registry.agents.ports import ChangeCursor, LastSeenCursor, SilentAgent, UnembeddedCard, UpdatedTerms
-from registry.agents.records import Agent, AgentChange, CardVectors
-from registry.tables import RegistryTables, vectors
+from registry import tables
+from registry.records import (
+    Agent,
+    AgentChange,
+    CardVectors,
+    ChangeCursor,
+    LastSeenCursor,
+    SilentAgent,
+    UnembeddedCard,
+    UpdatedTerms,
+)
+from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, card, registration
 from tests.harness.samples import ALL, T0, TENANT
 from tests.harness.stores import undone, within
@@ -390,7 +399,7 @@ def test_missing_vectors_are_found_by_number_and_time(store):
 
 @pytest.mark.parametrize("looked_at", [1, 2, 5, 100])
 def test_what_lacks_vectors_is_found_look_by_look(store, monkeypatch, looked_at):
-    monkeypatch.setattr(vectors, "LOOKED_AT", looked_at)
+    monkeypatch.setattr(tables, "LOOKED_AT", looked_at)
     with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}") for number in range(20)]
         embed(tx, *agents[7:12])

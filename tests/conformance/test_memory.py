@@ -5,10 +5,9 @@ import pytest
 
 from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.mailboxes.bounds import DAY
-from registry.agents.ports import ChangeCursor
-from registry.index.packing import pack_rows
-from registry.memory import remembering
-from registry.memory.records import SIGN, USEFUL, USELESS, AskedQuery
+from registry import rules
+from registry.index.vectors import pack_rows
+from registry.records import SIGN, USEFUL, USELESS, AskedQuery, ChangeCursor
 from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, registration
 from tests.harness.samples import T0, TENANT
@@ -28,7 +27,7 @@ def add(tx, address="boats", owner=0, tenant=TENANT):
 
 
 def vote(tx, asked, address="boats", value=USEFUL, voter=ANN, *, owner=None, over=0, now=T0):
-    return remembering.vote(tx, asked, address, value, voter, owner, over, now)
+    return rules.vote(tx, asked, address, value, voter, owner, over, now)
 
 
 def kept(tx, space=SPACE, after=FIRST) -> dict[int, bytes]:
@@ -85,7 +84,7 @@ def test_the_last_to_register_owns_the_card(store):
 
 @pytest.mark.rule("G7")
 def test_votes_and_requests_are_bounded(store, monkeypatch):
-    monkeypatch.setattr(remembering, "MAX_VOTES", 3)
+    monkeypatch.setattr(rules, "MAX_VOTES", 3)
     with within(store.transaction(), RegistryTables) as tx:
         boats = add(tx)
         for voter in range(5):
@@ -103,7 +102,7 @@ def test_votes_and_requests_are_bounded(store, monkeypatch):
 
 @pytest.mark.rule("G7")
 def test_one_voter_takes_no_other_ones_place(store, monkeypatch):
-    monkeypatch.setattr(remembering, "MAX_VOTES", 4)
+    monkeypatch.setattr(rules, "MAX_VOTES", 4)
     with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"boats{n}") for n in range(8)]
         vote(tx, query("x", *agents), "boats0", voter=BOB)
@@ -122,12 +121,12 @@ def test_the_clean_up_forgets_what_is_old_and_of_no_agent(store):
         vote(tx, query("boats", boats), now=T0 + DAY)
         tx.agents.remove(boats.no, T0 + DAY)
     with within(store.transaction(), RegistryTables) as tx:
-        removed, more = remembering.collect(tx, DAY, T0 + DAY + 1, 100)
+        removed, more = rules.collect_requests(tx, DAY, T0 + DAY + 1, 100)
         assert (removed, more) == (3, False)
         assert votes(tx) == [(tide.no, ANN, USEFUL)]
         assert sum(map(bool, kept(tx).values())) == 1
     with within(store.transaction(), RegistryTables) as tx:
-        assert remembering.collect(tx, 9 * DAY, T0 + 3 * DAY, 100) == (2, False)
+        assert rules.collect_requests(tx, 9 * DAY, T0 + 3 * DAY, 100) == (2, False)
         assert len(kept(tx)) == 1
 
 
@@ -139,7 +138,7 @@ def test_an_agent_or_a_tenant_is_forgotten_on_demand(store):
         vote(tx, query("x", boats, tide), "tide")
         vote(tx, query("y", boats))
         vote(tx, query("x", theirs, tenant="other"))
-        assert remembering.forget_agent(tx, boats.no, T0) == 2
+        assert rules.forget_agent(tx, boats.no, T0) == 2
         assert votes(tx) == [(tide.no, ANN, USEFUL), (theirs.no, ANN, USEFUL)]
-        assert remembering.forget_all(tx, TENANT, 10, T0) == 1
+        assert rules.forget_all(tx, TENANT, 10, T0) == 1
         assert votes(tx) == [(theirs.no, ANN, USEFUL)]

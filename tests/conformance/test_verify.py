@@ -16,8 +16,8 @@ from mediator.mailboxes.sending import Send
 from mediator.store.base import Store
 from mediator.store.session import SHARE_FROM
 from mediator.store.transaction import Transaction
-from registry.agents.records import CardVectors
-from registry.index.packing import pack_rows
+from registry.index.vectors import pack_rows
+from registry.records import CardVectors
 from tests.harness.agents import Agency
 from tests.harness.broker import HOUR
 from tests.harness.mediation import Mediation, key

@@ -7,8 +7,8 @@ import orjson
 from mediator.errors import BadRequestError
 from registry.cards import card as cards
 from registry.cards.a2a import MAX_WARNINGS
-from registry.cards.fetching import with_mailbox
-from registry.cards.mailbox import NAMED, agent_id, mailbox_address
+from registry.cards.card import NAMED, agent_id, mailbox_address
+from registry.cards.sources import with_mailbox
 
 FIELDS = ("card", "mailbox", "name", "ttl")
 

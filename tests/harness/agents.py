@@ -4,9 +4,17 @@ from typing import Any
 
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store
-from registry.agents import collecting, registering
-from registry.agents.ports import ChangeCursor, LastSeenCursor, UnembeddedCard
-from registry.agents.records import Agent, AgentChange, Liveness, Registration, State
+from registry import rules
+from registry.records import (
+    Agent,
+    AgentChange,
+    ChangeCursor,
+    LastSeenCursor,
+    Liveness,
+    Registration,
+    State,
+    UnembeddedCard,
+)
 from registry.tables import RegistryTables
 from tests.harness.broker import START, TENANT, Broker
 
@@ -52,24 +60,22 @@ class Agency(Broker):
         self.limit = limit
 
     def put(self, new: Registration) -> tuple[Agent, bool]:
-        return self.run(lambda tx: registering.register(tx, self.liveness, self.limit, new, self.now))
+        return self.run(lambda tx: rules.register(tx, self.liveness, self.limit, new, self.now))
 
     def register(self, address: str, name: str = "", text: str = "", **more: Any) -> Agent:
         return self.put(registration(address, name, text, **more))[0]
 
-    def take(self, *read: tuple[Registration, bytes], space: str = SPACE) -> registering.BulkOutcome:
-        ready = [registering.EmbeddedRegistration(*each) for each in read]
-        return self.run(
-            lambda tx: registering.register_many(tx, self.liveness, self.limit, TENANT, space, ready, self.now)
-        )
+    def take(self, *read: tuple[Registration, bytes], space: str = SPACE) -> rules.BulkOutcome:
+        ready = [rules.EmbeddedRegistration(*each) for each in read]
+        return self.run(lambda tx: rules.register_many(tx, self.liveness, self.limit, TENANT, space, ready, self.now))
 
     def unregister(self, address: str | None = None, name: str | None = None, tenant: str = TENANT) -> Agent:
-        return self.run(lambda tx: registering.unregister(tx, tenant, address, name, self.now))
+        return self.run(lambda tx: rules.unregister(tx, tenant, address, name, self.now))
 
     def report(
         self, address: str | None = None, name: str | None = None, status: bytes = b"{}", tenant: str = TENANT
     ) -> Agent:
-        return self.run(lambda tx: registering.report(tx, tenant, address, name, status, self.now))
+        return self.run(lambda tx: rules.report(tx, tenant, address, name, status, self.now))
 
     def find(self, address: str, tenant: str = TENANT) -> Agent | None:
         with self.reading() as tx:
@@ -99,15 +105,15 @@ class Agency(Broker):
 
     def collect_agents(self, limit: int = 1000) -> int:
         """Run slices of the clean-up of agents to their end, and return how many it removed."""
-        after: LastSeenCursor | None = collecting.FIRST
+        after: LastSeenCursor | None = rules.FIRST_SEEN
         removed = 0
         while after is not None:
             place = after
             collected, after = self.run(
-                lambda tx: collecting.collect(tx, self.liveness, place, self.now, limit)  # noqa: B023
+                lambda tx: rules.collect_agents(tx, self.liveness, place, self.now, limit)  # noqa: B023
             )
             removed += collected.agents
         return removed
 
     def forget_removed(self, limit: int = 1000) -> int:
-        return self.run(lambda tx: collecting.forget(tx, self.now, limit))
+        return self.run(lambda tx: rules.forget_removed_agents(tx, self.now, limit))

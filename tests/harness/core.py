@@ -27,8 +27,8 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.cleanup import OldReplays, UnusedConnections
 from pickup.mediation.records import MediationRules
-from registry.agents.records import Liveness
 from registry.cleanup import RemovedAgents, SilentAgents
+from registry.records import Liveness
 from tests.harness.clock import ShiftedClock
 
 TENANT = "default"

@@ -10,13 +10,12 @@ from mediator.broker import Broker, wall_clock
 from mediator.mailboxes.bounds import Bounds
 from mediator.parts import Announcer
 from mediator.store.base import Store
-from registry.agents.records import Liveness
 from registry.directory import Directory
 from registry.index.updater import IndexUpdater
-from registry.memory.policy import NO_MEMORY, MemoryPolicy
 from registry.metrics import RegistryMetrics
+from registry.records import NO_MEMORY, Liveness, MemoryPolicy
 from registry.requests import DiscoverRequest, DiscoverResult
-from registry.search.asked import AskedQueries
+from registry.search.feedback import AskedQueries
 from registry.search.searcher import Searcher
 
 BUDGET = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry.embedding import backends as fast
+from registry.embedding import worker as fast
 from registry.embedding.models import PACKED, ModelFiles, find_model, fingerprinted
 from registry.embedding.worker import export
 from tests.harness.once import once

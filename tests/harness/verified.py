@@ -11,7 +11,7 @@ from mediator.ops.verify.report import verify
 from mediator.store.base import Store
 from mediator.store.snapshots import Ask
 from pickup.verify import mediation_checks
-from registry.verify import registry_checks
+from registry.checks import registry_checks
 from tests.harness.service import Service
 
 

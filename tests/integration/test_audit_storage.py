@@ -47,8 +47,8 @@ from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
 from pickup.mediation import connecting
 from pickup.mediation.records import Generation, MediationRules, NewConnection
 from pickup.tables import MediationTables
-from registry.agents import registering
-from registry.agents.records import Liveness, Registration
+from registry import rules
+from registry.records import Liveness, Registration
 from registry.tables import RegistryTables
 from tests.harness.postgres import Server
 from tests.harness.stores import ram_store
@@ -406,7 +406,7 @@ async def create_another(broker: Broker) -> None:
 
 async def register_another(broker: Broker) -> None:
     new = Registration(TENANT, "another", "Another", b"{}", b"", None)
-    await broker.write(lambda tx, now: registering.register(tx.table(RegistryTables), Liveness(), 0, new, now))
+    await broker.write(lambda tx, now: rules.register(tx.table(RegistryTables), Liveness(), 0, new, now))
 
 
 async def connect_another(broker: Broker) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import UnreachableError
 from registry.cards.card import MAX_CARD, read_card
-from registry.cards.fetching import fetch_card, with_mailbox
+from registry.cards.sources import fetch_card, with_mailbox
 from tests.integration.test_guard import PATIENCE, Names, guarding, serving
 
 CARD = b'{ "name": "B\\u00e4cker",\n "url": "https://baker.example" }'

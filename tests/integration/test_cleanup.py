@@ -31,8 +31,8 @@ from pickup.mediation import connecting, granting
 from pickup.mediation.records import Generation, MediationRules, NewConnection
 from pickup.settings import DidcommSettings
 from pickup.tables import MediationTables
-from registry.agents import registering
-from registry.agents.records import Liveness
+from registry import rules
+from registry.records import Liveness
 from registry.settings import RegistrySettings
 from registry.tables import RegistryTables
 from tests.harness.agents import registration
@@ -156,9 +156,7 @@ async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Pat
     broker = Broker(store, Bounds(), clock=ShiftedClock(-Liveness().keep - HOUR))
     for number in range(3):
         new = registration(f"a{number}", ttl=MINUTE)
-        await broker.write(
-            lambda tx, now, new=new: registering.register(tx.table(RegistryTables), Liveness(), 0, new, now)
-        )
+        await broker.write(lambda tx, now, new=new: rules.register(tx.table(RegistryTables), Liveness(), 0, new, now))
     await broker.close()
     store.close()
     async with AsyncExitStack() as stack:

@@ -347,6 +347,6 @@ def test_json_pages_are_joined(mediator, monkeypatch):
     for number in range(3):
         card = {"name": f"N{number}", "mailbox": f"json.n{number}"}
         mediator("agent", "register", "-", stdin=json.dumps(card).encode())
-    monkeypatch.setattr("registry.cli.search.PAGE", 2)
+    monkeypatch.setattr("registry.cli.agents.PAGE", 2)
     found = mediator("agent", "list", "--json").json
     assert len(found["agents"]) == len(found["states"]) == found["total"] >= 3

@@ -19,8 +19,7 @@ from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pickup.mediation.records import Generation, Invitation, NewConnection, Route
 from pickup.tables import MediationTables
-from registry.agents.ports import LastSeenCursor, UpdatedTerms
-from registry.agents.records import CardVectors
+from registry.records import CardVectors, LastSeenCursor, UpdatedTerms
 from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, registration
 from tests.harness.samples import ALL, T0, TENANT, furnish, get, ids, picture

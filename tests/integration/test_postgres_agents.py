@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from mediator.errors import NoSuchAgentError
-from registry.agents import collecting, registering
-from registry.agents.ports import ChangeCursor
-from registry.agents.records import CardVectors, Liveness
+from registry import rules
+from registry.records import CardVectors, ChangeCursor, Liveness
 from registry.tables import RegistryTables
 from tests.harness.agents import ALL, FIRST, SPACE, registration
 from tests.harness.stores import within
@@ -26,7 +25,7 @@ ADDRESSES = [f"a{number}" for number in range(6)]
 
 
 def register(tx, address, text="", now=NOW, **more):
-    return registering.register(tx, LIVENESS, 0, registration(address, text=text, **more), now)[0]
+    return rules.register(tx, LIVENESS, 0, registration(address, text=text, **more), now)[0]
 
 
 def revision(store) -> int:
@@ -41,9 +40,9 @@ def change(tx, chance) -> int | None:
         return register(tx, address, str(chance.random())).revision
     try:
         if verb == "report":
-            return registering.report(tx, TENANT, address, None, b"", NOW).revision
+            return rules.report(tx, TENANT, address, None, b"", NOW).revision
         if verb == "unregister":
-            return registering.unregister(tx, TENANT, address, None, NOW).revision
+            return rules.unregister(tx, TENANT, address, None, NOW).revision
     except NoSuchAgentError:
         return None
     agent = tx.agents.find(TENANT, address)
@@ -124,10 +123,10 @@ def test_a_late_report_keeps_the_agent(url, store, instances):
 
     def collect() -> None:
         with within(instances[0].transaction(), RegistryTables) as tx:
-            removed.append(collecting.collect(tx, LIVENESS, collecting.FIRST, late, ALL)[0].agents)
+            removed.append(rules.collect_agents(tx, LIVENESS, rules.FIRST_SEEN, late, ALL)[0].agents)
 
     with within(store.transaction(), RegistryTables) as tx:
-        registering.report(tx, TENANT, "a", None, b"", late)
+        rules.report(tx, TENANT, "a", None, b"", late)
         collector = threading.Thread(target=collect, daemon=True)
         collector.start()
         wait_for_a_lock(url)

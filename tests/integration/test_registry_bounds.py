@@ -9,13 +9,13 @@ import pytest
 
 from mediator.errors import BusyError
 from registry import directory
-from registry.agents.records import Agent
 from registry.cards.card import Card, read_card
 from registry.index.analysis import analyze
+from registry.records import Agent
 from registry.requests import DiscoverRequest
 from registry.search import searcher
 from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
-from registry.tables.agents import Agents
+from registry.tables import Agents
 from tests.harness.directory import instance
 from tests.harness.stores import ram_store
 

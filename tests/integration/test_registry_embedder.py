@@ -15,13 +15,13 @@ from structlog.testing import capture_logs
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from registry.agents.records import Liveness
 from registry.directory import Directory
 from registry.embedding import embedder as embedder_module
 from registry.embedding.embedder import CardEmbedder
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
+from registry.records import Liveness
 from registry.search.searcher import Searcher
 from registry.tables import RegistryTables
 from tests.harness.stores import ram_store

@@ -17,13 +17,13 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store, Transaction
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
-from registry.agents.records import CardVectors, Liveness
-from registry.index import changes, updater
-from registry.index.changes import CHUNK, PART
-from registry.index.document import IndexDocument
-from registry.index.packing import pack_rows
+from registry.index import updater
+from registry.index.keywords import IndexDocument
 from registry.index.tenant import TenantIndex
+from registry.index.updater import CHUNK, PART
+from registry.index.vectors import pack_rows
 from registry.metrics import RegistryMetrics
+from registry.records import CardVectors, Liveness
 from registry.requests import AgentReference
 from registry.service import run_registry
 from registry.tables import RegistryTables
@@ -131,7 +131,7 @@ async def test_large_cards_are_loaded_few_at_a_time(monkeypatch: pytest.MonkeyPa
         await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(5 * PART + 1)))
         await one.directory.unregister("default", AgentReference(name="a7"))
     monkeypatch.setattr(TenantIndex, "add", counted)
-    monkeypatch.setattr(changes, "CHUNK_BYTES", 50 * PART)
+    monkeypatch.setattr(updater, "CHUNK_BYTES", 50 * PART)
     async with instance(store) as two:
         assert len(await two.updater.index("default")) == 5 * PART
         assert await two.found(text=f"word{5 * PART}") == [f"a{5 * PART}"]

@@ -10,9 +10,9 @@ import pytest
 
 from mediator.errors import BadRequestError
 from mediator.ops.control import send_command
-from registry.commands import MAX_TOGETHER
+from registry.api.operations import MAX_TOGETHER
 from registry.embedding.texts import TEMPLATE
-from registry.index.packing import pack_rows
+from registry.index.vectors import pack_rows
 from tests.harness.app import app, card
 from tests.harness.directory import instance
 from tests.harness.stores import ram_store

@@ -16,14 +16,12 @@ from mediator.nats.client import Request, find_client
 from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser
-from registry.agents.records import CardVectors
-from registry.index.packing import pack_rows
 from registry.index.ranking import MEMORY
 from registry.index.tenant import IndexQuery, SearchFilter
-from registry.memory.policy import MemoryPolicy
-from registry.memory.records import voter_of_request
+from registry.index.vectors import pack_rows
+from registry.records import CardVectors, MemoryPolicy, voter_of_request
 from registry.requests import FeedbackRequest
-from registry.search.asked import KEEP_SECONDS, AskedQueries
+from registry.search.feedback import SEARCH_SECONDS, AskedQueries
 from registry.tables import RegistryTables
 from tests.harness.app import app
 from tests.harness.directory import Instance, instance
@@ -85,7 +83,7 @@ async def test_a_search_is_known_for_an_hour() -> None:
         boats = await one.register("boats")
         query_id = await ask(one, boats)
         assert await say(one, query_id)
-        now = KEEP_SECONDS
+        now = SEARCH_SECONDS
         for unknown in (query_id, "nothing"):
             with pytest.raises(BadRequestError, match="query_id: not known"):
                 await say(one, unknown)

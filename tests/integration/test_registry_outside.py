@@ -16,13 +16,13 @@ from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store
 from registry import outside as client
-from registry.agents.records import Liveness
-from registry.diagnosis import examine
+from registry.checks import examine
 from registry.embedding import embedder, encoder, remote, switching
 from registry.embedding.switching import EmbeddingModels
 from registry.index import updater
-from registry.index.packing import unpack_rows
+from registry.index.vectors import unpack_rows
 from registry.metrics import RegistryMetrics
+from registry.records import Liveness
 from registry.requests import DiscoverResult
 from registry.service import outside_services, run_registry
 from registry.settings import RegistrySettings

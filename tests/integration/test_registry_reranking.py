@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from registry.agents.records import Liveness
-from registry.diagnosis import examine
+from registry.checks import examine
 from registry.metrics import RegistryMetrics
+from registry.records import Liveness
 from registry.search import reranking
 from registry.search.reranking import Reranker
 from registry.service import outside_services, run_registry

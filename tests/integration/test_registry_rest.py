@@ -17,8 +17,8 @@ from yarl import URL
 
 from mediator.http.guard import Guard
 from registry.api.codec import MAX_STATUS
+from registry.api.doors import RegistryApi
 from registry.api.openapi import document
-from registry.api.rest import RegistryApi
 from registry.cards.card import MAX_CARD
 from tests.harness.app import ADA, BOB, TENANTS, Answer, App, app, card
 

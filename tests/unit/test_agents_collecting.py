@@ -4,8 +4,8 @@ import pytest
 
 from mediator.mailboxes.address import redact
 from mediator.store.base import Store
-from registry.agents import collecting
-from registry.agents.records import Liveness
+from registry import rules
+from registry.records import Liveness
 from tests.harness.agents import Agency
 from tests.harness.broker import DAY, SECOND, TENANT
 
@@ -69,7 +69,7 @@ def test_keep_0_removes_no_agent(store: Store) -> None:
     agency.advance(10_000 * DAY)
     assert agency.collect_agents() == 0
     with agency.reading() as tx:
-        assert collecting.plan(tx, agency.liveness, agency.now, 5) == []
+        assert rules.plan_collecting(tx, agency.liveness, agency.now, 5) == []
 
 
 @pytest.mark.rule("A7", "G3")
@@ -79,11 +79,11 @@ def test_a_dry_run_names_some_and_shows_no_address(agency: Agency) -> None:
     agency.advance(SPAN)
     agency.register("new", ttl=TTL)
     with agency.reading() as tx:
-        (finding,) = collecting.plan(tx, LIVENESS, agency.now, 2)
-    assert (finding.what, finding.why, finding.count, finding.more) == ("agents", collecting.SILENT, 3, False)
+        (finding,) = rules.plan_collecting(tx, LIVENESS, agency.now, 2)
+    assert (finding.what, finding.why, finding.count, finding.more) == ("agents", rules.SILENT, 3, False)
     assert [(one.tenant, one.address, one.number, one.expired_at) for one in finding.examples] == [
         (TENANT, redact(agent.address), agent.no, agency.now) for agent in agents[:2]
     ]
     assert agency.collect_agents() == 3
     with agency.reading() as tx:
-        assert collecting.plan(tx, LIVENESS, agency.now, 2) == []
+        assert rules.plan_collecting(tx, LIVENESS, agency.now, 2) == []

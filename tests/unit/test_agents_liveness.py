@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.agents.records import Liveness, State
+from registry.records import Liveness, State
 
 MINUTE = 60 * 1000
 spans = st.integers(0, 10**10)

@@ -15,9 +15,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
 from mediator.store.base import Store
-from registry.agents import collecting, registering
-from registry.agents.ports import ChangeCursor, UnembeddedCard, UpdatedTerms
-from registry.agents.records import Agent, AgentChange, CardVectors, Liveness, Registration
+from registry import rules
+from registry.records import (
+    Agent,
+    AgentChange,
+    CardVectors,
+    ChangeCursor,
+    Liveness,
+    Registration,
+    UnembeddedCard,
+    UpdatedTerms,
+)
 from registry.tables import RegistryTables
 from tests.harness.agents import ALL, FIRST, Agency, registration
 from tests.harness.broker import DAY, SECOND, TENANT
@@ -111,10 +119,10 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     before = self.at(new.tenant, new.address)
                     if before is None and self.of(new.tenant) >= LIMIT:
                         with pytest.raises(QuotaExceededError):
-                            registering.register(tx, LIVENESS, LIMIT, new, self.now)
+                            rules.register(tx, LIVENESS, LIMIT, new, self.now)
                         refused += 1
                         continue
-                    agent, created = registering.register(tx, LIVENESS, LIMIT, new, self.now)
+                    agent, created = rules.register(tx, LIVENESS, LIMIT, new, self.now)
                     assert created == (before is None)
                     expected = self.expected(new, before, revision, agent.no)
                     assert agent == expected
@@ -151,7 +159,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(new=requests)
         def register_in_vain(self, new: Registration) -> None:
             with contextlib.suppress(Undone), within(self.store.transaction(), RegistryTables) as tx:
-                registering.register(tx, LIVENESS, 0, new, self.now)
+                rules.register(tx, LIVENESS, 0, new, self.now)
                 for agent in self.agents.values():
                     tx.agents.remove(agent.no, self.now)
                 raise Undone
@@ -209,16 +217,14 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(requests=st.lists(requests, min_size=1, max_size=4), tenant=tenants, space=spaces)
         def take(self, requests: list[Registration], tenant: str, space: str) -> None:
             """Register several with vectors that somebody else made, all or none."""
-            read = [
-                registering.EmbeddedRegistration(replace(new, tenant=tenant), b"of " + new.card) for new in requests
-            ]
+            read = [rules.EmbeddedRegistration(replace(new, tenant=tenant), b"of " + new.card) for new in requests]
             wanted = {each.new.address: each for each in read}
             before = {address: self.at(tenant, address) for address in wanted}
             added = sum(agent is None for agent in before.values())
 
-            def taken() -> registering.BulkOutcome:
+            def taken() -> rules.BulkOutcome:
                 return self.agency.run(
-                    lambda tx: registering.register_many(tx, LIVENESS, LIMIT, tenant, space, read, self.now)
+                    lambda tx: rules.register_many(tx, LIVENESS, LIMIT, tenant, space, read, self.now)
                 )
 
             if added and self.of(tenant) + added > LIMIT:
@@ -293,7 +299,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         @rule(limit=st.integers(1, 3))
         def forget_removed(self, limit: int) -> None:
-            old = {no for no, one in self.removed.items() if one.seen_at < self.now - collecting.REMEMBERED}
+            old = {no for no, one in self.removed.items() if one.seen_at < self.now - rules.REMEMBERED}
             before = {one.no for one in self.agency.changes() if one.removed}
             assert self.agency.forget_removed(limit) == min(limit, len(old))
             gone = before - {one.no for one in self.agency.changes() if one.removed}

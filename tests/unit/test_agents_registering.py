@@ -4,8 +4,8 @@ import pytest
 
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError
 from mediator.store.base import Store
-from registry.agents.records import Liveness, State
-from registry.agents.registering import MAX_MATCHES
+from registry.records import Liveness, State
+from registry.rules import MAX_MATCHES
 from tests.harness.agents import Agency, card, registration
 from tests.harness.broker import DAY, SECOND, TENANT
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from mediator.errors import NoSuchAgentError, SendOnlyError
 from mediator.mailboxes.address import is_generated
 from mediator.store.base import Store
-from registry.agents.showing import behind, shown_to_others
-from registry.cards.card import read_card
-from registry.cards.publishing import keeps_secret, with_send_only
+from registry.cards.card import keeps_secret, read_card, with_send_only
+from registry.rules import behind, shown_to_others
 from tests.harness.agents import Agency
 from tests.harness.broker import DAY, TENANT
 

@@ -10,8 +10,8 @@ from mediator.config.sources import read_file
 from mediator.login import Login
 from pickup.dids.vault import KEY_FILE, Vault
 from pipeline.lake.sealing import read_keys
-from registry.cards.importing import read_sources
-from registry.evaluation.cases import read_cases, read_catalog
+from registry.cards.sources import read_sources
+from registry.evaluation import read_cases, read_catalog
 from tests.harness.nkeys import Key
 
 CARD = b'{"mailbox": "sea.tides", "name": "Tide Table"}'

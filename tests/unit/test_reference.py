@@ -17,8 +17,8 @@ from mediator.mailboxes.lanes import LANES
 from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs
-from registry.api.verbs import add_verbs
-from registry.memory.policy import NO_MEMORY
+from registry.api.doors import add_verbs
+from registry.records import NO_MEMORY
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = asyncapi.document()

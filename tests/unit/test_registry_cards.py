@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from registry.cards.a2a import MAX_WARNINGS
-from registry.cards.card import MAX_CARD, MAX_DEPTH, Card, CardFormat, Skill, read_card
-from registry.cards.fetching import with_mailbox
-from registry.cards.mailbox import find_mailbox, mailbox_address
+from registry.cards.card import MAX_CARD, MAX_DEPTH, Card, CardFormat, Skill, find_mailbox, mailbox_address, read_card
+from registry.cards.sources import with_mailbox
 from tests.fuzz import cards as fuzzed
 
 

@@ -14,10 +14,11 @@ from yarl import URL
 
 from mediator.errors import BadRequestError
 from mediator.fields import is_deep, parse_body
-from registry.agents.records import Agent, State
 from registry.api import codec
 from registry.api.codec import MAX_PAGES, MAX_STATUS, parse_discover, parse_query, parse_reference, parse_report
 from registry.cards.card import Skill
+from registry.index.analysis import MAX_REQUEST
+from registry.records import Agent, State
 from registry.requests import (
     MAX_PAGE,
     PAGE,
@@ -28,7 +29,6 @@ from registry.requests import (
     KeywordMatch,
     VectorMatch,
 )
-from registry.search.splitting import MAX_REQUEST
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.cards.card import Card, Skill
-from registry.index.document import MAX_WORDS, IndexDocument, fold
-from registry.index.keywords import MAX_WEIGHT
+from registry.index.keywords import MAX_WEIGHT, MAX_WORDS, IndexDocument, fold
 
 CARD = Card(
     address="a",

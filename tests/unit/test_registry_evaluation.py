@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
-from registry.cards.importing import CardSource
-from registry.evaluation.cases import EvaluationCase, read_cases, read_catalog
-from registry.evaluation.measures import DEPTH, MEASURES, intervals, rate, rate_all
+from registry.cards.sources import CardSource
+from registry.evaluation import DEPTH, MEASURES, EvaluationCase, intervals, rate, rate_all, read_cases, read_catalog
 
 KEYS = st.sampled_from([f"card-{number}" for number in range(20)])
 

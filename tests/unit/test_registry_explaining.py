@@ -7,13 +7,13 @@ import orjson
 import pytest
 
 from mediator.mailboxes.address import new_address
-from registry.agents.records import Agent, Liveness
 from registry.cards.card import read_card
 from registry.index.analysis import analyze
-from registry.index.document import IndexDocument
+from registry.index.keywords import IndexDocument
 from registry.index.tenant import IndexQuery, SearchFilter, TenantIndex
+from registry.records import Agent, Liveness
 from registry.requests import Explanation, KeywordMatch
-from registry.search.explaining import explain
+from registry.search.searcher import explain
 from registry.search.snapshots import ExplainedRequest
 
 SEND_ONLY = "send." + "0" * 40

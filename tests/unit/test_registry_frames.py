@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from registry.embedding.frames import MAX_PART, PREFIX, PipeFrame, lengths, pack, unpack
+from registry.embedding.worker import MAX_PART, PREFIX, PipeFrame, lengths, pack, unpack
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 HEADERS = st.dictionaries(TEXT.filter(lambda key: key not in ("rows", "dims")), st.lists(TEXT) | TEXT | st.integers())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address
 from registry.cards.card import MAX_CARD
-from registry.cards.importing import AddressAssigner, CardSource, read_sources, size_of, slug
+from registry.cards.sources import AddressAssigner, CardSource, read_sources, size_of, slug
 
 ODD = '{ "mailbox":"a.b",\t"n": 1.50, "t": "\\u00fc ü", "n": 2e3 }'
 """What no parser gives back as it was."""

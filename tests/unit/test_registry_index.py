@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.agents.records import Liveness, State
 from registry.cards.card import Card, Skill
 from registry.index.analysis import analyze
-from registry.index.document import IndexDocument
+from registry.index.keywords import IndexDocument
 from registry.index.tenant import CANDIDATES, IndexQuery, SearchFilter, TenantIndex
+from registry.records import Liveness, State
 
 LIVENESS = Liveness(grace=100)
 NOW = 1_000_000

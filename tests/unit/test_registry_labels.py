@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.index.labels import LabelIndex
+from registry.index.keywords import LabelIndex
 
 SLOTS = st.integers(0, 7)
 WORDS = st.lists(st.sampled_from(["news", "sport", "wetter", "天气", "a b"]), max_size=3, unique=True)

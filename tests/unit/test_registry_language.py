@@ -7,11 +7,9 @@ import random
 import pytest
 
 from registry.cards.card import Card, Skill
-from registry.cards.language import without_data
 from registry.embedding.texts import card_texts
-from registry.index.analysis import analyze
-from registry.index.document import IndexDocument
-from registry.search.splitting import search_texts
+from registry.index.analysis import analyze, search_texts, without_data
+from registry.index.keywords import IndexDocument
 
 pytestmark = pytest.mark.rule("G3")
 

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from mediator.mailboxes.bounds import DAY
-from registry.agents.ports import ChangeCursor
-from registry.agents.records import Liveness
-from registry.index.changes import IndexSet
-from registry.index.document import IndexDocument
+from registry.index.keywords import IndexDocument
 from registry.index.memory import DOUBT, HALF_LIFE, LARGE, MOST, RememberedRequest, RequestMemory
 from registry.index.tenant import IndexQuery, SearchFilter, TenantIndex
-from registry.memory.records import SIGN, USEFUL, USELESS, Vote
+from registry.index.updater import IndexSet
+from registry.records import SIGN, USEFUL, USELESS, ChangeCursor, Liveness, Vote
 
 DIMS = 64
 

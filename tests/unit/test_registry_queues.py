@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import BusyError, UnavailableError
 from registry.embedding.embedder import TenantQueues
-from registry.embedding.jobs import (
+from registry.embedding.encoder import (
     BATCH_CHARACTERS,
     BATCH_TEXTS,
     LONG,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mediator.errors import NoSuchAgentError
-from registry.search.signs import KEEP_SECONDS, MAX_CONNECTIONS, MAX_FOUND, Sign, WeakSigns
+from registry.search.feedback import MAX_CONNECTIONS, MAX_FOUND, SIGN_SECONDS, Sign, WeakSigns
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.rule("G8")
@@ -66,9 +66,9 @@ async def test_only_who_found_an_agent_gives_a_sign(kept: Kept, what: str) -> No
 async def test_a_message_long_after_the_search_is_no_sign(kept: Kept) -> None:
     kept.find("agent.boats")
     kept.find("agent.tides")
-    kept.now = KEEP_SECONDS - 1
+    kept.now = SIGN_SECONDS - 1
     assert await kept.send("agent.boats") == [BOATS]
-    kept.now = KEEP_SECONDS
+    kept.now = SIGN_SECONDS
     assert await kept.send("agent.tides") == []
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.search.splitting import MAX_PARTS, MAX_REQUEST, split_request
+from registry.index.analysis import MAX_PARTS, MAX_REQUEST, split_request
 
 pytestmark = pytest.mark.rule("G3")
 

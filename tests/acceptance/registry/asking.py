@@ -13,7 +13,7 @@ import orjson
 from nats.aio.client import Client
 
 from mediator.system.usage import cpu_seconds
-from registry.evaluation.measures import DEPTH
+from registry.evaluation import DEPTH
 from tests.acceptance.registry.sets import Set, key_of
 from tests.harness.service import Service, Services
 from tests.harness.waiting import until

@@ -22,8 +22,7 @@ from rich.table import Table
 from mediator.ops import logs
 from mediator.system.usage import descendants, resident_mb
 from registry.embedding.models import DEFAULT_MODEL
-from registry.evaluation.measures import MEASURES, ConfidenceInterval, intervals, perfect_order, rate_all
-from registry.evaluation.trial import run_trial
+from registry.evaluation import MEASURES, ConfidenceInterval, intervals, perfect_order, rate_all, run_trial
 from registry.settings import RegistrySettings
 from tests.acceptance.registry.asking import Answers, embedded, registries
 from tests.acceptance.registry.sets import Set, languages, sets, sliced

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.cards.card import read_card
-from registry.cards.importing import read_sources
-from registry.evaluation.cases import CardCatalog, EvaluationCase, read_cases, read_catalog
+from registry.cards.sources import read_sources
+from registry.evaluation import CardCatalog, EvaluationCase, read_cases, read_catalog
 
 OWN = Path(__file__).parents[2] / "data"
 CARDS, REQUESTS = "catalog.jsonl", "queries.jsonl"

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from mediator.ops import control
-from registry.cards.importing import read_sources
-from registry.evaluation.cases import read_catalog
+from registry.cards.sources import read_sources
+from registry.evaluation import read_catalog
 from tests.acceptance.registry.asking import PREFIX
 from tests.acceptance.registry.sets import CARDS, OWN
 from tests.harness.service import Services

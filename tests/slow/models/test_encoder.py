@@ -18,14 +18,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mediator.errors import BusyError, UnavailableError
-from registry.embedding import backends as fast
+from registry.embedding import worker as fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
-from registry.embedding.frames import PREFIX, PipeFrame, lengths, pack, unpack
-from registry.embedding.local import LocalModel
-from registry.embedding.models import DEFAULT_MODEL, fingerprinted
-from registry.embedding.process import Worker
-from registry.embedding.space import EmbeddingSpace
-from registry.embedding.worker import export
+from registry.embedding.local import LocalModel, Worker
+from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, fingerprinted
+from registry.embedding.worker import PREFIX, PipeFrame, export, lengths, pack, unpack
 from tests.harness.models import copy_model, reference_folder, wants_models
 from tests.harness.waiting import until
 
@@ -365,8 +362,8 @@ def test_a_model_of_another_kind_is_not_exported(tmp_path: Path) -> None:
 def test_output_of_libraries_is_not_taken_for_an_answer(prepared: Prepared) -> None:
     place = fingerprinted(reference_folder())
     script = (
-        "import os, sys; from registry.embedding import backends, worker\n"
-        "class Loud(backends.OnnxModel):\n"
+        "import os, sys; from registry.embedding import worker\n"
+        "class Loud(worker.OnnxModel):\n"
         "    def encode(self, texts):\n"
         "        print('printed', flush=True); os.system('echo echoed'); sys.stdin.read()\n"
         "        return super().encode(texts)\n"

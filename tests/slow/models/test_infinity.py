@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from registry.agents.records import Liveness
 from registry.metrics import RegistryMetrics
+from registry.records import Liveness
 from registry.service import outside_services, run_registry
 from registry.settings import RegistrySettings
 from tests.harness.didcomm_service import missing

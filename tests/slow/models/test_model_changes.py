@@ -20,16 +20,16 @@ from mediator.ops.control import send_command
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from registry.agents.records import CardVectors, Liveness
-from registry.diagnosis import examine
+from registry.checks import examine
 from registry.embedding import switching as models
-from registry.embedding.backends import MIXED
 from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, join_models
 from registry.embedding.switching import EmbeddingModels
-from registry.index.packing import pack_rows
+from registry.embedding.worker import MIXED
+from registry.index.vectors import pack_rows
 from registry.metrics import RegistryMetrics
+from registry.records import CardVectors, Liveness
 from registry.requests import DiscoverResult
 from registry.service import run_registry
 from registry.tables import RegistryTables

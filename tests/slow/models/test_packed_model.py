@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from minilm.pack import pack_model
 from registry.cards.card import read_card
-from registry.cards.importing import read_sources
-from registry.embedding.backends import FLOAT32, MODEL, OnnxModel, SentenceTransformersModel
+from registry.cards.sources import read_sources
 from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelFiles, find_model, fingerprinted
 from registry.embedding.texts import card_texts
-from registry.embedding.worker import load
-from registry.evaluation.cases import read_cases, read_catalog
+from registry.embedding.worker import FLOAT32, MODEL, OnnxModel, SentenceTransformersModel, load
+from registry.evaluation import read_cases, read_catalog
 from tests.acceptance.registry.sets import CARDS, OWN, REQUESTS
 from tests.harness.models import reference_folder, wants_models
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.evaluation.measures import MEASURES, rate_all
+from registry.evaluation import MEASURES, rate_all
 from tests.acceptance.registry.asking import embedded, registries
 from tests.acceptance.registry.sets import sets, sliced
 from tests.harness.service import Services

@@ -26,15 +26,15 @@ from pipeline.embedding.registry_client import batch_agents, card_with
 from pipeline.lake import BAD_CARDS, VECTORS
 from pipeline.progress import no_progress
 from pipeline.source.options import database_options
+from registry.api.operations import MAX_TOGETHER
 from registry.cards.card import read_card
-from registry.commands import MAX_TOGETHER
 from registry.embedding import models
-from registry.embedding.backends import OnnxModel
-from registry.embedding.ensemble import make_encoder
+from registry.embedding.encoder import make_encoder
 from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_models
 from registry.embedding.texts import TEMPLATE, card_texts
-from registry.index.packing import pack_rows, unpack_rows
+from registry.embedding.worker import OnnxModel
+from registry.index.vectors import pack_rows, unpack_rows
 from tests.harness.models import copy_model, exports, mirror, spoil, wants_models
 from tests.harness.service import Service, Services
 

@@ -1,4 +1,4 @@
-"""The REST API of the registry: JSON under /agents, for the tenant of the API token (G1–G4, A6)."""
+"""The doors of the registry: the verbs AGENT.* over NATS, and JSON under /agents over HTTP (G1-G8, A6)."""
 
 import asyncio
 import hashlib
@@ -10,23 +10,26 @@ import orjson
 from aiohttp import hdrs, web
 from yarl import URL
 
-from mediator.errors import BadRequestError, NotAuthenticatedError
+from mediator import callers
+from mediator.errors import BadRequestError, NoSuchAgentError, NotAuthenticatedError
 from mediator.fields import Fields, parse_body, printable
 from mediator.http.callers import HttpCallers
 from mediator.http.guard import Guard
+from mediator.parts import Host
 from registry.api import codec
 from registry.api.openapi import document
-from registry.cards.card import parse_card, read_card
-from registry.cards.fetching import fetch_card, with_mailbox
-from registry.cards.mailbox import agent_id, find_mailbox
+from registry.cards.card import agent_id, find_mailbox, parse_card, read_card
+from registry.cards.sources import fetch_card, with_mailbox
 from registry.directory import Directory
+from registry.records import MemoryPolicy
 from registry.requests import AgentReference, DiscoverRequest
+from registry.search.feedback import WeakSigns
 
 PATH = "/agents"
 BUDGET = 1024 * 1024
 """Bytes of cards and reports on one page, which stay in memory while a slow caller reads them."""
 MAX_SEARCHES = 8
-"""Concurrent searches: each holds a page."""
+"""Concurrent searches of each door: each holds a page, which may be a reply of the maximum size."""
 FETCH_SECONDS = 8.0
 """To fetch a card that is registered by its URL; the HTTP request as a whole has little more time."""
 MAX_URL = 2048
@@ -182,3 +185,55 @@ def _options(methods: str) -> Handler:
         return web.Response(status=204, headers={hdrs.ALLOW: methods})
 
     return answer
+
+
+ReplyBudget = Callable[[], int]
+"""Returns how many bytes a reply may have now; raises :class:`mediator.errors.BusyError` while too many are pending."""
+
+
+def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: WeakSigns) -> None:
+    """Have the NATS door answer the verbs; ``signs`` are taken note of where the policy says so."""
+    searches = asyncio.Semaphore(MAX_SEARCHES)
+
+    async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        done = await directory.register(tenant, data, callers.current.get())
+        note = {} if done.card.note is None else {"note": done.card.note}
+        return _success(mailbox=done.agent.address, warnings=done.card.warnings, **note)
+
+    async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        reference = codec.parse_reference(data)
+        try:
+            agent = await directory.unregister(tenant, reference)
+        except NoSuchAgentError:
+            return _success(mailbox=reference.address or "", removed=False)
+        return _success(mailbox=agent.address, removed=True)
+
+    async def report(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        agent = await directory.report(tenant, codec.parse_report(data), data)
+        return _success(mailbox=agent.address)
+
+    async def discover(tenant: str, data: bytes, budget: ReplyBudget) -> bytes:
+        query = codec.parse_discover(parse_body(data))
+        async with searches:
+            page = await directory.discover(tenant, query, budget())
+        if page.query_id and tenant in policy.signs:
+            addresses = [agent.address for agent in page.agents]
+            signs.found(tenant, callers.connection.get(), page.query_id, callers.current.get(), addresses)
+        return _success(**codec.encode_page(page, query))
+
+    async def feedback(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
+        said = codec.parse_feedback(parse_body(data))
+        counted = await directory.feedback(tenant, said, callers.current.get())
+        return _success(mailbox=said.address, counted=counted)
+
+    if policy.signs:
+        host.add_send_listener(signs.sent)
+    host.add_verb("AGENT.REGISTER", "REGISTER", register)
+    host.add_verb("AGENT.UNREGISTER", "UNREGISTER", unregister)
+    host.add_verb("AGENT.REPORT", "REPORT", report)
+    host.add_verb("AGENT.FEEDBACK", "FEEDBACK", feedback)
+    host.add_verb("AGENT.DISCOVER", "DISCOVER", discover, {"agents": []})
+
+
+def _success(**fields: Any) -> bytes:
+    return orjson.dumps({"error": "", **fields})

@@ -11,8 +11,8 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.ops.operations import Answer
-from registry.agents.records import State
 from registry.cards.card import Card, read_card
+from registry.records import State
 
 PER_PAGE: Final = 20
 MEANING, WORDS = "meaning", "words"

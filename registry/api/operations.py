@@ -1,18 +1,24 @@
-"""Operations on agents: list and search them, show one, and remove one.
+"""Operations of the registry: its status, and agents to list, search, show, remove, and register in bulk (G1).
 
-Lists show agents as others see them (G4). The other operations take an agent's own or send-only address, or its number.
+Lists show agents as others see them (G4). Other operations take an agent's own or send-only address, or its number.
 """
 
+import base64
+import binascii
 import re
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import orjson
 
+from mediator.errors import BadRequestError
 from mediator.fields import Fields
 from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, redact
 from mediator.mailboxes.send_only import is_send_only
 from mediator.ops.operations import (
+    MAX_LONG_REQUEST,
     Answer,
     OperationRequest,
     Right,
@@ -24,6 +30,7 @@ from mediator.ops.operations import (
 )
 from mediator.ops.schemas import (
     ADDRESS,
+    ANY,
     COUNT,
     FLAG,
     TENANT,
@@ -40,12 +47,16 @@ from mediator.ops.schemas import (
     table,
     whole,
 )
-from registry.agents.records import Agent, State
 from registry.api import codec
 from registry.api.openapi import explanation
-from registry.cards.card import read_card
-from registry.cards.mailbox import agent_id
+from registry.cards.card import Card, agent_id, read_card
 from registry.directory import Directory
+from registry.embedding.models import EmbeddingSpace
+from registry.embedding.switching import EmbeddingModels
+from registry.embedding.texts import MAX_SKILLS, TEMPLATE
+from registry.index.updater import IndexUpdater
+from registry.index.vectors import Halves, unpack_rows
+from registry.records import Agent, CardVectors, State
 from registry.requests import MAX_PAGE, AgentRecord, AgentReference, EmbeddingState
 
 BUDGET = 512 * 1024
@@ -224,3 +235,154 @@ def _as_seen(value: Any, address: str, name: str = "") -> Any:
 
 def _redact_address(word: str, chosen: str) -> str:
     return redact(word) if word == chosen or is_generated(word) or is_send_only(word) else word
+
+
+MAX_TOGETHER = 256
+"""Cards of one request: they are one transaction, for which senders may have to wait."""
+MAX_SPACE = 1024
+_NORM_TOLERANCE = 0.01
+"""How far the length of a vector may be from one; half precision needs less."""
+
+_IN_BULK = {"space": TEXT, "agents": many(ANY)}
+
+
+class RegistryOperations:
+    """The operations ``registry``, ``agents-put`` and ``agents-embed``."""
+
+    def __init__(self, directory: Directory, updater: IndexUpdater, models: EmbeddingModels | None) -> None:
+        self._directory = directory
+        self._updater = updater
+        self._models = models
+
+    @operation(
+        "registry",
+        Right.READ,
+        "The index of agents, and the model that embeds them",
+        obj(
+            loaded=FLAG,
+            problem=or_null(TEXT),
+            agents=COUNT,
+            embedded=COUNT,
+            space=or_null(TEXT),
+            model=or_null(obj(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)),
+        ),
+        path="/registry",
+    )
+    async def _status(self, _request: OperationRequest) -> dict[str, Any]:
+        updater, models = self._updater, self._models
+        return {
+            "loaded": updater.loaded,
+            "problem": await updater.check(),
+            "agents": updater.agents,
+            "embedded": updater.embedded,
+            "space": updater.space,
+            "model": None
+            if models is None
+            else {
+                "name": models.model,
+                "runs": models.encoder.model,
+                "space": None if models.encoder.space is None else str(models.encoder.space),
+                "problem": models.encoder.problem,
+                "embedded": await models.count_embedded(),
+            },
+        }
+
+    @operation(
+        "agents-put",
+        Right.ADMIN,
+        "Register agents with their vectors",
+        obj(),
+        fields={"tenant": TENANT, **_IN_BULK},
+        method="POST",
+        longest=MAX_LONG_REQUEST,
+    )
+    async def _put(self, request: OperationRequest) -> dict[str, Any]:
+        """Register cards with their vectors; ``agents``: lists of a card as text and its packed vectors in base64."""
+        space = self._own_space(read_text(request, "space"))
+        dims = _dims(space)
+        agents = _rows(request, "agents", (str, str))
+        cards = [card.encode() for card, _ in agents]
+
+        def packed(at: int, card: Card) -> bytes:
+            vectors, rows = _vectors(f"agents[{at}]", agents[at][1], dims)
+            expected = 1 + len(card.skills[:MAX_SKILLS])
+            if len(rows) != expected:
+                raise BadRequestError(f"agents[{at}]", f"expected {expected} vectors, got {len(rows)}")
+            return vectors
+
+        tenant = read_text(request, "tenant") or DEFAULT_TENANT
+        return (await self._directory.register_many(tenant, space, cards, packed))._asdict()
+
+    @operation(
+        "agents-embed",
+        Right.ADMIN,
+        "Keep vectors of agents",
+        obj(embedded=COUNT),
+        fields=_IN_BULK,
+        method="POST",
+        audited=False,
+        longest=MAX_LONG_REQUEST,
+    )
+    async def _embed(self, request: OperationRequest) -> dict[str, Any]:
+        """Keep vectors; ``agents``: lists of number, card revision, and the packed vectors of that card in base64.
+
+        The space may be one that the service does not use yet.
+        """
+        space = read_text(request, "space")
+        dims = _dims(space)
+        rows = enumerate(_rows(request, "agents", (int, int, str)))
+        vectors = [
+            CardVectors(no, revision, _vectors(f"agents[{at}]", told, dims)[0]) for at, (no, revision, told) in rows
+        ]
+        return {"embedded": await self._directory.put_vectors(space, vectors)}
+
+    def _own_space(self, space: str) -> str:
+        if self._models is None:
+            raise BadRequestError("space", "expected none, registry.semantic is turned off")
+        own = self._models.encoder.space
+        if own is None:
+            raise BadRequestError("space", f"not known yet: {self._models.encoder.problem}")
+        if space != str(own):
+            raise BadRequestError("space", f'expected that of the configured model, {own}, got "{space[:MAX_SPACE]}"')
+        return space
+
+
+def _dims(space: str) -> int:
+    """Return how many dimensions the vectors of a space have; its texts must be of the current template."""
+    try:
+        parsed = EmbeddingSpace.parse(space)
+    except ValueError as error:
+        raise BadRequestError("space", str(error)) from None
+    if parsed.template != TEMPLATE or len(space) > MAX_SPACE:
+        raise BadRequestError("space", f'expected one of texts in form {TEMPLATE}, got "{space[:MAX_SPACE]}"')
+    return parsed.dims
+
+
+def _rows(request: OperationRequest, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:
+    rows = request.get(name)
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_TOGETHER:
+        raise BadRequestError(name, f"expected a list of 1 to {MAX_TOGETHER}")
+    for at, row in enumerate(rows):
+        if not isinstance(row, list) or tuple(map(type, row)) != kinds:
+            raise BadRequestError(f"{name}[{at}]", f"expected [{', '.join(kind.__name__ for kind in kinds)}]")
+        if any(isinstance(value, int) and not 0 <= value < 2**63 for value in row):
+            raise BadRequestError(f"{name}[{at}]", "expected numbers from 0 to 2**63 - 1")
+    return rows
+
+
+def _vectors(name: str, encoded: str, dims: int) -> tuple[bytes, Halves]:
+    """Decode and check vectors: packed as the store keeps them, and as rows."""
+    try:
+        packed = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequestError(name, "expected vectors in base64") from None
+    try:
+        rows = unpack_rows(packed)
+    except (ValueError, IndexError):
+        raise BadRequestError(name, "expected packed vectors") from None
+    if not len(rows) or rows.shape[1] != dims:
+        raise BadRequestError(name, f"expected vectors of {dims} numbers, got {rows.shape[1]}")
+    # NaN is not within any bound either.
+    if not (np.abs(np.linalg.norm(rows.astype(np.float32), axis=1) - 1) < _NORM_TOLERANCE).all():
+        raise BadRequestError(name, "expected vectors of length one")
+    return packed, rows

@@ -1,1 +1,0 @@
-"""Measures search quality on an operator's own cards and requests."""

@@ -1,1 +1,0 @@
-"""Memory of use: requests that agents served, which lift these agents for requests alike (G5–G8)."""

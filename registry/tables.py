@@ -1,0 +1,501 @@
+"""The tables of the registry in SQL: agents with their cards, the vectors of these, and remembered requests.
+
+Every transaction that changes agents takes the next *revision*, the same for all its changes. A later commit has a
+higher revision, also across instances, so a reader that has read up to a revision has missed nothing before it. To
+ensure this on PostgreSQL, the one row of the clock is the lock on all agents: who is about to change some takes it with
+the first look, after mailboxes, and holds it to the commit.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mediator.store.dialect import chunks
+from mediator.store.rows import Row
+from mediator.store.session import Session, Table, table
+from mediator.store.transaction import Transaction
+from registry.records import (
+    Agent,
+    AgentChange,
+    AskedQuery,
+    CardVectors,
+    ChangeCursor,
+    LastSeenCursor,
+    Registration,
+    RequestChange,
+    SilentAgent,
+    UnembeddedCard,
+    UpdatedTerms,
+    Vote,
+    digest_of,
+)
+
+
+class Clock(Table):
+    """Gives a transaction that changes agents its revision."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._locked = False
+        self._taken: int | None = None
+
+    def lock(self) -> bool:
+        """Keep other instances from changing agents, and return whether that was to be done.
+
+        It is not in a snapshot, nor where there are no others.
+        """
+        due = not self._locked and bool(self._session.dialect.lock())
+        if due:
+            self._session.one(f"{_REVISION} {self._session.dialect.lock()}")
+        self._locked = True
+        return due
+
+    def take(self) -> int:
+        """Return the revision of what this transaction changes."""
+        if self._taken is None:
+            sql = "UPDATE registry_clock SET revision = revision + 1 WHERE no = 1 RETURNING revision"
+            self._taken = int(self._session.one(sql)[0])
+        return self._taken
+
+    def read(self) -> int:
+        """Return the last revision."""
+        return int(self._session.one(_REVISION)[0])
+
+
+class Agents(Table):
+    """The registered agents."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._clock = session.table(Clock)
+        self._added: Counter[str] = Counter()
+        """By tenant, below 0: removed; written once, since PostgreSQL keeps a version of a row for each write."""
+
+    def _count(self, tenant: str, by: int) -> None:
+        if not self._added:
+            self._session.before_commit.append(self._write_counts)
+        self._added[tenant] += by
+
+    def _write_counts(self) -> None:
+        changed = [(tenant, by) for tenant, by in sorted(self._added.items()) if by]
+        if changed:
+            self._session.dialect.many(
+                "INSERT INTO agent_count (tenant, agents) VALUES (?, ?)"
+                " ON CONFLICT (tenant) DO UPDATE SET agents = agent_count.agents + excluded.agents",
+                changed,
+            )
+
+    def find(self, tenant: str, address: str) -> Agent | None:
+        """Return the agent of a mailbox; ``address`` is one (A1)."""
+        self._clock.lock()
+        row = self._session.first(f"{_AGENT} WHERE tenant = ? AND address = ?", (tenant, address))
+        return None if row is None else _agent(row)
+
+    def named(self, tenant: str, name: str, limit: int) -> list[int]:
+        """Return the numbers of agents with exactly this name, in order (G2)."""
+        self._clock.lock()
+        sql = "SELECT no FROM agent WHERE tenant = ? AND name_hash = ? ORDER BY no LIMIT ?"
+        return [no for (no,) in self._session.dialect.execute(sql, (tenant, _hash(_bytes(name)), limit))]
+
+    def add(self, new: Registration, ttl: int, now: int) -> Agent:
+        """Add an agent, alive now, at an address where :meth:`find` found none."""
+        revision = self._clock.take()
+        name = _bytes(new.name)
+        no = self._session.one(
+            "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
+            " revision, card_revision, owner) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) RETURNING no",
+            (new.tenant, new.address, _hash(name), ttl, now, now, now, revision, revision, new.owner),
+        )[0]
+        self._session.dialect.execute(
+            "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
+        )
+        self._count(new.tenant, 1)
+        times = (now, now, now)
+        return Agent(
+            no, new.tenant, new.address, new.name, new.card, ttl, 1, *times, None, revision, revision, new.owner
+        )
+
+    def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
+        """Replace the registration of an agent; another card begins a new edition."""
+        revision = self._clock.take()
+        kept = replace(agent, name=new.name, card=new.card, ttl=ttl, updated_at=now, seen_at=now, revision=revision)
+        kept = replace(kept, owner=new.owner)
+        name = _bytes(new.name)
+        if new.card != agent.card:
+            kept = replace(kept, edition=agent.edition + 1, card_revision=revision)
+            self._session.dialect.execute(
+                "UPDATE agent_card SET name = ?, terms = ?, card = ? WHERE agent_no = ?",
+                (name, new.terms, new.card, agent.no),
+            )
+        else:
+            self._session.dialect.execute(
+                "UPDATE agent_card SET name = ?, terms = ? WHERE agent_no = ? AND (name <> ? OR terms <> ?)",
+                (name, new.terms, agent.no, name, new.terms),
+            )
+        self._session.dialect.execute(
+            "UPDATE agent SET name_hash = ?, ttl = ?, edition = ?, updated_at = ?, seen_at = ?, revision = ?,"
+            " card_revision = ?, owner = ? WHERE no = ?",
+            (_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
+        )
+        return kept
+
+    def seen(self, agent: Agent, status: bytes, now: int) -> Agent:
+        """Store a report and when it came (G2)."""
+        revision = self._clock.take()
+        self._session.dialect.execute(
+            "UPDATE agent SET status = ?, seen_at = ?, revision = ? WHERE no = ?", (status, now, revision, agent.no)
+        )
+        return replace(agent, status=status, seen_at=now, revision=revision)
+
+    def remove(self, no: int, now: int) -> None:
+        """Delete an agent and its vectors, if it exists; :meth:`changes` shows it until :meth:`forget_removed`."""
+        self._clock.lock()
+        gone = self._session.first("DELETE FROM agent WHERE no = ? RETURNING tenant", (no,))
+        if gone is None:
+            return
+        self._session.dialect.execute("DELETE FROM agent_card WHERE agent_no = ?", (no,))
+        self._session.dialect.execute("DELETE FROM agent_vectors WHERE agent_no = ?", (no,))
+        self._session.dialect.execute(
+            "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
+            (no, self._clock.take(), gone[0], now),
+        )
+        self._count(gone[0], -1)
+
+    def count(self, tenant: str) -> int:
+        """Return how many agents a tenant has, in constant time."""
+        row = self._session.first("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
+        return self._added[tenant] + (0 if row is None else int(row[0]))
+
+    def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
+        """Return the agents with these numbers that exist."""
+        return {row[0]: _agent(row) for row in self._of(_AGENT, numbers)}
+
+    def terms(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the terms of the agents with these numbers that exist."""
+        return {row[0]: row[1] for row in self._of("SELECT agent_no, terms FROM agent_card", numbers)}
+
+    def _of(self, select: str, numbers: Sequence[int]) -> list[Row]:
+        found: list[Row] = []
+        for some in chunks(list(dict.fromkeys(numbers))):
+            condition, parameters = self._session.dialect.any_of("agent_no", some)
+            found += self._session.dialect.execute(f"{select} WHERE {condition}", parameters)
+        return found
+
+    def set_terms(self, terms: Sequence[UpdatedTerms]) -> None:
+        """Store terms of cards that have not changed since; this is no change of the agents."""
+        self._clock.lock()
+        self._session.dialect.many(
+            "UPDATE agent_card SET terms = ?"
+            " WHERE agent_no = (SELECT no FROM agent WHERE no = ? AND card_revision = ?)",
+            [(one.terms, one.no, one.card_revision) for one in terms],
+        )
+
+    def revision(self) -> int:
+        """Return the last committed revision, or that of this transaction if it has changed agents."""
+        return self._clock.read()
+
+    def changes(self, after: ChangeCursor, space: str, limit: int) -> list[AgentChange]:
+        """Return the changes after a cursor, each agent once, in order of revision and number.
+
+        After ``ChangeCursor(0, 0)`` these are all agents, and the removals that are remembered.
+        """
+        # One statement, for one view of both: between two an agent could move from where was looked to where was not.
+        rows = self._session.dialect.execute(_CHANGES, (space, *after, limit, *after, limit, limit))
+        return [_change(row) for row in rows]
+
+    def last_sign(self) -> int:
+        """Return when any agent with a ttl was last seen, 0 if there is none."""
+        [(at,)] = self._session.dialect.execute("SELECT MAX(seen_at) FROM agent WHERE ttl > 0")
+        return at or 0
+
+    def unseen(self, since: int, after: LastSeenCursor, limit: int) -> list[SilentAgent]:
+        """Return agents with a ttl that were last seen at ``since`` or before, after a cursor and in its order."""
+        sql = (
+            "SELECT no, tenant, address, ttl, seen_at FROM agent"
+            " WHERE ttl > 0 AND seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
+        )
+        found = self._session.dialect.execute(sql, (since, *after, limit))
+        if found and self._clock.lock():
+            # Some of them may have been heard of while the lock was waited for; who finds none needs none.
+            found = self._session.dialect.execute(sql, (since, *after, limit))
+        return [SilentAgent(*row) for row in found]
+
+    def forget_removed(self, before: int, limit: int) -> int:
+        """Delete the records of removals before a time in milliseconds; return how many."""
+        sql = "SELECT no FROM agent_removed WHERE removed_at < ? ORDER BY removed_at, no LIMIT ?"
+        old = [no for (no,) in self._session.dialect.execute(sql, (before, limit))]
+        forgotten = 0
+        for some in chunks(old):
+            condition, parameters = self._session.dialect.any_of("no", some)
+            sql = f"DELETE FROM agent_removed WHERE {condition} RETURNING no"
+            forgotten += len(self._session.dialect.execute(sql, parameters))
+        return forgotten
+
+
+_REVISION = "SELECT revision FROM registry_clock WHERE no = 1"
+_AGENT = (
+    "SELECT no, tenant, address, name, card, ttl, edition, registered_at, updated_at, seen_at, status, revision,"
+    " card_revision, owner FROM agent JOIN agent_card ON agent_no = no"
+)
+
+# Limited on both sides, or PostgreSQL would read and sort all that is behind the place.
+_CHANGES = (
+    "SELECT * FROM (SELECT agent.revision, no, tenant, agent.card_revision, ttl, seen_at,"
+    " coalesce(agent_vectors.card_revision, 0), 0 FROM agent"
+    " LEFT JOIN agent_vectors ON space = ? AND agent_no = no WHERE (agent.revision, no) > (?, ?)"
+    " ORDER BY agent.revision, no LIMIT ?) AS there"
+    " UNION ALL SELECT * FROM (SELECT revision, no, tenant, 0, 0, removed_at, 0, 1 FROM agent_removed"
+    " WHERE (revision, no) > (?, ?) ORDER BY revision, no LIMIT ?) AS removed ORDER BY 1, 2 LIMIT ?"
+)
+
+
+def _agent(row: Row) -> Agent:
+    no, tenant, address, name, *rest = row
+    return Agent(no, tenant, address, name.decode("utf-8", "surrogatepass"), *rest)
+
+
+def _change(row: Row) -> AgentChange:
+    revision, no, tenant, card_revision, ttl, seen_at, embedded, removed = row
+    return AgentChange(revision, no, tenant, card_revision, ttl, seen_at, embedded, bool(removed))
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _hash(name: bytes) -> bytes:
+    return hashlib.sha256(name).digest()
+
+
+LOOKED_AT = 20_000
+"""Numbers that one look for missing vectors goes through: a reader is ended after a few seconds."""
+
+
+class Vectors(Table):
+    """The vectors of cards, by space."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._clock = session.table(Clock)
+
+    def put(self, space: str, embedded: Sequence[CardVectors]) -> int:
+        """Store vectors of cards that have not changed since; return of how many. It is a change of these agents."""
+        self._clock.lock()
+        current: dict[int, int] = {}
+        for some in chunks([one.no for one in embedded]):
+            condition, parameters = self._session.dialect.any_of("no", some)
+            sql = f"SELECT no, card_revision FROM agent WHERE {condition}"
+            current.update((no, card_revision) for no, card_revision in self._session.dialect.execute(sql, parameters))
+        kept = {one.no: one for one in embedded if current.get(one.no) == one.card_revision}
+        if kept:
+            revision = self._clock.take()
+            self._session.dialect.many(
+                "INSERT INTO agent_vectors (space, agent_no, card_revision, vectors) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (space, agent_no) DO UPDATE SET card_revision = excluded.card_revision,"
+                " vectors = excluded.vectors",
+                [(space, one.no, one.card_revision, one.vectors) for one in kept.values()],
+            )
+            self._session.dialect.many("UPDATE agent SET revision = ? WHERE no = ?", [(revision, no) for no in kept])
+        return len(kept)
+
+    def read(self, space: str, numbers: Sequence[int]) -> dict[int, CardVectors]:
+        """Return the vectors that exist; they may be of a former card."""
+        found: dict[int, CardVectors] = {}
+        for some in chunks(list(dict.fromkeys(numbers))):
+            condition, parameters = self._session.dialect.any_of("agent_no", some)
+            rows = self._session.dialect.execute(
+                f"SELECT agent_no, card_revision, vectors FROM agent_vectors WHERE space = ? AND {condition}",
+                (space, *parameters),
+            )
+            found.update((row[0], CardVectors(*row)) for row in rows)
+        return found
+
+    def missing(
+        self, space: str, after: int, limit: int, updated_before: int
+    ) -> tuple[list[UnembeddedCard], int | None]:
+        """Return the agents after a number whose current card has no vectors, in order of their numbers.
+
+        Agents registered at or after ``updated_before`` are left to the instance that registered them. One call looks
+        at ``limit`` agents, whether they have vectors or not, and also returns the number to continue after, None at
+        the end.
+        """
+        last = after + LOOKED_AT
+        rows = self._session.dialect.execute(
+            "SELECT no, card_revision, card FROM agent JOIN agent_card ON agent_card.agent_no = no"
+            " WHERE no > ? AND no <= ? AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM agent_vectors"
+            " WHERE space = ? AND agent_vectors.agent_no = no AND agent_vectors.card_revision = agent.card_revision)"
+            " ORDER BY no LIMIT ?",
+            (after, last, updated_before, space, limit),
+        )
+        found = [UnembeddedCard(*row) for row in rows]
+        if len(found) == limit:
+            return found, found[-1].no
+        more = self._session.first("SELECT no FROM agent WHERE no > ? ORDER BY no LIMIT 1", (last,))
+        return found, None if more is None else more[0] - 1
+
+    def count(self, space: str) -> int:
+        """Return how many agents have vectors, maybe of a former card."""
+        return int(self._session.one("SELECT count(*) FROM agent_vectors WHERE space = ?", (space,))[0])
+
+    def spaces(self) -> list[str]:
+        """Return all spaces that have vectors."""
+        # One step a space: DISTINCT would go through all rows.
+        found: list[str] = []
+        sql = "SELECT space FROM agent_vectors WHERE space > ? ORDER BY space LIMIT 1"
+        while (row := self._session.first(sql, (found[-1] if found else "",))) is not None:
+            found.append(row[0])
+        return found
+
+    def drop(self, space: str, limit: int) -> int:
+        """Delete at most ``limit`` rows of an unused space; return how many were deleted."""
+        removed = self._session.dialect.execute(
+            "DELETE FROM agent_vectors WHERE space = ? AND agent_no <= (SELECT max(agent_no) FROM"
+            " (SELECT agent_no FROM agent_vectors WHERE space = ? ORDER BY agent_no LIMIT ?) AS first)"
+            " RETURNING agent_no",
+            (space, space, limit),
+        )
+        return len(removed)
+
+
+class Memory(Table):
+    """Remembered requests, and the votes on who served them."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._clock = session.table(Clock)
+
+    def keep(self, query: AskedQuery, now: int) -> int:
+        """Remember a request, or that it was asked again; return its number."""
+        self._clock.lock()
+        row = self._session.one(
+            "INSERT INTO past_request (tenant, digest, text, space, vector, used_at, revision)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, digest) DO UPDATE SET text = excluded.text,"
+            " space = excluded.space, vector = excluded.vector, used_at = excluded.used_at,"
+            " revision = excluded.revision RETURNING no",
+            (
+                query.tenant,
+                digest_of(query.text),
+                query.text.encode(errors="surrogatepass"),
+                query.space,
+                query.vector,
+                now,
+                self._clock.take(),
+            ),
+        )
+        return int(row[0])
+
+    def vote(self, vote: Vote, limit: int) -> None:
+        """Keep a vote in place of the voter's former one on this agent.
+
+        Beyond ``limit`` votes the oldest go, of the voters with the most.
+        """
+        self._session.dialect.execute(
+            "INSERT INTO request_vote (request_no, agent_no, voter, value, voted_at) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (request_no, agent_no, voter) DO UPDATE SET value = excluded.value,"
+            " voted_at = excluded.voted_at",
+            vote,
+        )
+        self._session.dialect.execute(
+            # Of a voter who said much the oldest word goes before the only one of another.
+            "DELETE FROM request_vote WHERE request_no = ? AND (agent_no, voter) IN (SELECT agent_no, voter FROM"
+            " (SELECT agent_no, voter, voted_at, row_number() OVER (PARTITION BY voter"
+            " ORDER BY voted_at DESC, agent_no) AS nth FROM request_vote WHERE request_no = ?) AS own"
+            " ORDER BY nth, voted_at DESC, agent_no, voter LIMIT 1000 OFFSET ?)",
+            (vote.request_no, vote.request_no, limit),
+        )
+
+    def find_vote(self, query: AskedQuery, agent_no: int, voter: int) -> int | None:
+        """Return the value of a voter's vote on an agent for this request, None without one."""
+        row = self._session.first(
+            "SELECT value FROM request_vote JOIN past_request ON no = request_no"
+            " WHERE tenant = ? AND digest = ? AND agent_no = ? AND voter = ?",
+            (query.tenant, digest_of(query.text), agent_no, voter),
+        )
+        return None if row is None else int(row[0])
+
+    def changes(self, after: ChangeCursor, space: str, limit: int) -> list[RequestChange]:
+        """Return the changes after a cursor, in order of revision and number, with the vectors of a space."""
+        rows = self._session.dialect.execute(
+            "SELECT revision, no, tenant, CASE WHEN space = ? THEN vector ELSE ? END FROM past_request"
+            " WHERE (revision, no) > (?, ?) ORDER BY revision, no LIMIT ?",
+            (space, b"", *after, limit),
+        )
+        return [RequestChange(*row) for row in rows]
+
+    def votes(self, numbers: Sequence[int]) -> list[Vote]:
+        """Return all votes on these requests."""
+        found: list[Vote] = []
+        for some in chunks(numbers):
+            condition, parameters = self._session.dialect.any_of("request_no", some)
+            sql = f"SELECT request_no, agent_no, voter, value, voted_at FROM request_vote WHERE {condition}"
+            found += (Vote(*row) for row in self._session.dialect.execute(sql, parameters))
+        return found
+
+    def oldest(self, tenant: str, limit: int) -> list[int]:
+        """Return the requests of a tenant that were not used for longest."""
+        sql = "SELECT no FROM past_request WHERE tenant = ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
+        return [no for (no,) in self._session.dialect.execute(sql, (tenant, limit))]
+
+    def unused(self, before: int, limit: int) -> list[int]:
+        """Return requests of all tenants that were last used before a time."""
+        sql = "SELECT no FROM past_request WHERE used_at < ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
+        return [no for (no,) in self._session.dialect.execute(sql, (before, limit))]
+
+    def forget(self, numbers: Sequence[int], now: int) -> None:
+        """Delete requests with all votes; :meth:`changes` shows them until :meth:`forget_removed`."""
+        self._clock.lock()
+        for some in chunks(numbers):
+            condition, parameters = self._session.dialect.any_of("request_no", some)
+            self._session.dialect.execute(f"DELETE FROM request_vote WHERE {condition}", parameters)
+            condition, parameters = self._session.dialect.any_of("no", some)
+            self._session.dialect.execute(
+                "UPDATE past_request SET digest = NULL, text = ?, vector = ?, used_at = ?, revision = ?"
+                f" WHERE {condition}",
+                (b"", b"", now, self._clock.take(), *parameters),
+            )
+
+    def forget_agent(self, agent_no: int, now: int, limit: int) -> int:
+        """Delete at most ``limit`` votes on an agent, and requests that are left without; return how many votes."""
+        self._clock.lock()
+        sql = "SELECT request_no FROM request_vote WHERE agent_no = ? ORDER BY request_no LIMIT ?"
+        touched = sorted({no for (no,) in self._session.dialect.execute(sql, (agent_no, limit))})
+        for some in chunks(touched):
+            condition, parameters = self._session.dialect.any_of("request_no", some)
+            self._session.dialect.execute(
+                f"DELETE FROM request_vote WHERE agent_no = ? AND {condition}", (agent_no, *parameters)
+            )
+        kept = {vote.request_no for vote in self.votes(touched)}
+        self.forget([no for no in touched if no not in kept], now)
+        # Indexes read the others again, without these votes.
+        for some in chunks(sorted(kept)):
+            condition, parameters = self._session.dialect.any_of("no", some)
+            self._session.dialect.execute(
+                f"UPDATE past_request SET revision = ? WHERE {condition}", (self._clock.take(), *parameters)
+            )
+        return len(touched)
+
+    def orphaned(self, limit: int) -> list[int]:
+        """Return removed agents that there are still votes on."""
+        sql = (
+            "SELECT DISTINCT agent_no FROM agent_removed JOIN request_vote ON agent_no = agent_removed.no"
+            " ORDER BY agent_no LIMIT ?"
+        )
+        return [no for (no,) in self._session.dialect.execute(sql, (limit,))]
+
+    def forget_removed(self, before: int, limit: int) -> int:
+        """Delete the records of forgotten requests before a time; return how many."""
+        gone = self._session.dialect.execute(
+            "DELETE FROM past_request WHERE no IN (SELECT no FROM past_request WHERE used_at < ? AND digest IS NULL"
+            " ORDER BY used_at, no LIMIT ?) RETURNING no",
+            (before, limit),
+        )
+        return len(gone)
+
+
+class RegistryTables(Transaction):
+    """The tables of the registry in one transaction, and those of the mailboxes."""
+
+    agents = table(Agents)
+    vectors = table(Vectors)
+    memory = table(Memory)
